@@ -106,7 +106,7 @@ fuzz: $(FUZZ_READY) ## feed random bytes to every decoder and listener, FUZZ_SEC
 mutation: $(READY) ## change one thing at a time in what keeps promises; fails if tests miss it (MODULES=core/ledger, ARGS='--sample 50')
 	@$(BIN)/python -m tools.mutation $(MODULES) $(ARGS)
 
-bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about six minutes)
+bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about eight minutes)
 	@$(BIN)/python -m bench.core --check
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.handover --check
@@ -114,6 +114,7 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.exchange --check
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.packing --check
+	@$(BIN)/python -m bench.dashboard --check
 	@$(BIN)/python -m bench.webhook --check
 	@$(BIN)/python -m bench.hostile --check
 	@$(BIN)/python -m bench.flood --check

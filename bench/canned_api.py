@@ -29,6 +29,11 @@ BOOKMARK_SECONDS = 20.0
 WATCH_SECONDS = 300
 """of a watch without timeoutSeconds"""
 HOST = "127.0.0.1"
+REVIEWS = {
+    "tokenreviews": {"authenticated": True, "user": {"username": "viewer"}},
+    "subjectaccessreviews": {"allowed": True},
+}
+"""every caller may see everything"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,11 @@ class CannedApi:
     async def _write(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.writes[f"{request.method} {request.path.rpartition('/')[2]}"] += 1
-        if request.method == "POST" and not request.path.endswith("/binding"):
+        last = request.path.rpartition("/")[2]
+        if last in REVIEWS:
+            review = {**msgspec.json.decode(body), "status": REVIEWS[last]}
+            return web.Response(status=201, body=msgspec.json.encode(review), content_type="application/json")
+        if request.method == "POST" and last != "binding":
             return web.Response(status=201, body=body, content_type="application/json")
         return _status(201 if request.method == "POST" else 200, "", "")
 

@@ -4,7 +4,7 @@
     python -m bench.exchange --check
 
 The server answers every request with the same bytes and runs in a process of its own, so that only clients are
-measured. Both round trippers send the same Binding over connections that are open already, in turns. On loopback only.
+measured. Both clients send the same Binding over connections that are open already, in turns. On loopback only.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import tempfile
 import time
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import aiohttp
 import msgspec
 import trustme
 import uvloop
+from yarl import URL
 
 from bench.measurement import HOST, Budget, progress, table
 from tessera.kube.access import Access
-from tessera.kube.connection_pool import ConnectionPool
-from tessera.kube.proxy_round_tripper import ProxyRoundTripper
-from tessera.kube.round_tripper import ApiRequest, RoundTripper
+from tessera.kube.connection_pool import ApiRequest, ConnectionPool
 from tessera.kube.tls import Pem, TlsSettings
 
 EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
@@ -79,13 +79,51 @@ def binding() -> ApiRequest:
     return ApiRequest("POST", "/api/v1/namespaces/team/pods/p/binding", headers, msgspec.json.encode(body))
 
 
-async def spend(tripper: RoundTripper, exchanges: int) -> float:
+class Response(Protocol):
+    @property
+    def status(self) -> int: ...
+
+    async def read(self) -> bytes: ...
+
+
+class Client(Protocol):
+    async def round_trip(self, request: ApiRequest) -> Response: ...
+
+    async def close(self) -> None: ...
+
+
+class AiohttpClient:
+    """aiohttp with as little around it as it allows."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=HEADERS,
+        )
+
+    async def round_trip(self, request: ApiRequest) -> aiohttp.ClientResponse:
+        return await self._session.request(
+            request.method,
+            URL(self._access.server + request.target, encoded=True),
+            data=aiohttp.BytesPayload(request.body or b"", content_type=request.content_type),
+            headers=request.headers,
+            ssl=self._access.ssl or True,
+            allow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+async def spend(client: Client, exchanges: int) -> float:
     """Microseconds of processor time per exchange."""
 
     async def work() -> None:
         for _ in range(exchanges // AT_ONCE):
             async with asyncio.timeout(30.0):
-                response = await tripper.round_trip(binding())
+                response = await client.round_trip(binding())
                 await response.read()
             if response.status != 201:
                 raise OSError(f"status {response.status}")
@@ -97,26 +135,22 @@ async def spend(tripper: RoundTripper, exchanges: int) -> float:
 
 async def measure(port: int, authority: Path, *, exchanges: int, rounds: int) -> dict[str, Any]:
     access = Access(f"https://{HOST}:{port}", tls=TlsSettings(authority=Pem("bench", path=authority)))
-    round_trippers: dict[str, RoundTripper] = {
-        "own": ConnectionPool(access, headers=HEADERS),
-        # It works without a proxy as well.
-        "aiohttp": ProxyRoundTripper(access, headers=HEADERS),
-    }
-    seen: dict[str, list[float]] = {name: [] for name in round_trippers}
+    clients: dict[str, Client] = {"own": ConnectionPool(access, headers=HEADERS), "aiohttp": AiohttpClient(access)}
+    seen: dict[str, list[float]] = {name: [] for name in clients}
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             gc.collect()
             gc.freeze()
             for number in range(rounds + 1):
-                for name, tripper in round_trippers.items():
-                    spent = await spend(tripper, exchanges)
+                for name, client in clients.items():
+                    spent = await spend(client, exchanges)
                     if number:
                         # The first round opens the connections.
                         seen[name].append(spent)
                 progress(f"  round {number} of {rounds}")
     finally:
-        for tripper in round_trippers.values():
-            await tripper.close()
+        for client in clients.values():
+            await client.close()
     pairs = [own / other for own, other in zip(seen["own"], seen["aiohttp"], strict=True)]
     return {
         **{f"{name}_us": round(statistics.median(spent), 1) for name, spent in seen.items()},
@@ -145,7 +179,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exchange", description=__doc__.split("\n")[0])
     parser.add_argument("--exchanges", type=int, default=EXCHANGES, help="per round, default %(default)s")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each round tripper, default %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each client, default %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 if the budget is exceeded")
     options = parser.parse_args(arguments)

@@ -78,6 +78,8 @@ class Service:
     """port; 0 without certificates"""
     metrics: int
     """port"""
+    dashboard: int
+    """port; 0 if it is off"""
     ready_s: float
     """seconds from the start of the process until /readyz succeeded"""
 
@@ -113,10 +115,13 @@ class BenchmarkProcesses:
     def echo(self) -> Server:
         return self._with_port("bench.echo")
 
-    def service(self, api: int, *, certificates: Certificates | None = None, policy: str = "") -> Service:
-        """A scheduler that has read everything. `policy` is for nodes and cards; empty = the default."""
+    def service(
+        self, api: int, *, certificates: Certificates | None = None, policy: str = "", dashboard_on: bool = False
+    ) -> Service:
+        """A scheduler that has read everything. `policy` is for nodes and cards; empty = the default. The dashboard
+        needs certificates."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        extender, metrics, webhook = _free_ports(3)
+        extender, metrics, webhook, dashboard = _free_ports(4)
         arguments = ["--kubeconfig", str(_kubeconfig(folder, api)), "--extender-bind", f"{HOST}:{extender}"]
         arguments += ["--metrics-bind-address", f"{HOST}:{metrics}"]
         if policy:
@@ -124,6 +129,8 @@ class BenchmarkProcesses:
         if certificates is not None:
             files = ["--cert_file", str(certificates.certificate), "--key_file", str(certificates.key)]
             arguments += ["--webhook-bind", f"{HOST}:{webhook}", *files]
+        if dashboard_on:
+            arguments += ["--dashboard-bind", f"{HOST}:{dashboard}"]
         progress("starting the scheduler")
         started = time.perf_counter()
         process, log = self._start("tessera", "scheduler", *arguments)
@@ -132,7 +139,8 @@ class BenchmarkProcesses:
                 raise Failure(f"the scheduler did not become ready: {missing}\n{_tail(log)}")
             time.sleep(POLL_SECONDS)
         ready_s = round(time.perf_counter() - started, 2)
-        return Service(process.pid, extender, webhook if certificates is not None else 0, metrics, ready_s)
+        served = webhook if certificates is not None else 0
+        return Service(process.pid, extender, served, metrics, dashboard if dashboard_on else 0, ready_s)
 
     def _with_port(self, module: str, *arguments: str) -> Server:
         """Starts a module of this package that prints its port."""

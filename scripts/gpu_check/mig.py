@@ -22,11 +22,12 @@ from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused
-from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
+from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode import Mig
 from tessera.node.modes.mig.mode_switch import retire_mig
 from tessera.node.settings import AgentSettings, Paths
+from tessera.vendors.nvidia.downward_api import VISIBLE
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import DeviceEntry
@@ -113,11 +114,11 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     report.check("the card offers profiles", bool(fleet.cards[0].facts.mig_profiles), _offers(fleet))
 
     small, large = claim(card, "small", SMALL, start=6, size=1), claim(card, "large", LARGE, start=0, size=4)
-    uuids = {each.pod.name: (await mode.hand_over(each, ["x"])).env.get(VISIBLE_DEVICES, "") for each in (small, large)}
+    uuids = {each.pod.name: (await mode.hand_over(each, ["x"])).env.get(VISIBLE, "") for each in (small, large)}
     placed = [(19, 6, 1), (9, 0, 4)]
     report.check("both are where they were reserved", shown(hardware.instances(card)) == sorted(placed), uuids)
     report.check("pods know their instances", {k: v.mig_uuid for k, v in written.items()} == uuids, written)
-    again = (await mode.hand_over(small, ["x"])).env.get(VISIBLE_DEVICES)
+    again = (await mode.hand_over(small, ["x"])).env.get(VISIBLE)
     report.check("asked again it is the same", again == uuids["small"], again)
     try:
         await mode.hand_over(claim(card, "other", LARGE, start=0, size=4), ["x"])

@@ -22,8 +22,8 @@ from scripts.gpu_check.report import Report
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.modes.mps.control import LOGS, PROGRAM
 from tessera.node.modes.mps.launcher import SOCKET
-from tessera.node.modes.mps.mode import CORE_LIMIT
 from tessera.node.modes.mps.process import PID_FILE, PIPES
+from tessera.vendors.nvidia.downward_api import MPS_THREADS
 from tessera.wire import keys
 from tests.support.agent import AgentNode
 
@@ -76,7 +76,7 @@ async def measure_plain() -> Percentages:
         (alone,) = await load.side_by_side(await load.start_all([own]))
         found: Percentages = {}
         for mix in MIXES:
-            loads = await load.start_all([{**own, CORE_LIMIT: str(share)} for share in mix])
+            loads = await load.start_all([{**own, MPS_THREADS: str(share)} for share in mix])
             found[mix] = in_points(await load.side_by_side(loads), alone)
         return found
 

@@ -40,11 +40,11 @@ async def test_a_pod_that_fits_nowhere_says_why_in_condition_events_and_kubectl(
         assert said.startswith(
             "0/3 nodes are available: 1 2/2 CardInsufficientMemory, 1 NodeInsufficientDevice, 1 node unregistered."
         )
-        card = found.fleet.nodes["n1"].cards[0]
+        card = found.fleet.nodes["n1"].cards[1]
         texts = [
-            "1 nodes CardInsufficientMemory(n1)",
-            f"needs 90000 MiB on one card; best is n1 / {card.uuid} with 81920 MiB free of 81920",
-            "no available node, 3 nodes do not meet",
+            f"needs 2 cards on one node with 90000 MiB each; nearest is n1, where the next has 81920 of 81920 MiB free"
+            f" ({card.uuid}); 1 of 3 nodes: not enough free memory on the card; 1 of 3 nodes: the node has fewer cards"
+            " than requested; 1 of 3 nodes: no device plugin has registered cards on the node",
         ]
 
         async def are_told() -> bool:

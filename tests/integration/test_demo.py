@@ -81,7 +81,7 @@ async def test_the_story_tells_what_really_happened() -> None:
     assert "MIG instance 1g.10gb" in isolated[0][0]
     assert holding(ascend[1], "ocr")[0].node == "ascend-1"
     assert [pod.pod for pod in greedy[1].waiting] == ["train-2"]
-    assert "needs 4 cards that fit on one node; best is h100-1 with 3" in greedy[0][1]
+    assert "needs 4 cards of its own on one node; nearest is h100-1, where 3 of its cards fit" in greedy[0][1]
     assert "leaves 10000 MiB" in quota[0][1]
     assert holding(quota[1], "students/homework-2") == []
     assert sorted(first + [card.index for card in holding(room[1], "train-2")]) == list(range(8))
@@ -241,7 +241,7 @@ async def test_a_user_can_apply_get_describe_and_delete(cluster: DemoCluster, ho
         await user.apply(PENDING)
         await user.ready("small")
         assert await user.pods() == {"small": "Running", "large": "Pending"}
-        reason = "needs 90000 MiB on one card; best is a100-1"
+        reason = "needs 90000 MiB; the most free on one card is 81920 of 81920 MiB on a100-1"
         await cluster.until(
             lambda: any(reason in each["message"] for each in cluster.plane.events("default", "large")), "the event"
         )

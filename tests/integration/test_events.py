@@ -45,15 +45,16 @@ async def test_a_bound_pod_shows_the_choice_and_the_binding(tmp_path: Path) -> N
         assert (event["type"], event["involvedObject"]["uid"]) == ("Normal", found["metadata"]["uid"])
 
 
-async def test_a_refused_pod_shows_every_reason_and_what_came_nearest(tmp_path: Path) -> None:
+async def test_a_refused_pod_shows_one_sentence_with_the_numbers_and_the_reasons(tmp_path: Path) -> None:
     async with product([node("n1"), node("n2"), SimulatedNode("n3")], tmp_path) as cluster:
         await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=90000))
-        await cluster.plane.wait_for(lambda: len(texts(cluster, "p", "FilteringFailed")) == 3)
-        cards = {name: cluster.plane.nodes[name].cards[0].uuid for name in ("n1", "n2")}
+        await cluster.plane.wait_for(lambda: texts(cluster, "p", "FilteringFailed"))
+        card = cluster.plane.nodes["n1"].cards[0].uuid
+        await cluster.stop_scheduler()
         assert texts(cluster, "p", "FilteringFailed") == [
-            "2 nodes CardInsufficientMemory(n1,n2)",
-            f"needs 90000 MiB on one card; best is n1 / {cards['n1']} with 81920 MiB free of 81920",
-            "no available node, 3 nodes do not meet",
+            f"needs 90000 MiB; the most free on one card is 81920 of 81920 MiB on n1 ({card});"
+            " 2 of 3 nodes: not enough free memory on the card;"
+            " 1 of 3 nodes: no device plugin has registered cards on the node",
         ]
         assert {event["type"] for event in events(cluster, "p", "FilteringFailed")} == {"Warning"}
 
@@ -68,7 +69,10 @@ async def test_a_pod_that_is_refused_again_and_again_says_so_once(tmp_path: Path
             await cluster.running_pods(f"other{number}")
         await cluster.at_rest()
         await cluster.stop_scheduler()
-        assert texts(cluster, "p", "FilteringFailed") == ["no available node, 1 nodes do not meet"]
+        assert texts(cluster, "p", "FilteringFailed") == [
+            "needs 2 cards that fit on one node; the most are 1 on n1;"
+            " 1 of 1 nodes: the node has fewer cards than requested"
+        ]
         assert [event["count"] for event in events(cluster, "p", "FilteringFailed")] == [1]
 
 

@@ -122,7 +122,7 @@ async def test_simulate_and_explain_say_what_the_scheduler_does(tmp_path: Path) 
             for group in (*found.verdict.groups, *found.kept_off):
                 assert f"{len(group.nodes)} {group.reason}" in message, name
             assert found.said == message
-            await told(cluster, name, set(found.verdict.event))
+            await told(cluster, name, {found.verdict.event})
 
 
 async def test_a_snapshot_hashed_or_not_answers_as_the_cluster_does(tmp_path: Path) -> None:

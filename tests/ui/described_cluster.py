@@ -254,7 +254,7 @@ def small_cluster() -> DescribedCluster:
         text = f"on card {', '.join(map(str, indices))}: {memory} MiB, {cores} cores of each"
         cluster.record(time, "placed", f"{namespace}/{name}", node, text)
         if number % 4 == 3:
-            why = "needs 4 cards that fit on one node; best is h100-2 with 2"
+            why = "needs 4 cards that fit on one node; the most are 2 on h100-2"
             cluster.record(time + 25.0, "refused", "vision/train-3", "", why)
     cluster.set_state("a100-1", 3, "unhealthy")
     cluster.set_state("ascend-1", 3, "cordoned")
@@ -264,7 +264,7 @@ def small_cluster() -> DescribedCluster:
         owner=["Job", "train-3"],
         since=NOW - 1260.0,
         asks="4 x 81559 MiB, 100 cores",
-        why="needs 4 cards that fit on one node; best is h100-2 with 2",
+        why="needs 4 cards that fit on one node; the most are 2 on h100-2",
         nearest="h100-2: cards 6 and 7 are free, card 5 has 21559 of 81559 MiB free",
         change="2 instead of 4 cards would fit on h100-2",
         attempts=19,

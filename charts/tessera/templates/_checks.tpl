@@ -26,6 +26,9 @@
 {{- if and .Values.scheduler.admissionWebhook.enabled .Values.scheduler.admissionWebhook.customURL.enabled (eq (include "tessera.certificates" .) "own") -}}
 {{- fail "scheduler.admissionWebhook.customURL needs a certificate for that host: give scheduler.tls.existingSecret or enable scheduler.certManager" -}}
 {{- end -}}
+{{- if and .Values.scheduler.dashboard.enabled (not .Values.scheduler.admissionWebhook.enabled) -}}
+{{- fail "scheduler.dashboard is served with the webhook's certificate, and scheduler.admissionWebhook is off: enable it, or run `tessera dashboard` on your own machine" -}}
+{{- end -}}
 {{- with .Values.devicePlugin.nodeConfiguration.config -}}
 {{- with get (fromJson .) "Error" -}}
 {{- fail (printf "devicePlugin.nodeConfiguration.config is no JSON: %s" .) -}}

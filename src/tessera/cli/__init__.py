@@ -22,8 +22,10 @@ COMMANDS: dict[str, LazyCommand] = {
     "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to fix what is broken."),
     "drain": LazyCommand("tessera.cli.drain:command", "Cordon cards, and evict the pods that hold slices of them."),
     "explain": LazyCommand("tessera.cli.explain:command", "Say why a pod is pending, or why it is where it is."),
+    "journal": LazyCommand("tessera.cli.journal:command", "Show what the scheduler decided, and when."),
     "monitor": LazyCommand("tessera.cli.monitor:command", "Export how containers use the cards of one node."),
     "mps-daemons": LazyCommand("tessera.cli.mps_daemons:command", "Start MPS daemons that outlive the node agent."),
+    "replay": LazyCommand("tessera.cli.replay:command", "Make the decisions of a journal again, and compare."),
     "scheduler": LazyCommand("tessera.cli.scheduler:command", "Place device pods: webhook, extender, registration."),
     "simulate": LazyCommand("tessera.cli.simulate:command", "Ask what would happen, without changing anything."),
     "snapshot": LazyCommand("tessera.cli.snapshot:command", "Save everything that decides placement to a file."),
@@ -32,8 +34,10 @@ COMMANDS: dict[str, LazyCommand] = {
 }
 """by name; only commands that work are listed"""
 
-PLUGIN = ("cordon", "dashboard", "doctor", "drain", "explain", "simulate", "snapshot", "top", "uncordon")
-"""commands that speak to a cluster: all that `kubectl tessera` has"""
+PLUGIN = (
+    "cordon", "dashboard", "doctor", "drain", "explain", "journal", "replay", "simulate", "snapshot", "top", "uncordon",
+)  # fmt: skip
+"""commands that ask a cluster, or a file from one: all that `kubectl tessera` has"""
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from tessera.cli import sources
 from tessera.cli.sources import FILE, ClusterSource
+
+if TYPE_CHECKING:
+    from tessera.inspect.dashboard.source import PageSource
+    from tessera.kube.client import KubeClient
 
 
 @sources.cluster_command(
@@ -13,33 +19,74 @@ from tessera.cli.sources import FILE, ClusterSource
     forms=(),
     examples=[
         ("tessera dashboard", "serve the page of the cluster, and print its address"),
-        ("tessera dashboard --open", "and open it in a browser"),
-        ("tessera dashboard --snapshot FILE", "the cluster as a snapshot has it"),
+        ("tessera dashboard --open --port 8088", "on a port of your choice, and open it in a browser"),
+        (
+            "tessera dashboard --snapshot bundle.tgz",
+            "the cluster as a snapshot has it, and its journal if there is one",
+        ),
+        ("tessera dashboard --journal journal.jsonl", "the cluster at the end of a journal, and at any time before"),
     ],
     codes="  0  ended by Ctrl-C\n  2  no answer: no access, unreadable file, wrong flags",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port on 127.0.0.1.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+@click.option(
+    "--journal", "journals", multiple=True, type=FILE, metavar="FILE",
+    help="Show the cluster that a journal records, not a cluster; may be repeated, the oldest file first. With"
+    " --snapshot: the past of the snapshot.",
+)  # fmt: skip
 @click.option("--cluster-file", type=FILE, metavar="FILE", help="Read a description of a cluster, not a cluster.")
-def command(source: ClusterSource, port: int, opens: bool) -> None:
-    """Show every card of a cluster and its slices, the pods that wait, and what would fit, in a browser.
+def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, ...]) -> None:
+    """Show every card of a cluster and its slices, the pods that wait, what would fit, and the past, in a browser.
 
     The page is served on this machine alone, to those who know the token in its address, and reads the cluster with
     the rights of your kubeconfig. It changes nothing. It ends with Ctrl-C.
     """
-    from tessera.inspect.dashboard.local import serve_page
-    from tessera.inspect.dashboard.source import FixedSource
-    from tessera.inspect.offline_cluster import OfflineCluster
+    if journals and (source.kubeconfig or source.context or source.cluster_file):
+        raise click.UsageError("--journal replaces the cluster: leave out --kubeconfig, --context and --cluster-file")
 
-    async def work() -> None:
-        state = await sources.read_state(source, namespace=sources.namespace_of(source, ""))
+    async def serve(page: PageSource, taken: float | None) -> None:
+        import asyncio
+        import time
 
-        def on_serving(address: str) -> None:
+        from tessera.inspect.dashboard.local import serve_page
+
+        async with serve_page(page, port=port, now=time.time if taken is None else lambda: taken) as address:
             click.echo(f"The page is at {address}")
             click.echo("It ends with Ctrl-C.")
             if opens:
                 click.launch(address)
+            await asyncio.Event().wait()
 
-        await serve_page(FixedSource(OfflineCluster(state)), port=port, on_serving=on_serving)
+    async def follow(client: KubeClient, name: str) -> None:
+        from tessera.inspect.dashboard.live_source import follow_cluster
 
-    sources.run_async(work)
+        home = sources.namespace_of(source, "")
+        async with follow_cluster(client, name=name, namespace=home, override=source.override) as page:
+            await serve(page, None)
+
+    async def work() -> None:
+        from tessera.inspect.bundle import is_compressed
+        from tessera.inspect.dashboard.journal import RecordedJournal
+        from tessera.inspect.dashboard.journal_source import JournalSource, read_records
+        from tessera.inspect.dashboard.source import FixedSource
+        from tessera.inspect.offline_cluster import OfflineCluster
+
+        # A bundle of `tessera snapshot --with-journal` has both.
+        has_journal = not journals and source.snapshot is not None and is_compressed(source.snapshot)
+        files = (source.snapshot,) if source.snapshot is not None and has_journal else journals
+        records = await read_records(*files) if files else None
+        if records is not None and source.is_live:
+            await serve(JournalSource(records, name=", ".join(journals)), records[-1].time)
+        elif source.is_live:
+            await sources.with_client(source, follow)
+        else:
+            state = await sources.read_state(source)
+            journal = RecordedJournal(records) if records is not None else None
+            await serve(FixedSource(OfflineCluster(state), journal=journal), state.taken)
+
+    try:
+        sources.run_async(work)
+    except click.exceptions.Exit:
+        # Ctrl-C is how it ends.
+        return

@@ -5,22 +5,26 @@ from __future__ import annotations
 import click
 
 from tessera.cli import sources
+from tessera.cli.journal_sources import JournalChoice, choose_journal, journal_options, read_journal
 from tessera.cli.sources import ClusterSource
 
 
+@journal_options("journal-")
 @sources.cluster_command(
     "explain",
     examples=[
         ("tessera explain default/trainer", "why it is pending, what comes closest, what would fit"),
         ("tessera explain -n team-a trainer --cards", "the same, card by card, with the pods that hold them"),
         ("tessera explain team-a/trainer --snapshot cluster.json -o json", "from a file, as JSON"),
+        ("tessera explain team-a/trainer --history", "its story, also if it is gone: refused, woken, placed, released"),
         (
             "tessera explain trainer --scheduler-flag node-scheduler-policy=fragmentation",
             "what another policy would choose, and why",
         ),
     ],
     codes="  0  the pod is placed, fits, has ended or requests no devices\n"
-    "  1  it fits nowhere, its request is invalid, or it runs without an allocation\n"
+    "  1  it fits nowhere, its request is invalid, or it runs without an allocation;\n"
+    "     with --history: it was refused, denied or evicted last\n"
     "  2  no answer: no such pod, no access, wrong flags",
 )
 @click.argument("pod", metavar="[NAMESPACE/]POD")
@@ -28,12 +32,30 @@ from tessera.cli.sources import ClusterSource
 @click.option(
     "--cards", is_flag=True, help="List every card that does not fit, with the numbers and the pods that hold it."
 )
-def command(source: ClusterSource, pod: str, namespace: str, cards: bool, output: str) -> None:
+@click.option("--history", is_flag=True, help="Tell what the scheduler's journal says about the pod instead.")
+def command(
+    source: ClusterSource,
+    journal_files: tuple[str, ...],
+    journal_url: str,
+    pod: str,
+    namespace: str,
+    cards: bool,
+    history: bool,
+    output: str,
+) -> None:
     """Say why a pod is pending, or why it is on its node and card.
 
     The scheduler's own engine decides, on the cluster as it is now. What only kube-scheduler looks at is not
-    considered: cpu, memory, volumes and affinity between pods.
+    considered: cpu, memory, volumes and affinity between pods. With --history the decision journal of the running
+    scheduler (or of a file) tells what happened to the pod, also if it is gone.
     """
+    if history:
+        if cards:
+            raise click.UsageError("--cards is about the cluster as it is now: leave out --history")
+        _tell_history(source, choose_journal(source, journal_files, journal_url), pod, namespace, output)
+        return
+    if journal_files or journal_url:
+        raise click.UsageError("--journal-file and --journal-url need --history")
     from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.render.explanation import explanation_lines
@@ -50,4 +72,34 @@ def command(source: ClusterSource, pod: str, namespace: str, cards: bool, output
     found = sources.run_async(work)
     if found.status is PodVerdict.UNJUDGED:
         click.get_current_context().exit(sources.NO_ANSWER)
+    sources.exit_with(found.is_good)
+
+
+def _tell_history(source: ClusterSource, chosen: JournalChoice, pod: str, namespace: str, output: str) -> None:
+    from contextlib import aclosing
+
+    from tessera.inspect.journal_source import JournalSource
+    from tessera.inspect.pod_history import PodHistory, read_history
+    from tessera.inspect.render.history import history_document, history_lines
+    from tessera.inspect.render.journal import time_text
+    from tessera.inspect.state import InspectionError
+
+    home, _, name = pod.rpartition("/")
+    if not home:
+        home = namespace or ("default" if chosen.is_given else sources.namespace_of(source, ""))
+
+    async def work(journal: JournalSource) -> PodHistory:
+        async with aclosing(journal.records()) as records:
+            found = await read_history(records, home, name)
+        found.notes += journal.notes
+        if not found.stories:
+            since = f" since {time_text(found.begin)}" if found.begin else ""
+            raise InspectionError(f"{journal.name} says nothing about a pod {home}/{name}{since}")
+        return found
+
+    found = sources.run_async(lambda: read_journal(source, chosen, work))
+    if output == "text":
+        sources.print_lines(history_lines(found))
+    else:
+        sources.print_document("PodHistory", None, history_document(found), output)
     sources.exit_with(found.is_good)

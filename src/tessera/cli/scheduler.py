@@ -14,8 +14,8 @@ from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, rea
 from tessera.scheduler.settings import TABLE, Settings
 from tessera.services.settings_table import Group, given_in
 
-SERVICE = "tessera.scheduler.process"
-"""module whose `run(settings, reload)` runs until it is told to stop and returns the exit code"""
+SERVICE, WITH_DASHBOARD = "tessera.scheduler.process", "tessera.inspect.dashboard.scheduler_page"
+"""modules whose `run(settings, reload)` runs until it is told to stop and returns the exit code"""
 
 
 def run(**params: str | tuple[str, ...] | None) -> None:
@@ -32,7 +32,7 @@ def run(**params: str | tuple[str, ...] | None) -> None:
         click.echo(dump.print_settings(settings), nl=False)
         return
     run_service(
-        SERVICE,
+        SERVICE if settings.listeners.dashboard is None else WITH_DASHBOARD,
         settings,
         read,
         flags=flags,

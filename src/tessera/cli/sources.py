@@ -54,7 +54,7 @@ class ClusterSource:
     kubeconfig: str | None
     context: str | None
     request_timeout: float
-    device_config_file: str | None
+    device_config_file: str | None = None
     snapshot: str | None = None
     scheduler_flag: tuple[str, ...] = ()
     cluster_file: str | None = None
@@ -86,9 +86,11 @@ def cluster_command(
     more: str = "",
     forms: Sequence[str] = FORMS,
     changes: bool = False,
+    decides: bool = True,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function. It gets the options of `ClusterSource` as the argument `source`, and `output`
-    as one of `forms`, if there are any. One that `changes` a cluster takes no snapshot."""
+    as one of `forms`, if there are any. One that `changes` a cluster takes no snapshot; one that does not look at what
+    `decides` there takes no configuration."""
 
     def make(run: Callable[..., Any]) -> click.Command:
         epilog = help_epilog(examples, codes, more)
@@ -98,15 +100,20 @@ def cluster_command(
             made.params.append(click.Option(
                 ["-o", "--output"], type=choice, default="text", show_default=True, help="How to print the answer."
             ))  # fmt: skip
-        made.params += _source_options(live_only=changes)
+        left_out = LIVE_ONLY if changes else () if decides else CONFIGURATION
+        made.params += [option for option in _source_options() if option.name not in left_out]
         made.callback = lambda **given: run(source=_take_source(given), **given)
         return made
 
     return make
 
 
-def _source_options(*, live_only: bool) -> list[click.Option]:
-    live = [
+CONFIGURATION = ("device_config_file", "scheduler_flag")
+LIVE_ONLY = ("snapshot", "scheduler_flag")
+
+
+def _source_options() -> list[click.Option]:
+    return [
         click.Option(["--kubeconfig"], metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
         click.Option(["--context"], metavar="NAME", help="Context in the kubeconfig."),
         click.Option(
@@ -117,11 +124,6 @@ def _source_options(*, live_only: bool) -> list[click.Option]:
             ["--device-config-file"], type=FILE, metavar="FILE",
             help="Use this device-config.yaml instead of the cluster's ConfigMap or the chart's defaults.",
         ),
-    ]  # fmt: skip
-    if live_only:
-        return live
-    return [
-        *live,
         click.Option(["--snapshot"], type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
         click.Option(
             ["--scheduler-flag"], multiple=True, metavar="NAME=VALUE",
@@ -149,9 +151,9 @@ def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return asyncio.run(work())
     except InspectionError as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(_printable_lines(str(error))) from error
     except KubeError as error:
-        raise CommandError(f"cannot reach the cluster: {error}") from error
+        raise CommandError(f"cannot reach the cluster: {_printable_lines(str(error))}") from error
     except KeyboardInterrupt as error:
         raise click.exceptions.Exit(130) from error
 
@@ -170,6 +172,7 @@ def _be_quiet() -> None:
 async def read_state(source: ClusterSource, *, namespace: str | None = None) -> ClusterState:
     """Reads the cluster, the snapshot or the description that the command line names. `namespace`: the one to make do
     with, if the user may not read all of a cluster; None if all is needed."""
+    from tessera.inspect.bundle import read_snapshot_file
     from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
     from tessera.inspect.snapshots import decode_snapshot
@@ -180,7 +183,7 @@ async def read_state(source: ClusterSource, *, namespace: str | None = None) -> 
             text = Path(source.cluster_file).read_text(encoding="utf-8")
             return read_description(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
         if source.snapshot is not None:
-            state = decode_snapshot(Path(source.snapshot).read_bytes(), file=source.snapshot)
+            state = decode_snapshot(read_snapshot_file(source.snapshot), file=source.snapshot)
             return replace(state, setup=source.override(state.setup))
     except (OSError, UnicodeError) as error:
         raise InspectionError(str(error)) from error
@@ -213,7 +216,7 @@ async def with_client(source: ClusterSource, work: Callable[[KubeClient, str], A
 
 def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
     """In colour on a terminal, plain elsewhere. `err`: on standard error."""
-    from tessera.inspect.render.lines import Style
+    from tessera.inspect.render.lines import Style, printable
 
     looks: dict[Style, dict[str, Any]] = {
         Style.HEAD: {"bold": True},
@@ -225,10 +228,16 @@ def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
     colour = False if "NO_COLOR" in os.environ else None
     width, plain = terminal_width(), ascii_only()
     for line in lines:
-        for text in _wrapped(line.text, width):
+        for text in _wrapped(printable(line.text), width):
             look = looks.get(line.style)
             text = as_ascii(text) if plain else text
             click.echo(click.style(text, **look) if text and look else text, color=colour, err=err)
+
+
+def _printable_lines(text: str) -> str:
+    from tessera.inspect.render.lines import printable
+
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

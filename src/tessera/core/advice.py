@@ -12,7 +12,8 @@ from typing import Any
 
 from tessera.core.devices import MIG
 from tessera.core.ledger import Ledger
-from tessera.core.near_misses import FewCards, NearMiss, near_miss
+from tessera.core.mismatches import unmet_wishes
+from tessera.core.near_misses import FewCards, NearMiss, near_miss, near_miss_by_rule
 from tessera.core.requests import PodRequest, Request
 from tessera.core.selection import Candidates, Selected, Selector
 
@@ -43,11 +44,20 @@ class Advice:
     changes: tuple[RequestChange, ...]
     mode: str
     """see `mode_advice`"""
+    wishes: tuple[str, ...] = ()
+    """see `unmet_wishes`; empty where `mode` says it all"""
 
 
 def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
     """Advice for a pod that does not fit any of these nodes."""
-    return Advice(near_miss(ledger, pod, names), smallest_changes(ledger, pod, names), mode_advice(ledger, pod))
+    rows = Selector(ledger).candidates(names).rows
+    mode = mode_advice(ledger, pod)
+    return Advice(
+        near_miss(ledger, pod, rows) or near_miss_by_rule(ledger, pod, names),
+        smallest_changes(ledger, pod, names),
+        mode,
+        () if mode else tuple(unmet_wishes(ledger, pod, rows)),
+    )
 
 
 def mode_advice(ledger: Ledger, pod: PodRequest) -> str:

@@ -211,6 +211,10 @@ class CardArrays:
             self._record(row)
         return True
 
+    def host_free(self, name: str) -> tuple[int, int] | None:
+        """Thousandths of a core and MiB; None if it is not known."""
+        return self._hosts.get(name)
+
     def forget_host(self, name: str) -> bool:
         """The node is gone. False: nothing was known."""
         if self._hosts.pop(name, None) is None:

@@ -1,20 +1,29 @@
-"""The texts of events about decisions: HAMi's, bounded, because Kubernetes cuts an event at 1024 characters."""
+"""The texts of events about decisions, bounded, because Kubernetes cuts an event at 1024 characters.
+
+A refusal is one sentence for people, or HAMi's coded texts for programs that parse those.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tessera.core.advice import mode_advice
 from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import NODE_REASONS, Reason
-from tessera.core.near_misses import quick_near_miss
+from tessera.core.misfits import MEANINGS, NODE_REASONS, Reason
+from tessera.core.mismatches import mismatch_words, unmet_wishes
+from tessera.core.near_misses import near_miss
+from tessera.core.quota import excess_text
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
 
 NAMED_NODES = 16
 """nodes named in one text; the rest are counted"""
+NAMED_REASONS = 4
+"""groups of nodes in a sentence, the largest ones"""
+MISMATCHES = frozenset({Reason.CARD_TYPE_MISMATCH, Reason.CARD_UUID_MISMATCH})
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -43,18 +52,41 @@ def brief_success_text(placement: Placement) -> str:
     return f"find fit node({placement.node}), score {placement.score:.2f}"
 
 
-def refusal_texts(ledger: Ledger, pod: PodRequest, rows: Ints, refused: Refused) -> list[str]:
-    """All that is said about a refusal: the reasons, what comes nearest, and the mode that the pod did not ask for."""
-    near = quick_near_miss(ledger, pod, rows)
-    return [
-        *failure_texts(refused),
-        *([near.text] if near is not None else []),
-        *filter(None, [mode_advice(ledger, pod)]),
+def refusal_sentence(ledger: Ledger, pod: PodRequest, rows: Ints, refused: Refused) -> str:
+    """Why the pod fits nowhere, in one sentence: what is lacking, with numbers where there are any, then the reasons
+    by nodes. `rows`: the columns of the candidates."""
+    near = near_miss(ledger, pod, rows)
+    mode = mode_advice(ledger, pod)
+    wishes = [mode] if mode else list(unmet_wishes(ledger, pod, rows))
+    known = all(vendor in ledger.rules for vendor in pod.vendors)
+    return "; ".join(
+        [
+            *filter(None, [excess_text(pod, pod.namespace, ledger.rules, ledger.quotas) if known else ""]),
+            *([near.text] if near is not None else []),
+            *wishes,
+            *_reasons(ledger, pod, rows, refused, is_wish_unmet=bool(wishes)),
+        ]
+    )
+
+
+def _reasons(ledger: Ledger, pod: PodRequest, rows: Ints, refused: Refused, *, is_wish_unmet: bool) -> list[str]:
+    """How many nodes refuse for which reasons, the most first."""
+    groups: Counter[tuple[Reason, ...]] = Counter()
+    for misfit, count in refused.verdicts:
+        groups[tuple(reason for reason, _ in misfit.counts)] += count
+    total = sum(groups.values())
+    meanings = {**MEANINGS, Reason.CARD_TYPE_MISMATCH: mismatch_words(ledger, pod, rows)}
+    said = [
+        f"{count} of {total} nodes: {' and '.join(filter(None, (meanings[reason] for reason in reasons)))}"
+        for reasons, count in sorted(groups.items(), key=lambda group: (-group[1], group[0]))
+        if not (is_wish_unmet and MISMATCHES.issuperset(reasons))
     ]
+    more = len(said) - NAMED_REASONS
+    return said if more <= 0 else [*said[:NAMED_REASONS], f"{more} more reasons"]
 
 
 def failure_texts(refused: Refused) -> list[str]:
-    """One text for each card reason, then the sum."""
+    """HAMi's: one text for each card reason, then the sum."""
     by_reason: dict[Reason, list[str]] = {}
     for name, misfit in refused.misfits.items():
         for reason, _ in misfit.counts:

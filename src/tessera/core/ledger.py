@@ -183,6 +183,21 @@ class Ledger:
         if self.arrays.forget_host(name) and self.listener is not None:
             self.listener.on_host(name, None)
 
+    def copy_node(self, name: str, source: Ledger) -> None:
+        """Take a node over from another ledger of the same vendors, to try placements on it. What its pods hold is
+        taken of the cards, but the pods themselves cannot be released here."""
+        node = source._nodes.get(name)
+        if node is None or node.facts is None:
+            return
+        facts = replace(node.facts, problem=node.problem)
+        cards = {uuid: card.copy() for uuid, card in node.cards.items()}
+        self._nodes[name] = copied = NodeEntry(facts, node.devices, cards, dict(node.pods))
+        self._names = None
+        host = source.arrays.host_free(name)
+        if host is not None:
+            self.arrays.set_host_free(name, cpu=host[0], memory=host[1])
+        self._refresh(name, copied)
+
     # -- decisions
 
     def reserve(self, pod: PodRequest, placement: Placement, *, deadline: float) -> None:

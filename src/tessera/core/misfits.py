@@ -8,9 +8,10 @@ counts equal texts together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Reason(StrEnum):
@@ -44,6 +45,42 @@ class Reason(StrEnum):
 NODE_REASONS = frozenset(
     {Reason.NODE_UNREGISTERED, Reason.NODE_UNAVAILABLE, Reason.NODE_INSUFFICIENT_DEVICE, Reason.VENDOR_UNKNOWN}
 )
+
+
+MEANINGS: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.NODE_UNREGISTERED: "no device plugin has registered cards on the node",
+        Reason.NODE_UNAVAILABLE: "the node's cards or allocations cannot be read",
+        Reason.NODE_INSUFFICIENT_DEVICE: "the node has fewer cards than requested",
+        Reason.VENDOR_UNKNOWN: "the device configuration has no such cards",
+        Reason.CARD_NOT_HEALTHY: "the card is unhealthy, or its use is uncertain",
+        Reason.CARD_UNHEALTHY: "the card is unhealthy",
+        Reason.CARD_CORDONED: "an administrator closed the card to new pods",
+        Reason.CARD_TYPE_MISMATCH: "the pod does not accept this model or sharing mode",
+        Reason.CARD_UUID_MISMATCH: "the pod asks for other cards by UUID",
+        Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
+        Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
+        Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
+        Reason.QUOTA_NOT_FIT: "the namespace's quota has too little left",
+        Reason.CARD_INSUFFICIENT_MEMORY: "not enough free memory on the card",
+        Reason.CARD_INSUFFICIENT_CORES: "not enough free cores on the card",
+        Reason.CARD_CORES_EXHAUSTED: "all cores of the card are allocated",
+        Reason.MIG_INFEASIBLE: "no room for a MIG instance of that size",
+        Reason.CUSTOM_RULE: "a vendor-specific rule refuses the card",
+        Reason.TOO_FEW_CARDS: "the card fits, but too few cards do",
+        Reason.QOS_MISMATCH: "pods with another QoS policy use the card",
+        Reason.APP_CLASS_MISMATCH: "pods of another class use the card",
+        Reason.MODE_NOT_FIT: "the card is in another mode",
+    }
+)
+"""for people to read"""
+
+
+def plain_reasons(text: str, *, mismatch: str = "") -> str:
+    """The meaning of the reasons in a wire text such as `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`. `mismatch`
+    says which of model and mode it is, if that is known."""
+    meanings = {**MEANINGS, Reason.CARD_TYPE_MISMATCH: mismatch} if mismatch else MEANINGS
+    return "; ".join(words for reason, words in meanings.items() if reason.value in text)
 
 
 @dataclass(frozen=True, slots=True)

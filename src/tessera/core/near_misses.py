@@ -1,46 +1,98 @@
-"""What comes nearest to a refused pod: the node with the most cards that fit, or the card that lacks least.
+"""What comes nearest to a refused pod: the smallest change, to its request or to what is free, that would fit.
 
-`near_miss` applies the plain rule to every node. `quick_near_miss` gives the same answer from the arrays, for the
-common case, in a fraction of a millisecond, so that the scheduler's events can include it.
+The measure: a card lacks memory, cores or slots, each as a share of what is asked of it, and the largest share is the
+card's *distance*; of equal ones the smaller sum of shares is nearer. So a full card has distance 1 however large it is,
+and a card never comes before another that has more free of everything. A node that must give several cards has the
+distance of the last of its nearest cards, or the share of the cards that are missing, whichever is smaller. Equal nodes
+are decided by name, equal cards by their place. Cards that cannot be had at all have no distance: they are ill,
+cordoned, or of a model, mode or uuid that the pod does not accept (`mismatches` says what there is instead).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.core import screen
-from tessera.core.arrays import CardArrays, Ints
-from tessera.core.card_checks import refuse_capacity
+from tessera.core import quota, screen
+from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.card_checks import cores_on
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card
 from tessera.core.policies.base import Floats
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
-UNITS = {
-    Reason.CARD_INSUFFICIENT_MEMORY: "MiB",
-    Reason.CARD_INSUFFICIENT_CORES: "cores",
-}
-"""reasons that a smaller request would cure"""
+MIB, CORES, SLOTS = "MiB", "cores", "slots"
+UNITS = {Reason.CARD_INSUFFICIENT_MEMORY: MIB, Reason.CARD_INSUFFICIENT_CORES: CORES}
+"""reasons whose numbers say how far a card is from fitting"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What one card has too little of."""
+
+    unit: str
+    asked: int
+    free: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """Of what is asked, the part that is missing."""
+        return (self.asked - max(self.free, 0)) / self.asked
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the pod must not share the card."""
+        return self.unit == SLOTS and self.asked > 1
+
+    @property
+    def has(self) -> str:
+        return f"{max(self.free, 0)} of {self.total} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """The card that comes nearest to what is asked."""
+    """The card that comes nearest to what is asked; where several are asked for, the last one that is needed."""
 
     node: str
-    card: CardMisfit
-    unit: str
+    uuid: str
+    shortages: tuple[Shortage, ...]
+    """at least one"""
+    asked: int = 1
+    """cards on one node"""
+    found: int = 0
+    """cards of this node that fit as they are"""
+    is_most: bool = False
+    """no other card that the pod accepts has more free of what is short"""
 
     @property
     def text(self) -> str:
-        return (
-            f"needs {self.card.asked} {self.unit} on one card; "
-            f"best is {self.node} / {self.card.uuid} with {self.card.free} {self.unit} free of {self.card.total}"
-        )
+        alone = any(short.is_alone for short in self.shortages)
+        # An empty card has room for whatever its size allows, so that goes without saying.
+        amounts = [
+            short for short in self.shortages if short.unit != SLOTS and (not alone or short.asked > short.total)
+        ]
+        needs = " and ".join(f"{short.asked} {short.unit}" for short in amounts)
+        has = " and ".join(short.has for short in self.shortages)
+        if self.asked > 1:
+            each = f" with {needs} each" if needs else "" if alone else " with a free slot each"
+            fit = f"where {self.found} of its cards fit, and" if self.found else "where"
+            return (
+                f"needs {self.asked} cards{' of its own' if alone else ''} on one node{each}; nearest is {self.node}, "
+                f"{fit} the next has {has} free ({self.uuid})"
+            )
+        first = self.shortages[0]
+        if self.is_most and len(self.shortages) == 1:
+            if first.free <= 0:
+                return f"needs {needs} on one card; no card that it accepts has any free"
+            return f"needs {needs}; the most free on one card is {has} on {self.node} ({self.uuid})"
+        card = "a card of its own" if alone else "a card with a free slot" if first.unit == SLOTS else ""
+        needs = f"{card}{' with ' if needs else ''}{needs}" if card else f"{needs} on one card"
+        return f"needs {needs}; nearest is {self.node} ({self.uuid}) with {has} free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,91 +105,139 @@ class FewCards:
 
     @property
     def text(self) -> str:
-        return f"needs {self.asked} cards that fit on one node; best is {self.node} with {self.found}"
+        return f"needs {self.asked} cards that fit on one node; the most are {self.found} on {self.node}"
 
 
-def near_miss(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> NearMiss | FewCards | None:
-    """If several cards are asked for and some fit: the node with the most of them. Otherwise the card that lacks least.
+def near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | FewCards | None:
+    """What comes nearest on these columns: to the first request that no node takes alone. None if every request alone
+    fits somewhere, if a quota is short, or if no change of amounts would help.
 
-    Equal ones are decided by the names of nodes and the order of cards.
+    From the arrays, in a few milliseconds for thousands of nodes; only for vendors that these can judge. NUMA and
+    the places of MIG instances are not looked at.
     """
+    if quota.first_shortage(pod, ledger.rooms(pod.namespace, pod.vendors)) is not None:
+        return None
+    rows = rows[~ledger.arrays.unavailable[rows]]
+    for request in dict.fromkeys(request for _, request in pod.requests):
+        rules = ledger.rules.get(request.vendor)
+        if rules is None or not rules.arrays_exact or not len(rows):
+            return None
+        question = screen.question(pod, request, rules)
+        codes = screen.judge(ledger.arrays, question, rows)
+        if ((codes == screen.TAKES).sum(axis=0) < request.count).all():
+            return _nearest(ledger, question, rows, codes)
+    return None
+
+
+def near_miss_by_rule(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> NearMiss | None:
+    """The card that lacks least by the plain rule's own numbers, on the nodes where the most containers fit: for
+    containers that do not fit together, and for vendors with rules of their own."""
     rooms = ledger.rooms(pod.namespace, pod.vendors)
-    few: list[FewCards] = []
-    lacking: list[tuple[float, str, int, NearMiss]] = []
+    lacking: list[tuple[int, float, str, int, NearMiss]] = []
     for name in sorted(names):
         node = ledger.node(name)
         answer = fit_pod(node, pod, ledger.rules, rooms) if node is not None else None
         if node is None or not isinstance(answer, Misfit):
             continue
-        found = dict(answer.counts).get(Reason.TOO_FEW_CARDS, 0)
-        if found:
-            few.append(FewCards(name, _asked(pod, answer).count, found))
         places = {card.device.uuid: place for place, card in enumerate(node.cards)}
         for card in answer.cards:
-            if card.reason in UNITS and card.asked is not None and card.free is not None and card.total:
-                share = (card.asked - card.free) / card.total
-                lacking.append((share, name, places[card.uuid], NearMiss(name, card, UNITS[card.reason])))
-    if few:
-        return max(few, key=lambda one: one.found)
-    return min(lacking, key=lambda item: item[:3])[3] if lacking else None
+            short = _numbers(card)
+            if short is not None:
+                near = NearMiss(name, card.uuid, (short,))
+                lacking.append((-answer.container, short.share, name, places[card.uuid], near))
+    return min(lacking, key=lambda item: item[:4])[4] if lacking else None
 
 
-def _asked(pod: PodRequest, misfit: Misfit) -> Request:
-    return next(r for r in pod.containers[misfit.container].requests if r.vendor == misfit.vendor)
-
-
-def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | FewCards | None:
-    """The same over thousands of nodes at once, for the pod's first request and vendors that the arrays can judge."""
-    request = next((r for container in pod.containers for r in container.requests), None)
-    rules = ledger.rules.get(request.vendor) if request is not None else None
-    if request is None or rules is None or not rules.arrays_exact or not len(rows):
+def _numbers(card: CardMisfit) -> Shortage | None:
+    if card.reason not in UNITS or not card.asked or card.free is None or not card.total:
         return None
-    arrays = ledger.arrays
-    rows = rows[~arrays.unavailable[rows]]
-    question = screen.question(pod, request, rules)
-    # A node without enough cards at all is refused for that, whatever its cards are like.
-    rows = rows[screen.card_counts(arrays, request.vendor, rows) >= request.count]
-    codes = screen.judge(arrays, question, rows)
-    most = (codes == screen.TAKES).sum(axis=0)
-    if (most >= request.count).any():
-        # Something that the arrays do not know keeps the pod away: NUMA, a quota, another container.
+    return Shortage(UNITS[card.reason], card.asked, card.free, card.total)
+
+
+def _nearest(ledger: Ledger, question: screen.Question, rows: Ints, codes: screen.Codes) -> NearMiss | FewCards | None:
+    arrays, request = ledger.arrays, question.request
+    count = request.count
+    worst, total = _distances(arrays, question, rows, codes)
+    takes: Ints = (codes == screen.TAKES).sum(axis=0)
+    few: Floats = np.where(takes > 0, (count - takes) / count, np.inf)
+    by_card: Floats = np.full(len(rows), np.inf)
+    sums: Floats = np.full(len(rows), np.inf)
+    last: Ints = np.zeros(len(rows), dtype=np.int64)
+    if count <= len(worst):
+        last = np.lexsort((total, worst), axis=0)[count - 1]
+        columns = np.arange(len(rows))
+        by_card, sums = worst[last, columns], total[last, columns]
+    distance = np.minimum(few, by_card)
+    column = int(np.lexsort((arrays.order.places[rows], np.where(by_card <= few, sums, few), distance))[0])
+    if not np.isfinite(distance[column]):
         return None
-    if most.any():
-        first = int(np.lexsort((arrays.order.places[rows], -most))[0])
-        return FewCards(arrays.names[rows[first]], request.count, int(most[first]))
-    best: tuple[float, int, int, int, Reason] | None = None
-    for code, reason in enumerate(screen.REASONS):
-        if reason is None or reason not in UNITS:
-            continue
-        places, columns = np.nonzero(codes == code)
-        if not len(places):
-            continue
-        shares = _shares(arrays, request, places, rows[columns], reason)
-        ranks = arrays.order.places[rows[columns]]
-        i = int(np.lexsort((places, ranks, shares))[0])
-        if not np.isfinite(shares[i]):
-            continue
-        found = (float(shares[i]), int(ranks[i]), int(places[i]), int(rows[columns[i]]), reason)
-        best = found if best is None or found[:3] < best[:3] else best
-    if best is None:
-        return None
-    node = ledger.node(arrays.names[best[3]])
+    name = arrays.names[rows[column]]
+    if few[column] < by_card[column]:
+        return FewCards(name, count, int(takes[column]))
+    node = ledger.node(name)
     assert node is not None  # it has a column
-    card = node.cards[best[2]]
-    misfit = refuse_capacity(request, card)
-    return NearMiss(node.name, misfit, UNITS[misfit.reason]) if misfit is not None and misfit.reason in UNITS else None
+    card = node.cards[int(last[column])]
+    short = tuple(shortages(request, card, unused_cards_only=question.unused_cards_only))
+    is_most = count == 1 and _has_most(arrays, request, rows, np.isfinite(worst), card, short)
+    return NearMiss(name, card.device.uuid, short, asked=count, found=int(takes[column]), is_most=is_most)
 
 
-def _shares(arrays: CardArrays, request: Request, places: Ints, columns: Ints, reason: Reason) -> Floats:
-    """What these cards lack, as a share of the whole; infinite for cards that have nothing of it."""
-    at = (places, columns)
-    if reason is Reason.CARD_INSUFFICIENT_MEMORY:
-        total = arrays.memory[at]
-        asked = screen.memory_asked(request, total)
-        free = total - arrays.used_memory[at]
-    else:
-        total = arrays.cores[at]
-        asked = np.where(request.cores >= np.minimum(total, WHOLE_CARD_CORES), total, request.cores)
-        free = total - arrays.used_cores[at]
-    shares: Floats = np.where(total > 0, (asked - free) / np.maximum(total, 1), np.inf)
+def _has_most(
+    arrays: CardArrays, request: Request, rows: Ints, accepted: Bools, card: Card, short: Sequence[Shortage]
+) -> bool:
+    """Whether no accepted card has more free of the one thing that this card lacks."""
+    if len(short) != 1 or short[0].unit == SLOTS or (short[0].unit == MIB and not request.memory):
+        return False
+    free = (
+        arrays.memory[:, rows] - arrays.used_memory[:, rows]
+        if short[0].unit == MIB
+        else arrays.cores[:, rows] - arrays.used_cores[:, rows]
+    )
+    return int(free[accepted].max()) <= short[0].free
+
+
+def shortages(request: Request, card: Card, *, unused_cards_only: bool) -> Iterator[Shortage]:
+    """What a card of an accepted kind lacks, by the shared rule."""
+    device = card.device
+    memory, cores = request.memory_on(device.memory), cores_on(request, device.cores)
+    if card.free_memory < memory:
+        yield Shortage(MIB, memory, card.free_memory, device.memory)
+    if card.free_cores < cores:
+        yield Shortage(CORES, cores, card.free_cores, device.cores)
+    elif cores == 0 and 0 < device.cores <= card.used_cores:
+        yield Shortage(CORES, 1, 0, device.cores)
+    if card.used > 0 and (unused_cards_only or 0 < device.cores <= cores):
+        yield Shortage(SLOTS, max(device.slots, 1), device.slots - card.used, device.slots)
+    elif device.slots <= card.used:
+        yield Shortage(SLOTS, 1, 0, device.slots)
+
+
+def _distances(arrays: CardArrays, question: screen.Question, rows: Ints, codes: screen.Codes) -> tuple[Floats, Floats]:
+    """Of every card the largest share that it lacks (`shortages`) and the sum of all; infinite if it cannot be had."""
+    request = question.request
+    used, slots = arrays.used[:, rows], arrays.slots[:, rows]
+    all_memory, all_cores = arrays.memory[:, rows], arrays.cores[:, rows]
+    free_cores = all_cores - arrays.used_cores[:, rows]
+    whole = (all_cores > 0) & (request.cores >= np.minimum(all_cores, WHOLE_CARD_CORES))
+    memory_asked = np.broadcast_to(screen.memory_asked(request, all_memory), used.shape)
+    cores_asked = np.where(whole, all_cores, request.cores)
+
+    memory = _shares(memory_asked, all_memory - arrays.used_memory[:, rows])
+    cores = _shares(cores_asked, free_cores)
+    if request.cores == 0:
+        cores[(all_cores > 0) & (free_cores <= 0)] = 1.0
+    sharing = np.where(slots <= used, 1.0, 0.0)
+    alone = (used > 0) & (whole | question.unused_cards_only)
+    sharing[alone] = _shares(np.maximum(slots, 1), slots - used)[alone]
+
+    cannot = (codes == screen.ABSENT) | ((codes > screen.TAKES) & (codes <= screen.LAST_IDENTITY))
+    cannot |= ((memory_asked > 0) & (all_memory <= 0)) | ((cores_asked > 0) & (all_cores <= 0))
+    worst, total = np.maximum(np.maximum(memory, cores), sharing), memory + cores + sharing
+    worst[cannot] = total[cannot] = np.inf
+    return worst, total
+
+
+def _shares(asked: Ints, free: Ints) -> Floats:
+    """`Shortage.share` of many cards; 0 where nothing is short."""
+    shares: Floats = np.where(asked > free, (asked - np.maximum(free, 0)) / np.maximum(asked, 1), 0.0)
     return shares

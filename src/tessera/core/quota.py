@@ -16,6 +16,9 @@ from tessera.core.grants import NO_USE, Grants, Span, Use, effective_use, spans_
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
+QUOTA_PREFIX = "limits."
+"""of a resource in a ResourceQuota"""
+
 
 @dataclass(frozen=True, slots=True)
 class QuotaFacts:
@@ -68,6 +71,11 @@ class QuotaBook:
             self._used.pop((namespace, vendor), None)
         else:
             self._used[namespace, vendor] = new
+
+    def copy(self) -> QuotaBook:
+        """The same limits and use; what is charged to one is not charged to the other."""
+        limits = {key: dict(by_object) for key, by_object in self._limits.items()}
+        return QuotaBook(limits, {name: dict(found) for name, found in self._objects.items()}, dict(self._used))
 
     def limit(self, namespace: str, resource: str) -> int | None:
         limits = self._limits.get((namespace, resource)) if resource else None
@@ -159,6 +167,26 @@ def shortage(pod: PodRequest, vendor: str, room: QuotaRoom) -> tuple[int, int] |
         if cards is not None and cards < request.count:
             return position, cards
     return asking[0][0], 0
+
+
+def excess_text(pod: PodRequest, namespace: str, rules: Mapping[str, Rules], quotas: QuotaBook) -> str:
+    """Which quota the pod exceeds on any node, and by how much; empty if it may fit."""
+    for key in pod.vendors:
+        vendor = rules[key]
+        room = quotas.room(namespace, vendor)
+        least, _ = bounds(pod, key)
+        asked = (
+            (vendor.quota_memory, least.memory, room.memory, " MiB"),
+            (vendor.quota_cores, least.cores, room.cores, ""),
+        )
+        if least.memory or least.cores:
+            for resource, amount, left, unit in asked:
+                if left is not None and amount > left:
+                    return (
+                        f"asks for {amount}{unit} of {resource}, but {QUOTA_PREFIX}{resource} of namespace {namespace}"
+                        f" leaves {max(left, 0)}{unit}: {amount - max(left, 0)}{unit} too much"
+                    )
+    return ""
 
 
 def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:

@@ -41,6 +41,8 @@ REASONS: tuple[Reason | None, ...] = (
 """by code"""
 
 _SICK, _CORDONED, _MODEL, _UUID, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _EXHAUSTED = range(1, 11)
+LAST_IDENTITY = _UUID
+"""codes up to this one are about the card itself, not about its use"""
 BEFORE_QUOTA = _MUTEX
 """codes up to this one are checked before quota"""
 

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from tessera.core.devices import MigPlacement
 
+MIB = 2**20
+"""bytes"""
 MAX_NVLINKS = 18
 """the most links between two cards that schedulers have points for"""
 
@@ -70,6 +72,10 @@ class CardFacts:
     mig_enabled: bool = False
     mig_profiles: tuple[GpuInstanceProfile, ...] = ()
     """all profiles, allowed or not, ordered by slices, memory and name"""
+
+    @property
+    def memory_mib(self) -> int | None:
+        return None if self.memory_bytes is None else self.memory_bytes // MIB
 
 
 @dataclass(frozen=True, slots=True)

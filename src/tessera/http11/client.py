@@ -115,6 +115,15 @@ class ClientConnection(HttpConnection):
         self._transport.write(request)
         return self._response
 
+    async def start_tls(self, inner: ClientConnection, tls: ssl.SSLContext, server_name: str | None) -> None:
+        """Lets `inner` speak TLS through this connection, which is a tunnel from now on."""
+        # At first without TLS, so that it can be ended during the handshake.
+        inner.connection_made(self._transport)
+        loop = asyncio.get_running_loop()
+        transport = await loop.start_tls(self._transport, inner, tls, server_hostname=server_name)
+        assert transport is not None
+        inner.connection_made(transport)
+
     def abort(self) -> None:
         self.is_over = True
         super().abort()

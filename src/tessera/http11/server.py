@@ -118,15 +118,14 @@ class ServerState:
         tls: ssl.SSLContext | None = None,
         headers: bytes = b"",
         iteration: LoopIteration | None = None,
-        timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`headers` are lines of the head of every response. `iteration` is that of all listeners of a process. `timer`
-        measures what requests cost, in processor time: a clock would count other programs too."""
+        """`headers` are lines of the head of every response. `iteration` is that of all listeners of a process."""
         self.router = router
         self.headers = headers
         self.guard = guard
         self.tls = tls
-        self.timer = timer
+        self.timer = time.thread_time
+        """measures what requests cost, in processor time: a clock would count other programs too"""
         self.peers = PeerTable(limits)
         iteration = iteration or LoopIteration()
         self.small = LoopShare(SMALL_SHARE, iteration, SMALL_BURST_SECONDS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -25,6 +25,35 @@ _RUN = re.compile(r"[A-Za-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
+class FoundNames:
+    """The names that have to be replaced."""
+
+    nodes: set[str] = field(default_factory=set)
+    namespaces: set[str] = field(default_factory=set)
+    pods: set[str] = field(default_factory=set)
+    quotas: set[str] = field(default_factory=set)
+    uids: set[str] = field(default_factory=set)
+    processes: set[str] = field(default_factory=set)
+
+    def add_state(self, state: ClusterState) -> None:
+        self.nodes.update(_of(state.nodes, "name"), _assigned(state), state.others)
+        self.namespaces.update(_of((*state.pods, *state.quotas), "namespace"))
+        self.pods.update(_of(state.pods, "name"))
+        self.quotas.update(_of(state.quotas, "name"))
+        self.uids.update(_of(state.pods, "uid"))
+
+    def renamed(self, key: bytes) -> NewNames:
+        return NewNames(
+            nodes=_renamed("node", self.nodes, key),
+            namespaces=_renamed("ns", self.namespaces, key),
+            pods=_renamed("pod", self.pods, key),
+            quotas=_renamed("quota", self.quotas, key),
+            uids=_renamed("uid", self.uids, key),
+            processes=_renamed("process", self.processes, key),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class NewNames:
     """New names by old ones."""
 
@@ -33,17 +62,18 @@ class NewNames:
     pods: Mapping[str, str]
     quotas: Mapping[str, str]
     uids: Mapping[str, str]
+    processes: Mapping[str, str]
 
 
 def anonymize(state: ClusterState, key: bytes) -> ClusterState:
-    names = NewNames(
-        nodes=_renamed("node", {*_of(state.nodes, "name"), *_assigned(state), *state.others}, key),
-        namespaces=_renamed("ns", _of((*state.pods, *state.quotas), "namespace"), key),
-        pods=_renamed("pod", _of(state.pods, "name"), key),
-        quotas=_renamed("quota", _of(state.quotas, "name"), key),
-        uids=_renamed("uid", _of(state.pods, "uid"), key),
-    )
-    replacer = _TextReplacer(names)
+    found = FoundNames()
+    found.add_state(state)
+    return anonymize_state(state, found.renamed(key))
+
+
+def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
+    """`names` has all names of the state, and perhaps those of a journal."""
+    replacer = TextReplacer(names)
     kind = _kind_only(state.setup.device_config_from)
     return replace(
         state,
@@ -57,7 +87,7 @@ def anonymize(state: ClusterState, key: bytes) -> ClusterState:
     )
 
 
-class _TextReplacer:
+class TextReplacer:
     """Replaces names in texts where they are whole words."""
 
     def __init__(self, names: NewNames) -> None:
@@ -71,7 +101,7 @@ class _TextReplacer:
         return replaced | {name: self._lock(replaced[name]) for name in locks}
 
 
-def _node(node: Json, names: NewNames, replacer: _TextReplacer) -> Json:
+def _node(node: Json, names: NewNames, replacer: TextReplacer) -> Json:
     metadata = dict(node["metadata"])
     metadata["name"] = names.nodes[metadata["name"]]
     metadata["annotations"] = replacer.annotations(metadata)
@@ -79,16 +109,17 @@ def _node(node: Json, names: NewNames, replacer: _TextReplacer) -> Json:
     return {**node, "metadata": metadata, "status": _without_messages(node.get("status") or {})}
 
 
-def _pod(pod: Json, names: NewNames, replacer: _TextReplacer) -> Json:
+def _pod(pod: Json, names: NewNames, replacer: TextReplacer) -> Json:
     changed = _metadata(pod, names.namespaces, names.pods, names.uids)
     metadata, spec = changed["metadata"], dict(pod.get("spec") or {})
-    metadata.pop("generateName", None)
+    for named in ("generateName", "ownerReferences", "labels"):
+        metadata.pop(named, None)
     metadata["annotations"] = replacer.annotations(metadata)
     if spec.get("nodeName"):
         spec["nodeName"] = names.nodes[spec["nodeName"]]
     for wish in ("nodeSelector", "affinity"):
         if wish in spec:
-            spec[wish] = _deep(spec[wish], replacer.text)
+            spec[wish] = replace_texts(spec[wish], replacer.text)
     return {**changed, "spec": spec, "status": _without_messages(pod.get("status") or {})}
 
 
@@ -101,9 +132,9 @@ def _without_messages(status: Json) -> Json:
 
 def _metadata(thing: Json, namespaces: Mapping[str, str], own: Mapping[str, str], uids: Mapping[str, str]) -> Json:
     metadata = dict(thing["metadata"])
-    for field, table in (("namespace", namespaces), ("name", own), ("uid", uids)):
-        if field in metadata:
-            metadata[field] = table[metadata[field]]
+    for member, table in (("namespace", namespaces), ("name", own), ("uid", uids)):
+        if member in metadata:
+            metadata[member] = table[metadata[member]]
     return {**thing, "metadata": metadata}
 
 
@@ -116,9 +147,10 @@ def _of(things: Iterable[Json], field: str) -> set[str]:
 
 
 def _renamed(word: str, old: set[str], key: bytes) -> dict[str, str]:
-    """New names that sort like the old ones."""
+    """New names that sort like the old ones; no name stays none."""
+    old = old - {""}
     width = len(str(len(old)))
-    return {
+    return {"": ""} | {
         name: f"{word}-{position:0{width}}-{_digest(key, word, name)}" for position, name in enumerate(sorted(old), 1)
     }
 
@@ -154,11 +186,11 @@ def _is_word(name: str, text: str, at: int) -> bool:
     return text.startswith(name, at) and (end == len(text) or _RUN.match(text, end) is None)
 
 
-def _deep(value: Any, change: Callable[[str], str]) -> Any:
+def replace_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {key: _deep(member, change) for key, member in value.items()}
+        return {key: replace_texts(member, change) for key, member in value.items()}
     if isinstance(value, list):
-        return [_deep(member, change) for member in value]
+        return [replace_texts(member, change) for member in value]
     return change(value) if isinstance(value, str) else value
 
 

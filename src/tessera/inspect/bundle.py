@@ -14,7 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tessera.inspect.state import InspectionError
+from tessera.inspect.anonymize import FoundNames, anonymize_state
+from tessera.inspect.anonymize_journal import JournalAnonymizer, find_names
+from tessera.inspect.snapshots import encode_snapshot
+from tessera.inspect.state import ClusterState, InspectionError
+from tessera.wire.journal import Record, decode_record, encode_record
 
 SNAPSHOT = "snapshot.json"
 JOURNAL = "journal.jsonl"
@@ -23,18 +27,39 @@ GZIP = b"\x1f\x8b"
 """the first bytes of everything that gzip compressed"""
 
 
-async def write_bundle(target: IO[bytes], snapshot: bytes, journal: AsyncIterable[bytes]) -> int:
-    """Writes the archive; returns the number of lines of the journal."""
-    lines = 0
-    with tempfile.TemporaryFile() as spool, tarfile.open(fileobj=target, mode="w|gz") as archive:
-        async for line in journal:
-            spool.write(line)
-            lines += 1
-        _add(archive, SNAPSHOT, io.BytesIO(snapshot), len(snapshot))
-        size = spool.tell()
+async def write_bundle(path: str, state: ClusterState, records: AsyncIterable[Record], *, key: bytes | None) -> int:
+    """Writes the archive, with other names in both members if there is a key; returns the number of records.
+
+    The file is not touched before all records were read. Raises OSError.
+    """
+    found = FoundNames()
+    found.add_state(state)
+    count = 0
+    with tempfile.TemporaryFile() as spool:
+        async for record in records:
+            count += 1
+            find_names(record, found)
+            spool.write(encode_record(record))
+        if key is None:
+            _write(path, encode_snapshot(state), spool, taken=state.taken)
+            return count
+        names = found.renamed(key)
+        anonymizer = JournalAnonymizer(names)
         spool.seek(0)
-        _add(archive, JOURNAL, spool, size)
-    return lines
+        with tempfile.TemporaryFile() as renamed:
+            renamed.writelines(encode_record(anonymizer.anonymize(decode_record(line))) for line in spool)
+            _write(path, encode_snapshot(anonymize_state(state, names), hashed=True), renamed, taken=state.taken)
+    return count
+
+
+def _write(path: str, snapshot: bytes, journal: IO[bytes], *, taken: float) -> None:
+    size = journal.tell()
+    journal.seek(0)
+    with open(path, "wb") as target, tarfile.open(fileobj=target, mode="w|gz") as archive:
+        for name, content, length in ((SNAPSHOT, io.BytesIO(snapshot), len(snapshot)), (JOURNAL, journal, size)):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = length, 0o644, int(taken)
+            archive.addfile(entry, content)
 
 
 def read_snapshot_file(path: str) -> bytes:
@@ -63,9 +88,3 @@ def open_member(raw: IO[bytes], name: str, *, file: str) -> Iterator[IO[bytes]]:
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InspectionError(f"{file}: not an archive of tessera snapshot --with-journal: {error}") from error
     raise InspectionError(f"{file}: has no {name}; make one with tessera snapshot --with-journal -o FILE")
-
-
-def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = size, 0o644
-    archive.addfile(entry, content)

@@ -24,6 +24,11 @@ from tessera.vendors.registry import build_vendors
 NAMED = 20
 """nodes that a message lists"""
 
+NODES_UNSEEN = "nodes (you may not list them): where a pod fits cannot be judged"
+PODS_UNSEEN = "pods outside namespace {} (you may not list them): cards that they hold look free"
+SOME_QUOTAS_UNSEEN = "quotas outside namespace {} (you may not list them)"
+QUOTAS_UNSEEN = "quotas (you may not list them): a pod that a quota stops looks as if it fits"
+
 
 async def collect(
     client: KubeClient,
@@ -48,17 +53,17 @@ async def collect(
         if namespace is None:
             raise
         nodes, nodes_seen = [], False
-        unseen.append("nodes (you may not list them): where a pod fits cannot be judged")
+        unseen.append(NODES_UNSEEN)
     pods, all_pods_seen = await _listed_in_reach(client, PODS, "pods", namespace)
     if not all_pods_seen:
-        unseen.append(f"pods outside namespace {namespace} (you may not list them): cards that they hold look free")
+        unseen.append(PODS_UNSEEN.format(namespace))
     try:
         quotas, all_quotas_seen = await _listed_in_reach(client, RESOURCE_QUOTAS, "quotas", namespace)
         if not all_quotas_seen:
-            unseen.append(f"quotas outside namespace {namespace} (you may not list them)")
+            unseen.append(SOME_QUOTAS_UNSEEN.format(namespace))
     except ListForbidden:
         quotas = []
-        unseen.append("quotas (you may not list them): a pod that a quota stops looks as if it fits")
+        unseen.append(QUOTAS_UNSEEN)
     state = ClusterState(
         source,
         now(),
@@ -105,7 +110,9 @@ def _filled(state: ClusterState, nodes: list[Json], pods: list[Json], quotas: li
     vendors = build_vendors(settings.device_sections, settings.switches)
     kept, managed = sanitize.deciding_domains(vendors), sanitize.managed_resources(vendors)
     allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
-    have_devices = [sanitize.concerns_devices(pod, managed, allocated) for pod in pods]
+    have_devices = [
+        sanitize.concerns_devices(pod, managed, allocated) or sanitize.waits_for_misspelt(pod, vendors) for pod in pods
+    ]
     return replace(
         state,
         nodes=tuple(sanitize.sanitize_node(node, kept) for node in nodes),

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from tessera.core.devices import HAMI_CORE, Device
+from tessera.core.quota import QUOTA_PREFIX
 from tessera.host.simulated.models import MODELS
 from tessera.inspect.state import ClusterState, InspectionError, Json, Setup, yaml_documents
-from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire.errors import WireError

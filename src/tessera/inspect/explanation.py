@@ -23,6 +23,7 @@ from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
+from tessera.vendors.mistakes import find_mistakes
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.expectations import nearest
 from tessera.wire.objects import Pod
@@ -150,7 +151,7 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedR
         if isinstance(prepared, PreparedRequest) and asks
         else None,
         problem=bad_pod_text(prepared) if isinstance(prepared, BadPod) else "",
-        notes=tuple(_notes(cluster, pod)),
+        notes=(*_notes(cluster, pod, asks=asks or isinstance(prepared, BadPod)), *_mistakes(cluster, pod, prepared)),
         expected=expected_demand(cluster, prepared),
         said=last_refusal(document) or "",
     )
@@ -207,10 +208,19 @@ def _held_notes(cluster: OfflineCluster, node: str, slices: Iterable[GrantedSlic
     ]
 
 
-def _notes(cluster: OfflineCluster, pod: Pod) -> list[str]:
+def _mistakes(cluster: OfflineCluster, pod: Pod, prepared: PreparedRequest | BadPod) -> list[str]:
+    """What the webhook warns about, also of pods that did not pass it."""
+    if pod.status.phase in ENDED:
+        return []
+    said = bad_pod_text(prepared) if isinstance(prepared, BadPod) else ""
+    return [mistake.text for mistake in find_mistakes(pod, cluster.vendors) if mistake.text != said]
+
+
+def _notes(cluster: OfflineCluster, pod: Pod, *, asks: bool) -> list[str]:
+    """`asks`: it asks for devices, or its request cannot be read."""
     notes = []
     ours, scheduler = cluster.settings.scheduler_name, pod.spec.scheduler_name
-    if not pod.spec.node_name and scheduler and scheduler != ours:
+    if asks and not pod.spec.node_name and scheduler and scheduler != ours:
         notes.append(
             f"its schedulerName is {scheduler}, not {ours}, so Tessera is never asked about it."
             " Did it pass the webhook? Run tessera doctor"

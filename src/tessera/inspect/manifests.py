@@ -19,9 +19,9 @@ class Manifest:
     count: int
 
 
-def read_manifests(text: str, *, file: str, namespace: str, count: int | None) -> list[Manifest]:
-    """Raises InspectionError. `count` overrides the replicas of a workload."""
-    items = [item for document in yaml_documents(text, file) for item in _items(document)]
+def read_manifests(text: str, *, file: str, namespace: str, count: int | None, trusted: bool = True) -> list[Manifest]:
+    """Raises InspectionError. `count` overrides the replicas of a workload. `trusted`: the file is the user's own."""
+    items = [item for document in yaml_documents(text, file, trusted=trusted) for item in _items(document)]
     if not items:
         raise InspectionError(f"{file}: contains no pod")
     return [_manifest(item, file=file, namespace=namespace, count=count) for item in items]
@@ -29,7 +29,8 @@ def read_manifests(text: str, *, file: str, namespace: str, count: int | None) -
 
 def _items(document: Any) -> list[Any]:
     if isinstance(document, dict) and document.get("kind") == "List":
-        return list(document.get("items") or ())
+        items = document.get("items")
+        return items if isinstance(items, list) else []
     return [document]
 
 
@@ -37,15 +38,24 @@ def _manifest(document: Any, *, file: str, namespace: str, count: int | None) ->
     spec = document.get("spec") if isinstance(document, dict) else None
     if not isinstance(spec, dict):
         raise InspectionError(f"{file}: expected a Pod, or a workload with a pod template")
-    own = document.get("metadata") or {}
-    name = own.get("name") or own.get("generateName", "").rstrip("-") or "pod"
+    own = _table(document, "metadata")
+    name = str(own.get("name") or str(own.get("generateName") or "").rstrip("-") or "pod")
     if document.get("kind") == "CronJob":
-        spec = (spec.get("jobTemplate") or {}).get("spec") or {}
+        spec = _table(_table(spec, "jobTemplate"), "spec")
     template = spec.get("template")
     source = document if template is None else template
     replicas = 1 if template is None else spec.get("replicas", spec.get("parallelism", 1))
-    if not isinstance(source, dict) or not (source.get("spec") or {}).get("containers"):
+    containers = _table(source, "spec").get("containers") if isinstance(source, dict) else None
+    if not isinstance(containers, list) or not containers:
         raise InspectionError(f"{file}: {document.get('kind', 'the document')} {name} has no containers")
-    metadata = {**(source.get("metadata") or {}), "namespace": own.get("namespace") or namespace, "name": name}
+    if type(replicas) is not int or replicas < 0:
+        raise InspectionError(f"{file}: {document.get('kind', 'the document')} {name}: replicas is not a number")
+    home = str(own.get("namespace") or namespace)
+    metadata = {**_table(source, "metadata"), "namespace": home, "name": name}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": copy.deepcopy(source["spec"])}
-    return Manifest(metadata["namespace"], name, pod, int(replicas) if count is None else count)
+    return Manifest(home, name, pod, replicas if count is None else count)
+
+
+def _table(document: Json, field: str) -> Json:
+    found = document.get(field)
+    return found if isinstance(found, dict) else {}

@@ -1,12 +1,13 @@
 """The scheduler's own engine on a `ClusterState`: the same ledger, request reading and selection.
 
 The engine is fed as its informers would feed it. It never leads, so it never writes. Its clock stands at the moment
-the state was taken: an old snapshot shows the pods that ran then. Create it on a running event loop.
+the state was taken: an old snapshot shows the pods that ran then. A cluster that is followed gives it a clock, and puts
+and drops objects as they change. Create it on a running event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -46,13 +47,17 @@ class _NoApi:
 class OfflineCluster:
     """A cluster that questions can be asked about."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(
+        self, state: ClusterState, *, settings: Settings | None = None, now: Callable[[], float] | None = None
+    ) -> None:
+        """`settings` are those of a running scheduler, in place of what the state's setup says."""
         self.state = state
-        self.settings: Settings = build_offline_settings(state.setup)
+        self.settings = settings or build_offline_settings(state.setup)
+        clock = now or (lambda: state.taken)
         self.engine = Engine(
             self.settings,
             cast("KubeApi", _NoApi()),
-            clock=Clock(lambda: state.taken, lambda: state.taken, datetime.now().astimezone().tzinfo or UTC),
+            clock=Clock(clock, clock, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
             observer=SchedulerObserver(),
             tenure=Tenure(lambda: None),
@@ -64,19 +69,44 @@ class OfflineCluster:
         """the same pods as JSON"""
         self._simulated: list[PodRequest] = []
         for document in state.nodes:
-            node = _read(document, Node)
-            self.nodes[node.name] = document
-            self.engine.nodes.put(node.name, node)
+            self.put_node(document)
         for document in state.pods:
-            pod = _read(document, Pod)
-            key = f"{pod.metadata.namespace}/{pod.metadata.name}"
-            self.pods[key], self.documents[key] = pod, document
-            self.engine.pods.put(key, pod)
+            self.put_pod(document)
         for document in state.quotas:
-            quota = _read(document, ResourceQuota)
-            self.engine.quotas.put(f"{quota.metadata.namespace}/{quota.metadata.name}", quota)
+            self.put_quota(document)
         for name, ask in state.others.items():
             self.add_host_load(f"others of {name}", name, ask)
+
+    # -- objects; those that cannot be read raise InspectionError
+
+    def put_node(self, document: Json) -> None:
+        node = _read(document, Node)
+        self.nodes[node.name] = document
+        self.engine.nodes.put(node.name, node)
+
+    def drop_node(self, name: str) -> None:
+        self.nodes.pop(name, None)
+        self.engine.nodes.drop(name)
+
+    def put_pod(self, document: Json) -> None:
+        pod = _read(document, Pod)
+        key = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        self.pods[key], self.documents[key] = pod, document
+        self.engine.pods.put(key, pod)
+
+    def drop_pod(self, key: str) -> None:
+        self.pods.pop(key, None)
+        self.documents.pop(key, None)
+        self.engine.pods.drop(key)
+
+    def put_quota(self, document: Json) -> None:
+        quota = _read(document, ResourceQuota)
+        self.engine.quotas.put(f"{quota.metadata.namespace}/{quota.metadata.name}", quota)
+
+    def drop_quota(self, key: str) -> None:
+        self.engine.quotas.drop(key)
+
+    # -- questions
 
     @property
     def ledger(self) -> Ledger:
@@ -122,6 +152,14 @@ class OfflineCluster:
             yield
         finally:
             self.engine.pods.put(key, self.pods[key])
+
+    def begin_trial(self) -> OfflineCluster:
+        """The same cluster, to try pods on: its nodes are copied with `Ledger.copy_node`, and nothing that happens to
+        it changes this one. What simulated pods take of hosts is not counted there."""
+        trial = OfflineCluster(replace(self.state, nodes=(), pods=(), quotas=(), others={}), settings=self.settings)
+        trial.nodes, trial.pods, trial.documents = self.nodes, self.pods, self.documents
+        trial.ledger.quotas = self.ledger.quotas.copy()
+        return trial
 
     def add_host_load(self, key: str, node: str, ask: HostRequest) -> None:
         """Counts cpu and memory on a host that no pod of the state accounts for. Policies that ignore hosts skip it."""

@@ -8,8 +8,8 @@ decision that comes out differently means that the code, or something that it de
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
@@ -94,6 +94,8 @@ class ReplayCounts:
     records: int = 0
     processes: int = 0
     """that wrote it, one after the other"""
+    versions: list[str] = field(default_factory=list)
+    """of Tessera that wrote it, each once"""
     checked: int = 0
     """decisions that were made again"""
     unfinished: int = 0
@@ -144,7 +146,7 @@ class JournalReplay:
             self._advance(record)
         if isinstance(record, StateRecord):
             if self._snapshot is not None:
-                self._snapshot.add(_entity(record))
+                self._snapshot.add(entity_of(record))
             self._put(record)
         elif isinstance(record, SnapshotEnd):
             self._end_snapshot(record)
@@ -155,6 +157,10 @@ class JournalReplay:
             return decision.ask.value(decision.pod, self._vendors, self.forecasts)
         except KeyError as error:
             raise BrokenJournal(f"record {decision.sequence} refers to forecast {error}, which is missing") from error
+
+    def candidates(self, decision: Decision) -> Candidates | None:
+        """The nodes that it could choose from, as the ledger is now; None if they are not recorded."""
+        return None if decision.candidates is None else self._resolve(decision, decision.candidates)
 
     # -- decisions
 
@@ -175,9 +181,9 @@ class JournalReplay:
         request = self.request(decision)
         if isinstance(decision, Placed) and decision.at_bind:
             return self._fit(request, decision.node)
-        if decision.candidates is None:
+        candidates = self.candidates(decision)
+        if candidates is None:
             return None
-        candidates = self._resolve(decision, decision.candidates)
         if decision.at_bind:
             return self._fit(request, candidates.names[0]) if len(candidates) else None
         return self.selector.select(request, candidates)
@@ -221,6 +227,8 @@ class JournalReplay:
             vendors = build_vendors(start.device_sections, Switches(start.enable_ascend, start.enable_iluvatar))
         except ValueError as error:
             raise BrokenJournal(f"the recorded device configuration cannot be used: {error}") from error
+        if start.version not in self.counts.versions:
+            self.counts.versions.append(start.version)
         self._snapshot, self.time = set(), start.time
         if before is None or before.identity != start.identity:
             self.counts.processes += 1
@@ -260,7 +268,7 @@ class JournalReplay:
     def _put(self, record: StateRecord) -> None:
         ledger = self.ledger
         if isinstance(record, (QuotaRecord, HostRecord)):
-            self._others.add(_entity(record))
+            self._others.add(entity_of(record))
         match record:
             case NodeRecord(state=None):
                 ledger.forget_node(record.name)
@@ -284,7 +292,7 @@ class JournalReplay:
                 self.forecasts[record.id] = record.forecast.value()
 
 
-def _entity(record: StateRecord) -> Entity:
+def entity_of(record: StateRecord) -> Entity:
     match record:
         case PodRecord():
             return PodRecord, record.uid, ""
@@ -329,40 +337,64 @@ class Moment:
 class Timeline:
     """All records of a journal, and the ledger at any moment of them. Going forward costs only what happened since."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._records = records
-        self._decisions = [record for record in records if isinstance(record, Decision)]
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+        self._decisions = [record for record in self.records if isinstance(record, Decision)]
         self._replay = JournalReplay()
         self._applied = 0
+        self._reached = 0.0
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Adds what happened since."""
+        for record in records:
+            self.records.append(record)
+            if isinstance(record, Decision):
+                self._decisions.append(record)
 
     @property
     def begin(self) -> float:
         """Time of the oldest state that is known."""
-        return next((record.time for record in self._records if isinstance(record, SnapshotEnd)), 0.0)
+        return next((record.time for record in self.records if isinstance(record, SnapshotEnd)), 0.0)
 
     @property
     def end(self) -> float:
-        return self._records[-1].time if self._records else 0.0
+        return self.records[-1].time if self.records else 0.0
 
     def at(self, time: float) -> Moment:
         """The ledger and the decisions as they were then, or at the beginning for a time before that."""
+        for _ in self.seek(time):
+            pass
+        return self.moment
+
+    def seek(self, time: float) -> Iterator[None]:
+        """Bring the ledger to this time, one record per step, so that other work can be done between two."""
         until = max(time, self.begin)
         if self._replay.time > until:
             self._replay, self._applied = JournalReplay(), 0
-        while self._applied < len(self._records):
-            record = self._records[self._applied]
+        while self._applied < len(self.records):
+            record = self.records[self._applied]
             # The state of a snapshot may be older than the snapshot.
             if record.time > until:
                 break
             self._replay.apply(record)
             self._applied += 1
-        count = bisect_right(self._decisions, until, key=attrgetter("time"))
-        return Moment(until, self._replay.ledger, self._decisions[:count])
+            yield
+        self._reached = until
+
+    def request(self, decision: Decision) -> PodRequest:
+        """What the pod of a decision up to the last `seek` asked for."""
+        return self._replay.request(decision)
+
+    @property
+    def moment(self) -> Moment:
+        """Where the last complete `seek` went."""
+        count = bisect_right(self._decisions, self._reached, key=attrgetter("time"))
+        return Moment(self._reached, self._replay.ledger, self._decisions[:count])
 
     def check(self) -> tuple[ReplayCounts, Difference | None]:
         """Makes all decisions again, up to the first that comes out differently."""
         replay = JournalReplay()
-        for record in self._records:
+        for record in self.records:
             difference = replay.check(record)
             if difference is not None:
                 return replay.counts, difference

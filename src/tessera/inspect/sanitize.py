@@ -7,7 +7,7 @@ values of environment variables are dropped. Annotations are kept by domain: tho
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,8 +17,9 @@ from tessera.inspect.state import Json
 from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import is_slice_reference
+from tessera.vendors.mistakes import is_misspelt
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.objects import Pod
+from tessera.wire.objects import TEMPLATE_HASH, Pod
 
 OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
 
@@ -43,13 +44,24 @@ def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[st
     """Whether a pod requests or holds devices. Other pods do not matter for placement."""
     if not allocated.isdisjoint(pod.get("metadata", {}).get("annotations") or ()):
         return True
+    return any(not managed.isdisjoint(names) for names in _resource_names(pod))
+
+
+def waits_for_misspelt(pod: Json, vendors: Mapping[str, Vendor]) -> bool:
+    """Whether a pod that has no node asks for a resource that looks like one of ours, misspelt: it may wait for ever,
+    and its author asks why."""
+    if (pod.get("spec") or {}).get("nodeName"):
+        return False
+    return any(is_misspelt(name, vendors) for names in _resource_names(pod) for name in names)
+
+
+def _resource_names(pod: Json) -> Iterator[Collection[str]]:
+    """The names in every list of resources of a pod."""
     spec = pod.get("spec") or {}
-    return any(
-        not managed.isdisjoint((container.get("resources") or {}).get(part) or ())
-        for group in ("initContainers", "containers")
-        for container in spec.get(group) or ()
-        for part in ("limits", "requests")
-    )
+    for group in ("initContainers", "containers"):
+        for container in spec.get(group) or ():
+            for part in ("limits", "requests"):
+                yield (container.get("resources") or {}).get(part) or ()
 
 
 def sum_host_asks(pods: Iterable[Json]) -> dict[str, HostRequest]:
@@ -95,9 +107,14 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
             "metadata": {
                 **_pick(metadata, "name", "generateName", "namespace", "uid", "creationTimestamp", "deletionTimestamp"),
                 "annotations": _annotations(metadata, kept),
+                "labels": _pick(metadata.get("labels") or {}, TEMPLATE_HASH),
+                "ownerReferences": [
+                    _pick(each, "kind", "name", "controller") for each in metadata.get("ownerReferences") or ()
+                ],
             },
             "spec": {
                 **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
+                **_pick(spec, "schedulingGates"),
                 "affinity": {"nodeAffinity": affinity} if affinity else None,
                 "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
                 "containers": [_container(each) for each in spec.get("containers") or ()],

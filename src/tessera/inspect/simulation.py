@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -83,7 +83,21 @@ class Simulation:
 
 
 def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COPIES, cards: bool = False) -> Simulation:
-    """Places the requested copies, then goes on counting until one does not fit or `most` have been placed.
+    """All steps of `simulate_in_steps`."""
+    steps = simulate_in_steps(cluster, manifest, most=most, cards=cards)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Simulation = end.value
+            return found
+
+
+def simulate_in_steps(
+    cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COPIES, cards: bool = False
+) -> Generator[None, None, Simulation]:
+    """Places the requested copies, then goes on counting until one does not fit or `most` have been placed. One copy
+    at a time, so that other work can be done between two.
 
     Only the requested copies stay reserved and count as demand, so that the next manifest sees them and nothing else.
     Raises ListForbidden if nodes could not be listed.
@@ -131,6 +145,7 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
         else:
             extra.append(prepared.request.uid)
         result = replace(result, fits_in_all=number)
+        yield
     for uid in extra:
         cluster.engine.cycles.observe_gone(uid)
         cluster.remove_host_load(_host_key(uid))

@@ -4,8 +4,9 @@ values for tables and JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from tessera.core.grants import Placement, Use, effective_use
@@ -135,7 +136,7 @@ def card_usage(
     cluster.state.require_nodes()
     by_pod = _by_pod_and_card(cluster, use)
     found = [
-        _card(cluster.ledger, name, card, view.facts.problem, use.cards.get((name, card.device.uuid)), by_pod)
+        usage_of(cluster.ledger, name, card, view.facts.problem, use.cards.get((name, card.device.uuid)), by_pod)
         for name in cluster.ledger.node_names()
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
@@ -249,14 +250,15 @@ def _with_measured(kind: type[Measured], one: Any, measured: Utilization | None)
     return kind(**{each.name: getattr(one, each.name) for each in fields(one)}, measured=measured)
 
 
-def _card(
+def usage_of(
     ledger: Ledger,
     node: str,
     card: Card,
     problem: str,
     measured: Utilization | None,
-    by_pod: dict[PodCard, Utilization],
+    by_pod: Mapping[PodCard, Utilization] = MappingProxyType({}),
 ) -> CardUsage:
+    """One card. `problem` is that of its node."""
     device = card.device
     holders = card_holders(ledger, node, device.uuid)
     return CardUsage(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.core.advice import RequestChange, advise
-from tessera.core.event_text import refusal_texts
+from tessera.core.event_text import refusal_sentence
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.mismatches import mismatch_words
 from tessera.core.near_misses import NearMiss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
@@ -47,6 +48,8 @@ class NodeGroup:
     nodes: tuple[str, ...]
     detail: str = ""
     """more about some of them"""
+    mismatch: str = ""
+    """whether it is the model or the sharing mode that does not match"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,10 @@ class FitsNowhere:
     changes: tuple[RequestChange, ...]
     mode: str
     """the mode that the pod would have to ask for"""
-    event: tuple[str, ...]
+    event: str
     """what the scheduler's event says"""
+    wishes: tuple[str, ...] = ()
+    """what there is instead of the model, mode or uuid that the pod asks for"""
     cards: tuple[CardRefusal, ...] = ()
 
 
@@ -89,31 +94,34 @@ def _fits_nowhere(
     found = advise(ledger, request, names) if advice else None
     near = found.near_miss if found is not None else None
     return FitsNowhere(
-        _groups(ledger, refused),
+        _groups(selector, request, refused),
         near.text if near is not None else "",
-        card_holders(ledger, near.node, near.card.uuid) if isinstance(near, NearMiss) else (),
+        card_holders(ledger, near.node, near.uuid) if isinstance(near, NearMiss) else (),
         found.changes if found is not None else (),
         found.mode if found is not None else "",
-        _event(selector, request, names, refused),
+        refusal_sentence(ledger, request, selector.candidates(names).rows, refused),
+        found.wishes if found is not None else (),
         tuple(_cards(ledger, request, names)) if cards else (),
     )
 
 
-def _event(selector: Selector, request: PodRequest, names: Sequence[str], refused: Refused) -> tuple[str, ...]:
-    """The text of the scheduler's event. Filter has less time, so its near miss may be missing."""
-    return tuple(refusal_texts(selector.ledger, request, selector.candidates(list(names)).rows, refused))
-
-
-def _groups(ledger: Ledger, refused: Refused) -> tuple[NodeGroup, ...]:
-    """The largest group first. Grouped by text, as kube-scheduler counts reasons."""
+def _groups(selector: Selector, request: PodRequest, refused: Refused) -> tuple[NodeGroup, ...]:
+    """The largest group first. Grouped by text, as kube-scheduler counts reasons. Nodes with fewer cards than asked for
+    are ordered by how many they have."""
+    ledger = selector.ledger
     nodes: dict[str, list[str]] = {}
-    for name, misfit in sorted(refused.misfits.items()):
+    for name, misfit in sorted(refused.misfits.items(), key=lambda item: (-item[1].total, item[0])):
         nodes.setdefault(misfit.text, []).append(name)
     groups = []
     for text, names in nodes.items():
+        if text != Reason.NODE_INSUFFICIENT_DEVICE:
+            names.sort()
         details = [(name, _detail(ledger, name, refused.misfits[name])) for name in names]
         said = [f"{name} {detail}" for name, detail in details if detail][:DETAILS]
-        groups.append(NodeGroup(text, tuple(names), "; ".join(said)))
+        mismatch = ""
+        if Reason.CARD_TYPE_MISMATCH in text:
+            mismatch = mismatch_words(ledger, request, selector.candidates(names).rows)
+        groups.append(NodeGroup(text, tuple(names), "; ".join(said), mismatch))
     return tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.reason)))
 
 

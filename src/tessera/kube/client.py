@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -35,6 +35,16 @@ WHOLE_LIST_FACTOR = 4
 """how much longer a list in one piece may take than one page"""
 BURST_SECONDS = 2.0
 """the default burst is the number of requests of this time"""
+
+
+class ListOptions(TypedDict, total=False):
+    """Which objects are listed, and how."""
+
+    field_selector: str
+    label_selector: str
+    page_size: int
+    on_unreadable: OnUnreadable
+    """gets objects that cannot be decoded; without it they fail the list"""
 
 
 class KubeClient:
@@ -73,49 +83,25 @@ class KubeClient:
         """The response as it is, e.g. of a pod behind the apiserver's proxy."""
         return await self._transport.request("GET", path, timeout=timeout)
 
-    async def list(
-        self,
-        path: str,
-        kind: type[T],
-        *,
-        field_selector: str = "",
-        label_selector: str = "",
-        page_size: int = PAGE_SIZE,
-        on_unreadable: OnUnreadable | None = None,
-    ) -> ObjectList[T]:
-        """All objects at once. An object that cannot be decoded to `kind` goes to `on_unreadable`; without that it
-        fails the list."""
+    async def list(self, path: str, kind: type[T], **options: Unpack[ListOptions]) -> ObjectList[T]:
+        """All objects at once."""
         items: list[T] = []
         version = ""
-        pages = self.pages(
-            path,
-            kind,
-            field_selector=field_selector,
-            label_selector=label_selector,
-            page_size=page_size,
-            on_unreadable=on_unreadable,
-        )
-        async with aclosing(pages):
+        async with aclosing(self.pages(path, kind, **options)) as pages:
             async for page in pages:
                 items = page.items if page.is_first else items + page.items
                 version = page.resource_version
         return ObjectList(items, version)
 
     async def pages(
-        self,
-        path: str,
-        kind: type[T],
-        *,
-        field_selector: str = "",
-        label_selector: str = "",
-        page_size: int = PAGE_SIZE,
-        on_unreadable: OnUnreadable | None = None,
+        self, path: str, kind: type[T], **options: Unpack[ListOptions]
     ) -> AsyncGenerator[ListPage[T], None]:
         """All objects, one page in memory at a time. A page that `is_first` voids the ones before it."""
-        selectors = _selectors(field_selector, label_selector)
+        selectors = _selectors(options.get("field_selector", ""), options.get("label_selector", ""))
+        limit, on_unreadable = str(options.get("page_size", PAGE_SIZE)), options.get("on_unreadable")
         token = ""
         while True:
-            query = {**selectors, "limit": str(page_size)} | ({"continue": token} if token else {})
+            query = {**selectors, "limit": limit} | ({"continue": token} if token else {})
             try:
                 page = await self._page(path, kind, query, on_unreadable)
             except ApiError as error:
@@ -161,6 +147,17 @@ class KubeClient:
                     if event is not None:
                         yield event
 
+    async def stream_lines(
+        self, path: str, *, query: Mapping[str, str], duration: float
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of a response as they arrive, for `duration` seconds at most, e.g. of a pod behind the apiserver's
+        proxy. Ends when the server ends it, or is silent for as long as a watch may not be."""
+        batches = self._transport.stream_lines(path, query=query, duration=duration)
+        async with aclosing(batches):
+            async for lines in batches:
+                for line in lines:
+                    yield line
+
     @overload
     async def create(self, path: str, body: Any, kind: None = None) -> None: ...
     @overload
@@ -199,14 +196,10 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace_seconds
         await self._transport.request("DELETE", path, _encode(options))
 
-    async def evict(
-        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None, dry_run: bool = False
-    ) -> None:
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
         """Deletes the pod if it still has this `uid` (409 otherwise) and its disruption budget allows it (429
         otherwise, with the budget in `causes`)."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}}
-        if grace_seconds is not None:
-            options["gracePeriodSeconds"] = grace_seconds
         if dry_run:
             options["dryRun"] = ["All"]
         eviction = {

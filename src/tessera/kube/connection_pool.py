@@ -1,40 +1,71 @@
-"""Direct connections to the apiserver; each request has one to itself.
+"""Connections to the apiserver, direct or through a proxy; each request has one to itself.
 
-A connection is used again only if its response was complete, nothing followed it, and the certificates are still those
-it was made with. ADR 7 says why this is not aiohttp.
+Each request is sent once. There are no deadlines and no retries, and every fault is an OSError. A connection is used
+again only if its response was complete, nothing followed it, and the certificates are still those it was made with.
+ADR 7 says why this is not a library.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import aiohappyeyeballs
 
 from tessera.http11.client import ClientConnection, ClientResponse, IncompleteResponse
 from tessera.kube.access import Access
 from tessera.kube.errors import BadName
-from tessera.kube.round_tripper import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS, ApiRequest, create_probed_socket
 
+KEEP_ALIVE_SECONDS = 15.0
+"""idle connections are closed before the server does it, which would fail the next request"""
+MAX_CONNECTIONS = 256
+"""in use at once; a watch holds one"""
 CLOSE_SECONDS = 1.0
 """for connections to end when the client does"""
 ROUNDING_SECONDS = 0.001
 NEXT_ADDRESS_SECONDS = 0.25
 """before the next address of a host is tried beside the one that has not answered"""
+_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _PROBES = 20, 10, 3
+"""a watch is silent for minutes; without probes a peer that vanished is noticed only at the deadline"""
+
+
+@dataclass(slots=True)
+class ApiRequest:
+    """One request to the apiserver."""
+
+    method: str
+    target: str
+    """path and query, as they appear on the request line"""
+    headers: Mapping[str, str]
+    body: bytes | None = None
+    content_type: str = "application/json"
+    """of the body"""
+    was_sent: bool = False
+    """it began to leave this process, so it may have taken effect"""
+
+    @property
+    def maybe_done(self) -> bool:
+        """Whether it may have changed something; a request without a body changes nothing."""
+        return self.was_sent and self.body is not None
 
 
 class ConnectionPool:
-    """The round tripper for an `access` without a proxy; `headers` go with every request."""
+    """The connections of one `access`; `headers` go with every request."""
 
     def __init__(self, access: Access, *, headers: Mapping[str, str]) -> None:
         self._access = access
         url = urlsplit(access.server)
-        self._host = url.hostname or ""
-        self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._prefix = url.path
+        self._server = _address(url)
+        self._server_name = access.tls_server_name or url.hostname
+        self._proxy = urlsplit(access.proxy) if access.proxy is not None else None
+        # A proxy takes requests for a plain server by their whole address; to a server with TLS it opens a tunnel.
+        self._prefix = access.server if self._proxy is not None and url.scheme == "http" else url.path
         self._fixed_lines = _header_lines({"Host": url.netloc, **headers})
         # Checked and joined again only if the credentials change: tokens are long.
         self._headers: Mapping[str, str] = {}
@@ -52,6 +83,7 @@ class ConnectionPool:
         """set when the pool is closed and no connection is left"""
 
     async def round_trip(self, request: ApiRequest) -> ClientResponse:
+        """Returns when the head of the response has arrived. The caller reads the response to its end or closes it."""
         content = self._encode(request)
         while self._leased >= MAX_CONNECTIONS:
             self._has_room.clear()
@@ -100,30 +132,41 @@ class ConnectionPool:
     async def _connect(self) -> ClientConnection:
         if self._is_closed:
             raise RuntimeError("the client is closed")
-        loop, tls = asyncio.get_running_loop(), self._access.ssl
-        try:
-            addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            connected = await aiohappyeyeballs.start_connection(
-                addresses, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, socket_factory=create_probed_socket
-            )
-            try:
-                _, connection = await loop.create_connection(
-                    lambda: ClientConnection(tls, self._on_released),
-                    sock=connected,
-                    ssl=tls,
-                    server_hostname=(self._access.tls_server_name or self._host) if tls is not None else None,
-                )
-            except BaseException:
-                connected.close()
-                raise
-        except OSError as error:
-            raise ConnectionError(f"cannot connect to {self._host} port {self._port}: {error}") from error
+        tls = self._access.ssl
+        connection = ClientConnection(tls, self._on_released)
+        if self._proxy is None:
+            await _dial(connection, self._server, tls, self._server_name)
+        else:
+            await self._connect_through(self._proxy, connection, tls)
         if connection.is_lost:
             raise IncompleteResponse("the connection ended before it was used")
         self._open.add(connection)
         if self._is_closed:
             connection.abort()
         return connection
+
+    async def _connect_through(
+        self, proxy: SplitResult, connection: ClientConnection, tls: ssl.SSLContext | None
+    ) -> None:
+        proxy_tls = (tls or ssl.create_default_context()) if proxy.scheme == "https" else None
+        if tls is None:
+            await _dial(connection, _address(proxy), proxy_tls, proxy.hostname)
+            return
+        tunnel = ClientConnection(proxy_tls, lambda _connection: None)
+        await _dial(tunnel, _address(proxy), proxy_tls, proxy.hostname)
+        host, port = self._server
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            response = tunnel.send(f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+            await response.wait_for_head()
+            if not 200 <= response.status < 300:
+                raise ConnectionError(f"the proxy answered with status {response.status}")
+            await tunnel.start_tls(connection, tls, self._server_name)
+        except BaseException as error:
+            tunnel.abort()
+            if isinstance(error, OSError):
+                raise ConnectionError(f"cannot connect to {host} port {port} through the proxy: {error}") from error
+            raise
 
     def _on_released(self, connection: ClientConnection) -> None:
         if connection.is_leased:
@@ -163,3 +206,47 @@ def _header_lines(headers: Mapping[str, str]) -> str:
     if not "".join(fields).isprintable():
         raise BadName("a header has characters that would break out of its line")
     return "".join(f"\r\n{field}" for field in fields)
+
+
+async def _dial(
+    connection: ClientConnection, address: tuple[str, int], tls: ssl.SSLContext | None, server_name: str | None
+) -> None:
+    """Connects to this address; `server_name` is the name in the certificate."""
+    loop = asyncio.get_running_loop()
+    try:
+        addresses = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        connected = await aiohappyeyeballs.start_connection(
+            addresses, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, socket_factory=create_probed_socket
+        )
+        try:
+            await loop.create_connection(
+                lambda: connection, sock=connected, ssl=tls, server_hostname=server_name if tls is not None else None
+            )
+        except BaseException:
+            connected.close()
+            raise
+    except OSError as error:
+        raise ConnectionError(f"cannot connect to {address[0]} port {address[1]}: {error}") from error
+
+
+def _address(url: SplitResult) -> tuple[str, int]:
+    return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+
+def create_probed_socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket that notices a peer which vanished."""
+    family, kind, protocol = address[0], address[1], address[2]
+    created = socket.socket(family=family, type=kind, proto=protocol)
+    created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": _PROBE_AFTER_SECONDS,
+        "TCP_KEEPINTVL": _PROBE_EVERY_SECONDS,
+        "TCP_KEEPCNT": _PROBES,
+        # Milliseconds; for data that is never acknowledged, which probes do not cover.
+        "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER_SECONDS + _PROBES * _PROBE_EVERY_SECONDS),
+    }
+    # Not every system knows all of them.
+    known = {getattr(socket, name): value for name, value in options.items() if hasattr(socket, name)}
+    for option, value in known.items():
+        created.setsockopt(socket.IPPROTO_TCP, option, value)
+    return created

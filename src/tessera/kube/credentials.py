@@ -9,7 +9,6 @@ import asyncio
 import base64
 import re
 from pathlib import Path
-from typing import Protocol
 
 from tessera.kube.errors import AccessError
 from tessera.kube.tls import RECHECK_SECONDS, ClientPair
@@ -18,20 +17,19 @@ _TOKEN = re.compile(r"[!-~]+")
 """anything else is a broken file, or an attempt to inject a header"""
 
 
-class Credentials(Protocol):
+class Credentials:
     """Where the headers come from."""
 
     async def headers(self) -> dict[str, str]:
         """The headers of the next request."""
-        ...
+        raise NotImplementedError
 
     def forget(self) -> None:
-        """The apiserver refused the last headers (401): get new ones for the next request."""
-        ...
+        """The apiserver refused the last headers (401): get new ones for the next request, if there can be any."""
 
     def issued_pair(self) -> ClientPair | None:
         """The client certificate that was issued with the last headers, if any."""
-        ...
+        return None
 
 
 def bearer(token: str, where: str) -> dict[str, str]:
@@ -46,7 +44,7 @@ def basic(username: str, password: str) -> dict[str, str]:
     return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
 
 
-class FixedHeaders:
+class FixedHeaders(Credentials):
     """Headers that never change; empty without credentials and with client certificates."""
 
     def __init__(self, headers: dict[str, str] | None = None) -> None:
@@ -55,14 +53,8 @@ class FixedHeaders:
     async def headers(self) -> dict[str, str]:
         return dict(self._headers)
 
-    def forget(self) -> None:
-        pass
 
-    def issued_pair(self) -> ClientPair | None:
-        return None
-
-
-class TokenFile:
+class TokenFile(Credentials):
     """A token in a file that kubelet replaces; read again every minute of the loop's clock, and after a 401."""
 
     def __init__(self, path: Path, *, where: str = "token file") -> None:
@@ -85,9 +77,6 @@ class TokenFile:
 
     def forget(self) -> None:
         self._read_at = None
-
-    def issued_pair(self) -> ClientPair | None:
-        return None
 
     def _read(self) -> dict[str, str]:
         try:

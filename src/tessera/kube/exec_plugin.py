@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tessera.kube.credentials import bearer
+from tessera.kube.credentials import Credentials, bearer
 from tessera.kube.errors import AccessError
 from tessera.kube.tls import ClientPair, Pem
 
@@ -68,7 +68,7 @@ class _IssuedCredentials:
     """seconds since the epoch"""
 
 
-class ExecPlugin:
+class ExecPlugin(Credentials):
     """Runs the plugin when its last credentials are no longer valid."""
 
     def __init__(self, settings: PluginSettings, *, now: Callable[[], float] = time.time) -> None:

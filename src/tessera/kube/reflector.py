@@ -56,27 +56,6 @@ class Sink(Protocol[T_contra]):
         ...
 
 
-class ObjectMeta(Protocol):
-    """The part of an object's metadata that a reflector needs."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def resource_version(self) -> str: ...
-
-
-class KubeObject(Protocol):
-    @property
-    def metadata(self) -> ObjectMeta: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Accessor(Generic[T]):
     """How to read the identity of an object, as meta.Accessor in client-go."""
@@ -86,7 +65,7 @@ class Accessor(Generic[T]):
     version: Callable[[T], str]
 
 
-def _key_of(obj: KubeObject) -> str:
+def _key_of(obj: Any) -> str:
     metadata = obj.metadata
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name
 
@@ -94,7 +73,7 @@ def _key_of(obj: KubeObject) -> str:
 METADATA: Accessor[Any] = Accessor(
     key=_key_of, uid=lambda obj: obj.metadata.uid, version=lambda obj: obj.metadata.resource_version
 )
-"""for every KubeObject; keys are `namespace/name`, or only the name"""
+"""for objects with `metadata`; keys are `namespace/name`, or only the name"""
 
 
 class SinkError(KubeError):

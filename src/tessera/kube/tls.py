@@ -6,8 +6,11 @@ asks for a passphrase.
 
 from __future__ import annotations
 
+import os
 import ssl
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,13 +122,7 @@ def build_context(settings: TlsSettings, client: ClientPair | None) -> ssl.SSLCo
 
 
 def _load_pair(context: ssl.SSLContext, client: ClientPair) -> None:
-    certificate, key = client.certificate.read(), client.key.read()
-    # The ssl module loads pairs from files only. This folder is private, and removed before anything is sent.
-    with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
-        certificate_file, key_file = Path(folder, "certificate.pem"), Path(folder, "key.pem")
-        certificate_file.write_bytes(certificate)
-        key_file.touch(mode=0o600)
-        key_file.write_bytes(key)
+    with as_file(client.certificate.read()) as certificate_file, as_file(client.key.read()) as key_file:
         try:
             context.load_cert_chain(certificate_file, key_file, password=_no_passphrase)
         except _Encrypted as error:
@@ -133,6 +130,24 @@ def _load_pair(context: ssl.SSLContext, client: ClientPair) -> None:
         except ssl.SSLError as error:
             problem = "the key does not belong to the certificate" if "MISMATCH" in str(error) else str(error)
             raise AccessError(f"{client.certificate.where}: not a usable certificate and key: {problem}") from error
+
+
+@contextmanager
+def as_file(data: bytes) -> Iterator[str]:
+    """A path for the ssl module, which loads pairs from files only; in memory on Linux, because the disk may be
+    read-only."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tessera-pem", os.MFD_CLOEXEC)
+        try:
+            os.write(descriptor, data)
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.NamedTemporaryFile(prefix="tessera-") as file:
+            file.write(data)
+            file.flush()
+            yield file.name
 
 
 class _Encrypted(ValueError):

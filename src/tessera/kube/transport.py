@@ -9,15 +9,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from urllib.parse import urlencode
 
-from tessera.http11.client import IncompleteResponse
+from tessera.http11.client import ClientResponse, IncompleteResponse
 from tessera.kube.access import Access
-from tessera.kube.connection_pool import ConnectionPool
+from tessera.kube.connection_pool import ApiRequest, ConnectionPool
 from tessera.kube.decoder import api_error
 from tessera.kube.errors import ApiError, Unreachable
 from tessera.kube.line_splitter import LineSplitter
-from tessera.kube.proxy_round_tripper import ProxyRoundTripper
 from tessera.kube.rate_limiter import RateLimiter
-from tessera.kube.round_tripper import ApiRequest, ApiResponse, RoundTripper
 
 BATCH_FROM_LINES_PER_SECOND = 100.0
 """below this rate every line of a stream is passed on at once"""
@@ -40,15 +38,14 @@ class Transport:
         self._limiter = limiter
         # In the cluster bandwidth is cheaper than the event loop's time.
         self._headers = {"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"}
-        self._round_tripper: RoundTripper | None = None
+        self._pool: ConnectionPool | None = None
 
     def open(self) -> None:
-        tripper = ConnectionPool if self._access.proxy is None else ProxyRoundTripper
-        self._round_tripper = tripper(self._access, headers=self._headers)
+        self._pool = ConnectionPool(self._access, headers=self._headers)
 
     async def close(self) -> None:
-        if self._round_tripper is not None:
-            await self._round_tripper.close()
+        if self._pool is not None:
+            await self._pool.close()
 
     async def request(
         self,
@@ -64,12 +61,12 @@ class Transport:
         # Outside the deadline: a plugin has its own, and a slow plugin must not look like a slow apiserver.
         headers = await self._access.headers()
         request = ApiRequest(method, _target(path, query), headers, body, content_type)
-        tripper = self._opened()
+        pool = self._opened()
         try:
             async with asyncio.timeout(self._timeout if timeout is None else timeout):
                 if self._limiter is not None:
                     await self._limiter.wait()
-                response = await tripper.round_trip(request)
+                response = await pool.round_trip(request)
                 try:
                     data = await response.read()
                 finally:
@@ -117,13 +114,13 @@ class Transport:
             silence.cancel()
             response.close()
 
-    async def _begin_stream(self, what: str, request: ApiRequest) -> ApiResponse:
-        tripper = self._opened()
+    async def _begin_stream(self, what: str, request: ApiRequest) -> ClientResponse:
+        pool = self._opened()
         try:
             async with asyncio.timeout(self._timeout):
                 if self._limiter is not None:
                     await self._limiter.wait()
-                response = await tripper.round_trip(request)
+                response = await pool.round_trip(request)
                 if response.status == 200:
                     return response
                 try:
@@ -136,12 +133,12 @@ class Transport:
             raise self._refusal(response, data)
         raise Unreachable(f"{what}: answered with status {response.status}", maybe_done=False)
 
-    def _opened(self) -> RoundTripper:
-        if self._round_tripper is None:
+    def _opened(self) -> ConnectionPool:
+        if self._pool is None:
             raise RuntimeError("the client is not open: use it in `async with`")
-        return self._round_tripper
+        return self._pool
 
-    def _refusal(self, response: ApiResponse, data: bytes) -> ApiError:
+    def _refusal(self, response: ClientResponse, data: bytes) -> ApiError:
         if response.status == 401:
             self._access.on_unauthorized()
         return api_error(response.status, data, response.headers)
@@ -192,7 +189,7 @@ def _target(path: str, query: Mapping[str, str] | None) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-async def _read_chunk(response: ApiResponse, splitter: LineSplitter) -> bytes:
+async def _read_chunk(response: ClientResponse, splitter: LineSplitter) -> bytes:
     """The next chunk; empty at an end that leaves no line unfinished."""
     try:
         chunk = await response.read_chunk()

@@ -189,9 +189,11 @@ class Drain:
     """by uid"""
 
     async def rehearse(self, holders: Holders) -> DrainResult:
-        """Asks the apiserver about each eviction as a dry run. Changes nothing; pods that it allows count as gone."""
+        """Asks the apiserver about each eviction as a dry run. Changes nothing; pods that it allows count as gone. Asks
+        about none where `run` would evict none."""
         self._observe(holders)
-        await self._evict(dry_run=True)
+        if not self._is_blocked():
+            await self._evict(dry_run=True)
         return DrainResult(tuple(self._progress.values()), holders.doubts)
 
     async def run(self, holders: Holders) -> DrainResult:
@@ -200,7 +202,7 @@ class Drain:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.options.timeout_s
         self._observe(holders)
-        if any(each.stage is PodStage.REFUSED for each in self._progress.values()):
+        if self._is_blocked():
             return DrainResult(tuple(self._progress.values()), holders.doubts)
         pause = FIRST_ROUND_S
         while True:
@@ -212,6 +214,15 @@ class Drain:
             await asyncio.sleep(max(0.0, min(pause, deadline - clock())))
             pause = min(ROUND_S, 2 * pause)
             holders = await self._look_again(holders)
+
+    def _is_blocked(self) -> bool:
+        """Whether a pod needs another option; then the others stay too, and are told why."""
+        if not any(each.stage is PodStage.REFUSED for each in self._progress.values()):
+            return False
+        for progress in self._progress.values():
+            if progress.stage is PodStage.HOLDS:
+                self._set(progress, PodStage.HOLDS, "not evicted as long as others need an option")
+        return True
 
     async def _look_again(self, before: Holders) -> Holders:
         """What was seen last, if the apiserver does not answer: unknown is never gone."""

@@ -54,10 +54,6 @@ class MonitorMetrics(Collector):
         self._view = view
         self._legacy = legacy
 
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing: otherwise the registry would collect at registration."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         view = self._view()
         yield _build()

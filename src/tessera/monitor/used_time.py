@@ -59,10 +59,6 @@ class UsedTime(Collector):
             self._time.set_share(card, uid, share=value / 100, workload=workloads[uid])
         self._counted = frozenset(percent)
 
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing: otherwise the registry would collect at registration."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         used = CounterMetricFamily(
             "tessera_gpu_used_seconds",

@@ -21,8 +21,6 @@ from tessera.node.registration.pair_scores import PairScores, pair_scores
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.documents import ConfigError
 
-MIB = 2**20
-"""bytes"""
 PairLinks = Mapping[tuple[str, str], Links]
 
 
@@ -108,7 +106,7 @@ def _card(card: Found, instances: Mapping[str, Sequence[MigInstance]]) -> list[s
     if isinstance(card, UnreadableCard):
         return [f"{card.index}  {card.uuid or 'unknown'}  unreadable: {card.problem}"]
     mig = ("on" if card.mig_enabled else "off") if card.mig_capable else "none"
-    memory = "unknown" if card.memory_bytes is None else f"{card.memory_bytes // MIB} MiB"
+    memory = "unknown" if card.memory_mib is None else f"{card.memory_mib} MiB"
     numa = "unknown" if card.numa is None else card.numa
     return [
         f"{card.index}  {card.uuid}  {card.name}  {memory}  numa {numa}  {card.bus_id}  mig {mig}",

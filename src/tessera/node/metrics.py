@@ -72,9 +72,6 @@ class _Gauges(Collector):
     def __init__(self, status: Callable[[], AgentStatus]) -> None:
         self._status = status
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
     def collect(self) -> Iterable[Metric]:
         status = self._status()
         healthy = GaugeMetricFamily(

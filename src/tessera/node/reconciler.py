@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
+from typing import Any
 
 import structlog
 
@@ -48,8 +49,8 @@ class Reconciler:
         """Runs until cancelled."""
         await self._pods.ready.wait()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_pods())
-            group.create_task(self._follow_fleet())
+            group.create_task(self._follow(self._pods.version))
+            group.create_task(self._follow(self._fleet))
             group.create_task(self._reconcile_repeatedly())
 
     async def _reconcile_repeatedly(self) -> None:
@@ -61,15 +62,9 @@ class Reconciler:
                 async with asyncio.timeout(EVERY_S):
                     await self._changed.wait()
 
-    async def _follow_pods(self) -> None:
-        while True:
-            seen = self._pods.version
-            self._changed.set()
-            await self._pods.changed(since=seen)
-
-    async def _follow_fleet(self) -> None:
-        async with aclosing(self._fleet.changes()) as fleets:
-            async for _ in fleets:
+    async def _follow(self, value: WatchedValue[Any]) -> None:
+        async with aclosing(value.changes()) as changes:
+            async for _ in changes:
                 self._changed.set()
 
     async def reconcile(self) -> None:

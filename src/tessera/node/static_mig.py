@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 
 import structlog
 
@@ -38,8 +37,6 @@ SINGLE = "nvidia.com/gpu"
 """whatever resource whole cards have"""
 MIXED_PREFIX = "nvidia.com/mig-"
 
-_NOTHING: Mapping[str, tuple[Replica, ...]] = MappingProxyType({})
-
 READ_EVERY_S = 10.0
 """until a created or destroyed instance is noticed"""
 READ_S = 10.0
@@ -49,7 +46,7 @@ STOP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class InstanceResources:
-    devices: Mapping[str, tuple[Replica, ...]] = field(default_factory=lambda: _NOTHING)
+    devices: Mapping[str, tuple[Replica, ...]] = field(default_factory=dict)
     """by resource, in order of cards and instances; a device id is the instance's uuid. No list is empty"""
     problems: tuple[str, ...] = ()
     """why something is not served"""

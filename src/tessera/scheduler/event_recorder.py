@@ -1,4 +1,7 @@
-"""Writes decisions as events on their pods: warnings at once, successes when there is time.
+"""Writes decisions as events on their pods: warnings soon, successes when there is time.
+
+A pod's first refusal is one event with a sentence. In a backlog, sentences take their turn: a few are made at a time,
+pods that are refused alike share one, and a pod that is placed before its turn needs none.
 
 kube-scheduler reports "Scheduled" as well, and events must not slow decisions down. So successes wait until decisions
 pause or are few, or until they have waited for long. Each keeps the time of its decision. Under lasting pressure the
@@ -8,11 +11,12 @@ oldest successes are dropped and counted. Never blocks a caller, never raises, a
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable
 
 import msgspec
 
+from tessera.core.event_text import failure_texts
 from tessera.core.requests import PodRequest
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
@@ -30,6 +34,12 @@ MOST_WAITING = 1000
 """successes; as many events as the broadcaster takes"""
 DETAILED = 16
 """waiting successes up to which a sentence compares all nodes; with more, it names the chosen node alone"""
+REFUSALS = 25
+"""pods whose refusals are written per `QUIET_SECONDS`: a backlog is no more than 100 events a second"""
+SENTENCES = 4
+"""different sentences made in that time; with thousands of nodes one takes milliseconds of the event loop"""
+MOST_REFUSED = 10_000
+"""pods whose refusal waits to be written"""
 WRITE_SECONDS = 5.0
 """for a batch; if it takes longer, the apiserver is busy too"""
 
@@ -45,14 +55,18 @@ class _Success(msgspec.Struct, frozen=True):
 class EventRecorder(SchedulerObserver):
     """One for all decisions of a service. Make it on the event loop that runs it."""
 
-    def __init__(self, events: EventBroadcaster, *, now: Callable[[], float]) -> None:
-        """`now` in seconds since the epoch."""
+    def __init__(self, events: EventBroadcaster, *, now: Callable[[], float], hami_texts: bool = False) -> None:
+        """`now` in seconds since the epoch. `hami_texts`: refusals are told in HAMi's coded texts."""
         self._events = events
         self._now = now
         self._waiting: deque[_Success] = deque()
         self._fresh = 0
         """successes since the last look"""
         self._has_waiting = asyncio.Event()
+        self._hami_texts = hami_texts
+        self._refused: OrderedDict[str, RefusedEvent] = OrderedDict()
+        """by uid, the oldest first"""
+        self._has_refused = asyncio.Event()
         self._given_up = 0
 
     @property
@@ -61,6 +75,7 @@ class EventRecorder(SchedulerObserver):
         return self._given_up + self._events.dropped
 
     def on_placed(self, event: PlacedEvent) -> None:
+        self._refused.pop(event.request.uid, None)
         if len(self._waiting) >= DETAILED:
             self._later(_Success(_ref(event.request), "FilteringSucceed", self._now(), event.describe_briefly))
         else:
@@ -68,8 +83,13 @@ class EventRecorder(SchedulerObserver):
             asyncio.get_running_loop().call_soon(self._describe_success, event)
 
     def on_refused(self, event: RefusedEvent) -> None:
-        if event.is_first:
-            asyncio.get_running_loop().call_soon(self._describe_refusal, event)
+        if not event.is_first:
+            return
+        self._refused[event.request.uid] = event
+        self._has_refused.set()
+        if len(self._refused) > MOST_REFUSED:
+            self._refused.popitem(last=False)
+            self._given_up += 1
 
     def on_bind(self, event: BindEvent) -> None:
         pod = ObjectRef("Pod", event.namespace, event.name, event.uid)
@@ -80,6 +100,17 @@ class EventRecorder(SchedulerObserver):
 
     async def run(self) -> None:
         """For ever, until cancelled; `flush` writes what is still waiting then."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._write_refusals())
+            group.create_task(self._write_successes())
+
+    async def _write_refusals(self) -> None:
+        while True:
+            await self._has_refused.wait()
+            self._record_refusals()
+            await asyncio.sleep(QUIET_SECONDS)
+
+    async def _write_successes(self) -> None:
         while True:
             await self._has_waiting.wait()
             await asyncio.sleep(QUIET_SECONDS)
@@ -94,7 +125,9 @@ class EventRecorder(SchedulerObserver):
                     break
 
     async def flush(self, deadline: float) -> int:
-        """Write all that waits, giving up after `deadline` seconds; how many were left."""
+        """Write what waits, giving up after `deadline` seconds; how many were left. Of the refusals only the next few:
+        the next decider refuses these pods again."""
+        self._record_refusals()
         self._record(len(self._waiting))
         return await self._events.flush(deadline)
 
@@ -102,9 +135,21 @@ class EventRecorder(SchedulerObserver):
         text = event.describe()
         self._later(_Success(_ref(event.request), "FilteringSucceed", self._now(), lambda: text))
 
-    def _describe_refusal(self, event: RefusedEvent) -> None:
-        for text in event.describe():
-            self._events.record(_ref(event.request), WARNING, "FilteringFailed", text)
+    def _record_refusals(self) -> None:
+        """The oldest ones, as many as one turn allows."""
+        known: dict[Hashable, Iterable[str]] = {}
+        for _ in range(min(REFUSALS, len(self._refused))):
+            event = next(iter(self._refused.values()))
+            alike = (id(event.refused), event.request.shape, event.request.namespace)
+            if alike not in known:
+                if len(known) == SENTENCES:
+                    break
+                known[alike] = failure_texts(event.refused) if self._hami_texts else (event.describe(),)
+            del self._refused[event.request.uid]
+            for text in known[alike]:
+                self._events.record(_ref(event.request), WARNING, "FilteringFailed", text)
+        if not self._refused:
+            self._has_refused.clear()
 
     def _later(self, success: _Success) -> None:
         self._waiting.append(success)

@@ -16,7 +16,7 @@ from functools import partial
 from msgspec import Raw
 
 from tessera.core.evaluation import UNREGISTERED
-from tessera.core.event_text import brief_success_text, refusal_texts, success_text
+from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
@@ -176,8 +176,10 @@ class Filter:
         except WireError:  # The chosen node was found in the list before something that is no name.
             return brief_success_text(selected.placement)
 
-    def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
-        return refusal_texts(self._ledger, request, candidates.rows, refused)
+    def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> str:
+        if candidates.order is not self._ledger.arrays.order:  # Nodes have come or gone since.
+            candidates = self._selector.candidates(candidates.names)
+        return refusal_sentence(self._ledger, request, candidates.rows, refused)
 
     def _encode(self, refused: Refused) -> bytes:
         """Equal refusals are one object, and are encoded once."""

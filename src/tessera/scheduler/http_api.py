@@ -107,6 +107,9 @@ def journal_routes(journal: Journal, refuse: Refuse | None = None) -> list[Route
             query = read_journal_query(request.target)
         except ValueError as error:
             return Response(400, f"{error}\n".encode())
+        if query.process not in ("", journal.identity):
+            # Its numbers have nothing to do with those here.
+            query = JournalQuery(follow=query.follow)
         if journal.readers >= MOST_READERS:
             return Response(503, b"the journal is being read by as many clients as may\n")
         return Response(200, content_type=JSON_LINES, pieces=_lines(journal, query))
@@ -121,23 +124,25 @@ class JournalQuery:
     since: int | None = None
     follow: bool = False
     snapshot: bool = True
+    process: str = ""
+    """whose record `since` is; empty = that of this process"""
 
 
 def read_journal_query(target: bytes) -> JournalQuery:
     """Raises ValueError."""
     found = parse_qs(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True, max_num_fields=8)
     query = {name: values[-1] for name, values in found.items()}
-    since, switches = query.pop("since", None), {}
+    since, process, switches = query.pop("since", None), query.pop("process", ""), {}
     if since is not None and not (since.isascii() and since.isdecimal() and len(since) < SINCE_DIGITS):
         raise ValueError("since: expected the number of a record")
     for name, text in query.items():
         if name not in ("follow", "snapshot"):
-            raise ValueError("expected since, follow or snapshot")
+            raise ValueError("expected since, process, follow or snapshot")
         value = parse_bool(text)
         if value is None:
             raise ValueError(f"{name}: expected true or false")
         switches[name] = value
-    return JournalQuery(None if since is None else int(since), **switches)
+    return JournalQuery(None if since is None else int(since), process=process, **switches)
 
 
 async def _lines(journal: Journal, query: JournalQuery) -> AsyncGenerator[bytes, None]:

@@ -146,9 +146,19 @@ class Journal(SchedulerObserver):
         return self._ring.sequence
 
     @property
+    def identity(self) -> str:
+        """Of the process, as in `Start`."""
+        return self._identity
+
+    @property
     def oldest(self) -> int:
         """Number of the oldest record that is not part of the base."""
         return self._ring.base.sequence + 1
+
+    @property
+    def begin(self) -> float:
+        """Time of the oldest state that is known."""
+        return self._ring.base.time
 
     @property
     def bytes(self) -> int:

@@ -58,8 +58,8 @@ class RefusedEvent(msgspec.Struct, frozen=True):
     refused: Refused
     is_first: bool
     """the pod was not refused before"""
-    describe: Callable[[], Sequence[str]]
-    """the reasons, and the nearest card; call it soon, because nodes change"""
+    describe: Callable[[], str]
+    """one sentence, with the numbers of that moment; takes milliseconds where there are thousands of nodes"""
 
 
 class BindEvent(msgspec.Struct, frozen=True):

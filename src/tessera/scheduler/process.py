@@ -38,8 +38,9 @@ from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
-from tessera.scheduler.observer import RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import ObserverGroup, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
+from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
@@ -63,12 +64,12 @@ Reload = Callable[[], Settings]
 """reads flags and files again; raises WireError or ValueError where they are bad"""
 
 
-def run(settings: Settings, reload: Reload | None = None) -> int:
+def run(settings: Settings, reload: Reload | None = None, page: ServedPage | None = None) -> int:
     """Run until told to stop; the exit code."""
-    return uvloop.run(_main(settings, reload))
+    return uvloop.run(_main(settings, reload, page))
 
 
-async def _main(settings: Settings, reload: Reload | None) -> int:
+async def _main(settings: Settings, reload: Reload | None, page: ServedPage | None) -> int:
     try:
         access = load_access(kubeconfig=settings.kubeconfig, context=settings.context, environ=os.environ)
     except AccessError as error:
@@ -78,7 +79,7 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
         access, timeout=settings.kube_timeout, qps=settings.kube_qps, burst=settings.kube_burst
     ) as client:
         try:
-            process = Process(settings, client, reload=reload)
+            process = Process(settings, client, reload=reload, page=page)
         except TlsError as error:
             log.error("cannot serve TLS", error=str(error))
             return 2
@@ -88,12 +89,20 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
 class Process(SchedulerObserver):
     """One running scheduler with its listeners. As the observer of the pipeline it keeps the metrics."""
 
-    def __init__(self, settings: Settings, client: KubeClient, *, reload: Reload | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        *,
+        reload: Reload | None = None,
+        page: ServedPage | None = None,
+    ) -> None:
         self.settings = settings
         self._reload = reload
         self._client = client
         self.metrics = Metrics()
-        self.service = Service(settings, client, observer=self)
+        self._page = page
+        self.service = Service(settings, client, observer=self if page is None else ObserverGroup(self, page))
         kept = settings.journal
         self._journal_file = (
             JournalFile(self.service.journal, kept.file, limit=kept.file_bytes, files=kept.files) if kept.file else None
@@ -188,6 +197,11 @@ class Process(SchedulerObserver):
             if tls is not None:
                 self._add_listener("webhook", listeners.webhook, admit, tls=tls)
         self._add_listener("metrics", listeners.metrics, metrics)
+        if self._page is not None and listeners.dashboard is not None and tls is not None:
+            page = self._page
+            self._add_listener(
+                "dashboard", listeners.dashboard, page.routes(self.service), tls=tls, headers=page.headers
+            )
         for name, listener in self.listeners.items():
             await listener.start()
             log.info("listening", what=name, address=str(listener.address))
@@ -200,6 +214,7 @@ class Process(SchedulerObserver):
         *,
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
+        headers: bytes = b"",
     ) -> None:
         if address is not None:
             self.listeners[name] = Listener(
@@ -208,12 +223,15 @@ class Process(SchedulerObserver):
                 guard=guard,
                 tls=tls,
                 limits=self.settings.listeners.limits,
+                headers=headers,
                 iteration=self._iteration,
                 grace=self.settings.grace_seconds * (1 - EVENTS_SHARE),
             )
 
     async def close_listeners(self) -> None:
         """Accept nothing new; running requests end within the grace period."""
+        if self._page is not None:
+            await self._page.close()
         await asyncio.gather(*(listener.stop() for listener in self.listeners.values()))
 
     def _routes(self) -> Routes:

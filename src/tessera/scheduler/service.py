@@ -73,7 +73,7 @@ class Service:
         lead = settings.leadership
         self._lease = LeaseWatch(lead.identity, clock=boottime, now=now) if lead is not None else None
         self.events = EventBroadcaster(client, component=settings.scheduler_name, host="", now=now)
-        self.recorder = EventRecorder(self.events, now=now)
+        self.recorder = EventRecorder(self.events, now=now, hami_texts=settings.hami_events)
         self.journal = Journal(settings, now=now)
         self._observer = ObserverGroup(self.journal, DecisionLog(), self.recorder, observer)
         engine = self.engine = Engine(

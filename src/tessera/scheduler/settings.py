@@ -105,6 +105,9 @@ class Listeners:
         "The admission webhook, over TLS.", default_text=":9443 where there is a certificate")
     metrics: Address | None = Group.LISTENERS("metrics-bind-address", ADDRESS, Address("", 9395),
         "Metrics, /healthz and /readyz. Like the others, 'none' switches it off.", aliases=("metrics-bind",))
+    dashboard: Address | None = Group.LISTENERS("dashboard-bind", ADDRESS, None,
+        "The dashboard, over TLS and read-only, for callers whom the apiserver allows `get` on the path /dashboard.",
+        default_text="none")
     single: Address | None = Group.LISTENERS("http_bind", REQUIRED_ADDRESS, None,
         "HAMi's one listener for webhook, filter and bind, instead of the first two; TLS with a certificate.",
         aliases=("http-bind",))
@@ -239,6 +242,8 @@ class Settings(ClusterAccess):
     journal: JournalSettings = nested(JournalSettings)
     legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
         "Publish HAMi's metrics under their old names too.")
+    hami_events: bool = Group.OPERATION("hami-events", SWITCH, False,
+        "Tell refusals in HAMi's coded texts, several events for each pod, instead of one sentence.")
     shutdown_delay_seconds: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,
         "Time after SIGTERM in which everything is still served, so that apiservers turn to another replica.")
     grace_seconds: float = Group.OPERATION("grace-period", DURATION, 20.0,

@@ -10,7 +10,7 @@ decides whom to wake; `engine` does it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterator
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
@@ -55,6 +55,10 @@ class UnschedulablePods:
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._pods
+
+    def __iter__(self) -> Iterator[UnschedulablePod]:
+        for pods in list(self._shapes.values()):
+            yield from list(pods.values())
 
     def refusals(self, uid: str) -> int:
         """How often a pod was refused since it was last placed."""

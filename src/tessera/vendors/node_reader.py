@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from tessera.core.devices import Device, NodeFacts
-from tessera.core.quota import QuotaFacts
+from tessera.core.quota import QUOTA_PREFIX, QuotaFacts
 from tessera.vendors.base import NodeProblem, Vendor
 from tessera.vendors.drafts import words
 from tessera.wire import keys
 from tessera.wire.objects import Node, QuantityText, ResourceQuota
 from tessera.wire.quantity import NotWhole, Whole, read
 
-QUOTA_PREFIX = "limits."
 MOST_DOUBTFUL = 8
 """entries of one quota that are kept for warnings"""
 MOST_BELIEVED = 2**24

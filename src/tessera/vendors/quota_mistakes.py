@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tessera.core.quota import QUOTA_PREFIX
 from tessera.vendors.base import Vendor
 from tessera.vendors.mistakes import vocabulary
-from tessera.vendors.node_reader import QUOTA_PREFIX, quota_limit
+from tessera.vendors.node_reader import quota_limit
 from tessera.wire.objects import QuantityText
 
 FAR_ABOVE = 100
@@ -69,7 +70,7 @@ def _check_amount(resource: str, text: QuantityText, vendor: Vendor, capacity: C
     amount, fix = f"{limit:,} per cent", "write a plain number, 100 for each card"
     if resource == vendor.quota_memory:
         unit = f"{vendor.quota_factor} MiB" if vendor.quota_factor > 1 else "MiB"
-        amount = f"{limit:,} times {unit}"
+        amount = f"{limit:,} times {unit}" if vendor.quota_factor > 1 else f"{limit:,} {unit}"
         fix = f"write a plain number in units of {unit}"
         if has_unit and (meant := limit // (2**20 * vendor.quota_factor)):
             fix += f"; {text} of memory is {QUOTA_PREFIX}{resource}: {str(meant)!r}"

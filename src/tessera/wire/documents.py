@@ -139,9 +139,9 @@ class Report:
         else:
             self._problems.append(Problem(self.file, line, path, text))
 
-    def fatal(self, text: str, *, line: int = 0, path: str = "") -> ConfigError:
+    def fatal(self, text: str, *, line: int = 0) -> ConfigError:
         """The error to raise when reading cannot continue."""
-        self.add(text, line=line, path=path)
+        self.add(text, line=line)
         return self.error()
 
     def error(self) -> ConfigError:

@@ -12,7 +12,7 @@ from datetime import datetime, tzinfo
 
 _REQUESTING = "Requesting"
 _REPORTED = "Reported"
-_TIME = re.compile(r"([12][0-9]{3})([-.])([0-9]{2})\2([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.[0-9]+)?")
+_TIME = re.compile(r"([12][0-9]{3}([-.])[0-9]{2}\2[0-9]{2}) ([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?")
 """dashes since HAMi v2.5, dots in v2.4; years near the ends of the calendar are refused, since adding could overflow"""
 
 
@@ -52,8 +52,7 @@ def _time_after_word(text: str, zone: tzinfo) -> datetime | None:
     found = _TIME.fullmatch(text.partition("_")[2])
     if found is None:
         return None
-    year, _, month, day, hour, minute, second = found.groups()
     try:
-        return datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=zone)
+        return datetime.fromisoformat(f"{found[1].replace('.', '-')} {found[3]}").replace(tzinfo=zone)
     except ValueError:
         return None

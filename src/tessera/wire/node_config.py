@@ -6,8 +6,8 @@ and strategies are checked here, so the rest of the agent never sees an unknown 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -43,9 +43,9 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mode: Literal["", "hami-core", "mig", "mps", "none"] | UnsetType = field(default=UNSET, name="operatingmode")
     card_modes: tuple[CardModes, ...] | UnsetType = field(default=UNSET, name="cardmodes")
+    split_count: int | UnsetType = field(default=UNSET, name="devicesplitcount")
     memory_scaling: Scaling | UnsetType = field(default=UNSET, name="devicememoryscaling")
     core_scaling: Scaling | UnsetType = field(default=UNSET, name="devicecorescaling")
-    split_count: int | UnsetType = field(default=UNSET, name="devicesplitcount")
     preconfigured_memory: int | UnsetType = field(default=UNSET, name="preconfigureddevicememory")
     log_level: str | int | UnsetType = field(default=UNSET, name="libcudaloglevel")
     numa_topology: bool | UnsetType = field(default=UNSET, name="enablenumatopology")
@@ -56,20 +56,6 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True):
 
 class _NodeConfig(msgspec.Struct, frozen=True):
     nodeconfig: list[NodeOverride] = []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GlobalNodeSettings:
-    """Settings for all nodes: the nvidia section of device-config.yaml and the agent's flags. None = not set."""
-
-    split_count: int | None = None
-    memory_scaling: float | None = None
-    core_scaling: float | None = None
-    preconfigured_memory: int | None = None
-    """MiB"""
-    log_level: str | int | None = None
-    numa_topology: bool | None = None
-    mig_strategy: MigStrategy | None = None
 
 
 _NO_FILTER = DeviceFilter()
@@ -136,8 +122,9 @@ def _said(entry: NodeOverride) -> dict[str, Any]:
     return {name: v for name, v in values.items() if v is not UNSET and (v != "" or name == "log_level")}
 
 
-def effective(settings: GlobalNodeSettings, override: NodeOverride) -> NodeSettings:
-    """Merge the node's settings over those for all nodes over the defaults."""
-    values = {name: value for name, value in asdict(settings).items() if value is not None} | _said(override)
+def effective(everywhere: Mapping[str, Any], override: NodeOverride) -> NodeSettings:
+    """Merge the node's settings over those for all nodes (fields of `NodeSettings`; None = not set) over the
+    defaults."""
+    values = {name: value for name, value in everywhere.items() if value is not None} | _said(override)
     values.pop("name", None)
     return NodeSettings(**values | {"log_level": str(values.get("log_level", ""))})

@@ -45,6 +45,7 @@ class Metadata(Partial, frozen=True):
     resource_version: str = ""
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     owner_references: list[OwnerReference] | None = None
 

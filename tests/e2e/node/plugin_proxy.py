@@ -18,6 +18,7 @@ from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tests.e2e.node.agent import PLUGINS
 from tests.e2e.node.control_plane import NodeControlPlane
+from tests.support.kubelet.streams import streaming
 
 SOCKET = "misleading.sock"
 MARK = "ANOTHER_PODS_ANSWER"
@@ -50,7 +51,7 @@ class SwappingPluginProxy:
             dict(
                 (
                     channels.answering(methods.OPTIONS, self._options),
-                    channels.answering_with_stream(methods.LIST_AND_WATCH, self._list_and_watch),
+                    channels.answering(methods.LIST_AND_WATCH, self._list_and_watch),
                     channels.answering(methods.PREFERRED_ALLOCATION, self._prefer),
                     channels.answering(methods.ALLOCATE, self._allocate),
                 )
@@ -92,7 +93,7 @@ class SwappingPluginProxy:
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
         # An agent that was killed ends the stream, as it does without the proxy.
         with suppress(*channels.FAULTS):
-            async for listed in channels.streaming(self._channel, methods.LIST_AND_WATCH)(request):
+            async for listed in streaming(self._channel, methods.LIST_AND_WATCH)(request):
                 yield listed
 
     async def _prefer(

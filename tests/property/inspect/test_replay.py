@@ -8,55 +8,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import facts_of
 from tessera.inspect.render.journal import difference_lines
 from tessera.inspect.replay import Timeline
-from tessera.wire.journal import Placed, Record, Refused, decode_record, encode_record
-from tests.support import strategies as some
+from tessera.wire.journal import Placed, Refused
 from tests.support.recorded_cluster import RecordedCluster
-
-STEPS = 12
-NAMES = [*reversed(some.NODES), "no-such-node"]
-
-
-@st.composite
-def lives(draw: st.DrawFn) -> RecordedCluster:
-    """What a scheduler sees and decides, with whatever the world does in between."""
-    pool = draw(some.pools)
-    found = RecordedCluster(some.VENDORS)
-    ledger = found.ledger
-    for facts in draw(some.clusters(pool, least=3)):
-        ledger.observe_node(facts)
-    pods: dict[str, PodFacts] = {}
-    for step in range(STEPS):
-        match draw(st.sampled_from(("place", "place", "place", "node", "gone", "pod", "end", "quota", "bind", "file"))):
-            case "place":
-                pod = draw(some.pod_requests(pool, f"pod-{step}"))
-                placement = found.decide(pod, draw(st.lists(st.sampled_from(NAMES), max_size=7)))
-                if placement is not None:
-                    pods[pod.uid] = facts_of(pod, placement)
-            case "node":
-                ledger.observe_node(draw(some.nodes(draw(st.sampled_from(some.NODES)), pool)))
-            case "gone":
-                ledger.forget_node(draw(st.sampled_from(some.NODES)))
-            case "pod":
-                foreign = draw(some.foreign_pods(pool, f"pod-{step}"))
-                pods[foreign.uid] = foreign
-                ledger.observe_pod(foreign)
-            case "quota":
-                ledger.observe_quota(draw(some.quotas(pool)))
-            case "end" if pods:
-                ledger.release(draw(st.sampled_from(sorted(pods))))
-            case "bind" if pods:
-                ledger.bind(draw(st.sampled_from(sorted(pods))))
-            case "file":
-                found.restart()
-    return found
-
-
-def written(records: list[Record]) -> list[Record]:
-    return [decode_record(encode_record(record)) for record in records]
+from tests.support.recorded_lives import lives, written
 
 
 def changed(draw: st.DrawFn, decision: Placed | Refused) -> Placed | Refused:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tessera.wire.device_config import dump_device_config, load_device_config
 from tessera.wire.documents import ConfigError, Report
 from tessera.wire.json_source import read_json
-from tessera.wire.node_config import GlobalNodeSettings, effective, load_node_config, override_for
+from tessera.wire.node_config import effective, load_node_config, override_for
 from tessera.wire.strict import plain
 from tessera.wire.yaml_source import read_yaml
 
@@ -147,6 +147,6 @@ entries = st.dictionaries(keys, plain_trees | st.sampled_from(["mig", "mps", "no
 def test_any_text_is_a_node_configuration_or_says_why_not(text: str) -> None:
     overrides = loaded(lambda: load_node_config(text, file="f")) or []
     for node in {entry.name for entry in overrides}:
-        settings = effective(GlobalNodeSettings(), override_for(overrides, node))
+        settings = effective({}, override_for(overrides, node))
         assert settings.mode in ("hami-core", "mig", "mps")
         assert settings.split_count >= 0

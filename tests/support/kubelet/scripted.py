@@ -22,6 +22,7 @@ from grpc import aio
 from tessera.node.kubelet import channels
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
+from tests.support.kubelet.streams import streaming
 
 WAIT_S = 60.0
 """before an event that never happens fails the test"""
@@ -170,7 +171,7 @@ class ScriptedKubelet:
         return messages.Empty()
 
     async def _listen(self, channel: aio.Channel, resource: str) -> None:
-        call = channels.streaming(channel, methods.LIST_AND_WATCH)(messages.Empty())
+        call = streaming(channel, methods.LIST_AND_WATCH)(messages.Empty())
         try:
             async for answer in call:
                 self.latest[resource] = {device.ID: device for device in answer.devices}

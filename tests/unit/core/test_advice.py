@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.advice import advise, mode_advice, smallest_changes
-from tessera.core.misfits import CardMisfit, Reason
-from tessera.core.near_misses import FewCards, NearMiss, near_miss, quick_near_miss
+from tessera.core.near_misses import FewCards, NearMiss, Shortage, near_miss
 from tessera.core.requests import PodRequest
 from tessera.vendors.node_reader import node_facts
 from tests.support.builders import A100_40GB, Cluster, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod, vendors
@@ -22,12 +21,89 @@ def asked(one: PodBuilder) -> PodRequest:
     return one.request()
 
 
-def test_the_nearest_card_is_the_one_with_the_least_relative_shortfall() -> None:
-    one = world()
-    found = near_miss(one.ledger, asked(gpu_pod(mem=21000)), ["n1", "n2"])
-    card = CardMisfit("large", Reason.CARD_INSUFFICIENT_MEMORY, asked=21000, free=20000, total=80000)
-    assert found == NearMiss("n2", card, "MiB")
-    assert found.text == "needs 21000 MiB on one card; best is n2 / large with 20000 MiB free of 80000"
+def nearest(one: Cluster, asking: PodBuilder) -> NearMiss | FewCards | None:
+    return near_miss(one.ledger, asked(asking), one.selector.candidates(one.ledger.node_names()).rows)
+
+
+def test_the_nearest_card_lacks_the_least_of_what_is_asked() -> None:
+    found = nearest(world(), gpu_pod(mem=21000))
+    assert found == NearMiss("n2", "large", (Shortage("MiB", 21000, 20000, 80000),), is_most=True)
+    assert found.text == "needs 21000 MiB; the most free on one card is 20000 of 80000 MiB on n2 (large)"
+
+
+def test_a_full_card_is_not_nearest_because_it_is_large() -> None:
+    one = cluster(node("big").gpu("b", memory=81920), node("l4-1").gpu("l", memory=23034))
+    one.observe(gpu_pod("x").on("big", "b,NVIDIA,81920,0:;"), gpu_pod("y").on("l4-1", "l,NVIDIA,19500,0:;"))
+    found = nearest(one, gpu_pod(mem=5000))
+    assert found is not None
+    assert found.text == "needs 5000 MiB; the most free on one card is 3534 of 23034 MiB on l4-1 (l)"
+
+
+def test_where_every_card_is_full_no_card_is_called_near() -> None:
+    one = cluster(node("a").gpu("a0", memory=100), node("b").gpu("b0", memory=9000))
+    one.observe(gpu_pod("x").on("a", "a0,NVIDIA,100,0:;"), gpu_pod("y").on("b", "b0,NVIDIA,9000,0:;"))
+    found = nearest(one, gpu_pod(mem=50))
+    assert found is not None
+    assert found.text == "needs 50 MiB on one card; no card that it accepts has any free"
+
+
+def test_a_card_that_lacks_a_little_memory_and_all_cores_is_not_near() -> None:
+    one = cluster(node("a").gpu("a0", memory=10000), node("b").gpu("b0", memory=10000))
+    one.observe(gpu_pod("x").on("a", "a0,NVIDIA,2000,99:;"), gpu_pod("y").on("b", "b0,NVIDIA,5000,0:;"))
+    found = nearest(one, gpu_pod(mem=8001, cores=50))
+    assert found is not None
+    assert found.text == "needs 8001 MiB on one card; nearest is b (b0) with 5000 of 10000 MiB free"
+
+
+def test_of_cards_that_lack_as_many_cores_the_one_with_enough_memory_is_nearer() -> None:
+    one = cluster(node("a").gpu("a0", memory=1000), node("b").gpu("b0", memory=1000))
+    one.observe(gpu_pod("x").on("a", "a0,NVIDIA,100,75:;"), gpu_pod("y").on("b", "b0,NVIDIA,0,75:;"))
+    found = nearest(one, gpu_pod(mem=1000, cores=50))
+    assert found is not None
+    assert found.text == "needs 50 cores; the most free on one card is 25 of 100 cores on b (b0)"
+
+
+def test_everything_that_the_nearest_card_lacks_is_told() -> None:
+    found = nearest(world(), gpu_pod(mem=21000, cores=100).annotate(("nvidia.com/use-gpuuuid", "large")))
+    assert found is not None
+    assert found.text == (
+        "needs a card of its own; nearest is n2 (large) with 20000 of 80000 MiB and 9 of 10 slots free"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asking", "text"),
+    [
+        (
+            gpu_pod(mem=10).policy(device="mutex"),
+            "needs a card of its own; nearest is n1 (used) with 9 of 10 slots free",
+        ),
+        (
+            gpu_pod(mem=10, cores=100),
+            "needs a card of its own; nearest is n1 (used) with 9 of 10 slots free",
+        ),
+    ],
+)
+def test_a_pod_that_wants_a_card_of_its_own_is_told_the_card_with_the_fewest_others(
+    asking: PodBuilder, text: str
+) -> None:
+    one = cluster(node("n0").gpu("busy"), node("n1").gpu("used"))
+    one.observe(
+        gpu_pod("x").on("n0", "busy,NVIDIA,10,0:;"),
+        gpu_pod("z").on("n0", "busy,NVIDIA,10,0:;"),
+        gpu_pod("y").on("n1", "used,NVIDIA,10,0:;"),
+    )
+    found = nearest(one, asking)
+    assert found is not None
+    assert found.text == text
+
+
+def test_slots_may_be_what_is_short() -> None:
+    one = cluster(node("n1").gpu("G", slots=1))
+    one.observe(gpu_pod("x").on("n1", "G,NVIDIA,10,0:;"))
+    found = nearest(one, gpu_pod(mem=10))
+    assert found is not None
+    assert found.text == "needs a card with a free slot; nearest is n1 (G) with 0 of 1 slots free"
 
 
 MIG_ADVICE = (
@@ -70,24 +146,45 @@ def test_cards_that_are_gone_or_changed_their_mode_do_not_count() -> None:
 
 
 def test_cores_may_be_what_is_short() -> None:
-    found = near_miss(world().ledger, asked(gpu_pod(mem=10, cores=40)), ["n1"])
+    one = world()
+    found = near_miss(one.ledger, asked(gpu_pod(mem=10, cores=40)), one.selector.candidates(["n1"]).rows)
     assert found is not None
-    assert found.text == "needs 40 cores on one card; best is n1 / small with 30 cores free of 100"
+    assert found.text == "needs 40 cores; the most free on one card is 30 of 100 cores on n1 (small)"
 
 
 def test_equal_shortfalls_are_decided_by_name() -> None:
     one = cluster(node("b").gpu("u", memory=10), node("a").gpu("w", memory=10).gpu("v", memory=10))
-    found = near_miss(one.ledger, asked(gpu_pod(mem=11)), ["b", "a"])
+    found = nearest(one, gpu_pod(mem=11))
     assert isinstance(found, NearMiss)
-    assert (found.node, found.card.uuid) == ("a", "w")
+    assert (found.node, found.uuid) == ("a", "w")
 
 
 def test_a_pod_that_no_smaller_request_would_help_has_no_near_miss() -> None:
     one = world()
-    assert near_miss(one.ledger, asked(gpu_pod(mem=1).annotate(("nvidia.com/use-gputype", "T4"))), ["n1"]) is None
-    assert near_miss(one.ledger, asked(gpu_pod(mem=1)), ["nowhere"]) is None
-    assert near_miss(one.ledger, asked(gpu_pod(mem=1)), ["n1"]) is None
-    assert near_miss(cluster(node().gpu("G", memory=0)).ledger, asked(gpu_pod(mem=1)), ["n1"]) is None
+    assert nearest(one, gpu_pod(mem=1).annotate(("nvidia.com/use-gputype", "T4"))) is None
+    assert nearest(cluster(), gpu_pod(mem=1)) is None
+    assert nearest(one, gpu_pod(mem=1)) is None
+    assert nearest(cluster(node().gpu("G", memory=0)), gpu_pod(mem=1)) is None
+    assert nearest(one, pod().container()) is None
+    assert nearest(one, pod().container(limits={"enflame.com/gcu": 9})) is None
+
+
+def test_ill_and_closed_cards_and_unreadable_nodes_are_never_nearest() -> None:
+    one = world().add(node("n0").gpu("ill", memory=20999, healthy=False))
+    one.add(node("n4").gpu("unsure", memory=20999).annotate(("hami.io/node-dcu-register", "nonsense")))
+    one.add(node("n5").gpu("closed", memory=20999).cordon("closed"))
+    found = nearest(one, gpu_pod(mem=21000))
+    assert isinstance(found, NearMiss)
+    assert found.node == "n2"
+
+
+def test_containers_that_fit_alone_but_not_together_have_the_numbers_of_the_plain_rule() -> None:
+    one = world()
+    both = pod().container(gpu=1, mem=15000).container(gpu=1, mem=15000)
+    assert nearest(one, both) is None
+    found = advise(one.ledger, asked(both), ["n1", "n2"]).near_miss
+    assert found is not None
+    assert found.text == "needs 15000 MiB on one card; nearest is n2 (large) with 5000 of 80000 MiB free"
 
 
 @pytest.mark.parametrize(
@@ -145,44 +242,26 @@ def test_where_some_cards_fit_the_node_with_most_of_them_comes_nearest() -> None
         node("a").gpu("a0", memory=10).gpu("a1", memory=10).gpu("a2", memory=5),
         node("b").gpu("b0", memory=10).gpu("b1", memory=5).gpu("b2", memory=5),
     )
-    found = near_miss(one.ledger, asked(pod().container(gpu=3, mem=8)), ["b", "a"])
+    found = nearest(one, pod().container(gpu=3, mem=8))
     assert found == FewCards("a", asked=3, found=2)
-    assert found.text == "needs 3 cards that fit on one node; best is a with 2"
+    assert found.text == "needs 3 cards that fit on one node; the most are 2 on a"
 
 
-# -- the quick answer over many nodes
+def test_of_several_cards_a_little_less_memory_is_nearer_than_fewer_cards() -> None:
+    one = cluster(
+        node("a").gpu("a0", memory=100).gpu("a1", memory=100).gpu("a2", memory=99),
+        node("b").gpu("b0", memory=100).gpu("b1", memory=100),
+    )
+    found = nearest(one, pod().container(gpu=3, mem=100))
+    assert found is not None
+    assert found.text == (
+        "needs 3 cards on one node with 100 MiB each; nearest is a, where 2 of its cards fit, "
+        "and the next has 99 of 99 MiB free (a2)"
+    )
 
 
-def quick(one: Cluster, asking: PodBuilder) -> NearMiss | FewCards | None:
-    return quick_near_miss(one.ledger, asked(asking), one.selector.candidates(one.ledger.node_names()).rows)
-
-
-@pytest.mark.parametrize(
-    "asking",
-    [
-        gpu_pod(mem=21000),
-        gpu_pod(percent=95, cores=1),
-        gpu_pod(mem=10, cores=100),
-        gpu_pod(mem=21000, cores=80),
-        gpu_pod(mem=21000).policy(device="mutex"),
-        gpu_pod(mem=21000).annotate(("nvidia.com/use-gpuuuid", "small,none")),
-        gpu_pod(mem=10).annotate(("nvidia.com/use-gpuuuid", "none")),
-        gpu_pod(mem=10, cores=20).annotate(("nvidia.com/use-gpuuuid", "none")),
-        pod().container(gpu=2, mem=15000),
-        pod().container(gpu=3, mem=10),
-        pod().container(gpu=2, mem=90000),
-    ],
-)
-def test_the_quick_answer_is_the_careful_one(asking: PodBuilder) -> None:
-    one = world().add(node("n0").gpu("none", memory=0, cores=0), node("n3").gpu("ill", healthy=False))
-    one.add(node("n4").gpu("unsure", memory=20900).annotate(("hami.io/node-dcu-register", "nonsense")))
-    assert quick(one, asking) == near_miss(one.ledger, asked(asking), one.ledger.node_names())
-
-
-@pytest.mark.parametrize(
-    "asking",
-    [pod().container(), pod().container(limits={"enflame.com/gcu": 9}), gpu_pod(mem=1)],
-)
-def test_there_is_no_quick_answer_where_the_arrays_cannot_tell(asking: PodBuilder) -> None:
-    assert quick(world(), asking) is None
-    assert quick(cluster(), asking) is None
+def test_more_cards_than_any_node_has_names_the_node_with_the_most() -> None:
+    one = cluster(node("a").gpus(2), node("b").gpus(8), node("c").gpus(8))
+    found = nearest(one, pod().container(gpu=9, mem=10))
+    assert found is not None
+    assert found.text == "needs 9 cards that fit on one node; the most are 8 on b"

@@ -8,8 +8,11 @@ import json
 import pytest
 
 from tessera.core.audit import audit
-from tessera.core.grants import Placement
-from tessera.core.ledger import GrantState, replay
+from tessera.core.devices import Device, NodeFacts
+from tessera.core.grants import Grant, Placement
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState, Ledger, replay
+from tessera.core.selection import Refused, Selected, Selector
 from tessera.vendors.node_reader import node_facts
 from tests.support.builders import (
     A100_40GB,
@@ -398,3 +401,48 @@ def test_a_core_that_two_pods_hold_is_one_core_and_stays_taken_until_both_are_go
     one.ledger.release("uid-b")
     assert used() == 0
     assert not audit(one.ledger)
+
+
+def test_a_copied_node_decides_as_the_node_does_and_changes_nothing_there() -> None:
+    nodes = [node("n1").gpus(2), node("n2").gpus(1).cordon("n2-0"), node("n3").gpus(1, memory=4_000)]
+    here = cluster(*nodes).quota(memory=100_000)
+    for number in range(3):
+        here.observe(here.start(gpu_pod(f"p{number}", mem=20_000, cores=30), ["n1", "n3"]))
+    ledger = here.ledger
+    copied = Ledger(ledger.rules)
+    for name in ("n1", "n2", "n3", "missing"):
+        copied.copy_node(name, ledger)
+    copied.quotas = ledger.quotas.copy()
+    before = ledger.state()
+    asked = [gpu_pod("new", mem=mem, cores=cores) for mem in (1_000, 30_000, 60_000) for cores in (0, 30, 100)]
+    for one in asked:
+        mine, theirs = (Selector(each).select(one.request(), ["n1", "n2", "n3"]) for each in (copied, ledger))
+        assert type(mine) is type(theirs)
+        if isinstance(mine, Selected) and isinstance(theirs, Selected):
+            assert mine.placement == theirs.placement
+            copied.reserve(one.request(), mine.placement, deadline=0.0)
+            copied.release(one.request().uid)
+        elif isinstance(mine, Refused) and isinstance(theirs, Refused):
+            assert mine.misfits == theirs.misfits
+    placed = Selector(copied).select(asked[0].request(), ["n1"])
+    assert isinstance(placed, Selected)
+    copied.reserve(asked[0].request(), placed.placement, deadline=0.0)
+    assert ledger.state() == before
+    assert ledger.quotas.used("default", "NVIDIA") != copied.quotas.used("default", "NVIDIA")
+
+
+def test_a_copied_node_still_knows_which_core_ids_are_taken() -> None:
+    """They are counted again from all pods of the node whenever one comes."""
+    (key,) = [name for name, vendor in vendors().items() if vendor.core_masks]
+
+    def holder(uid: str, mask: int) -> PodFacts:
+        return PodFacts(uid, "default", uid, "n", grants={key: ((Grant("d", key, 0, mask),),)})
+
+    ledger, copied = Ledger(vendors()), Ledger(vendors())
+    ledger.observe_node(NodeFacts("n", (Device(uuid="d", vendor=key, cores=0b1111, slots=4),)))
+    ledger.put_pod(holder("old", 0b0011), GrantState.BOUND)
+    copied.copy_node("n", ledger)
+    copied.put_pod(holder("new", 0b0100), GrantState.BOUND)
+    view = copied.node("n")
+    assert view is not None
+    assert view.cards[0].used_cores == 0b0111

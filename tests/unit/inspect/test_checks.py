@@ -446,10 +446,10 @@ async def test_a_cordon_of_a_card_that_takes_none_is_found() -> None:
     [
         (
             {"limits.nvidia.com/gpumem": "30Gi"},
-            "it means 32,212,254,720 times MiB",
+            "it means 32,212,254,720 MiB",
             "limits.nvidia.com/gpumem: '30720'",
         ),
-        ({"limits.nvidia.com/gpumem": "200k"}, "it means 200,000 times MiB", "a plain number in units of MiB"),
+        ({"limits.nvidia.com/gpumem": "200k"}, "it means 200,000 MiB", "a plain number in units of MiB"),
         ({"limits.nvidia.com/gpucores": "100k"}, "it means 100,000 per cent", "100 for each card"),
         ({"limits.nvidia.com/gpumem": str(2**30)}, "limits nothing", "a plain number in units of MiB"),
         ({"nvidia.com/gpumem": "30720"}, "limits nothing without the prefix", "limits.nvidia.com/gpumem: '30720'"),

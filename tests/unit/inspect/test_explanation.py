@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.inspect import sanitize
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import explanation_lines, source_lines
 from tessera.inspect.state import InspectionError
 from tessera.inspect.verdicts import FitsNowhere
-from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
+from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod, vendors
 from tests.support.cluster_states import quota, state_of
 from tests.support.stepwise_scheduler import World as SchedulerWorld
 from tests.support.stepwise_scheduler import serving_downward_api, using_downward_api
@@ -30,9 +31,9 @@ async def test_a_pending_pod_is_told_the_nearest_card_who_holds_it_and_what_woul
     found = explain(cluster, "default/p", cards=True)
     assert (found.status, found.is_good) == (PodVerdict.REFUSED, False)
     assert isinstance(found.verdict, FitsNowhere)
-    near = "needs 30000 MiB on one card; best is n1 / n1-0 with 20000 MiB free of 80000"
+    near = "needs 30000 MiB; the most free on one card is 20000 of 80000 MiB on n1 (n1-0)"
     assert found.verdict.near_miss == near
-    assert found.verdict.event[-1] == near
+    assert found.verdict.event == f"{near}; 2 of 2 nodes: not enough free memory on the card"
     assert [holder.text for holder in found.verdict.holders] == ["default/holder (60000 MiB, 30 cores)"]
     assert [change.text for change in found.verdict.changes] == [
         "container c0: 20000 instead of 30000 MiB of memory would fit on n1"
@@ -192,7 +193,7 @@ async def test_a_pod_that_did_not_ask_for_mig_is_told_so_where_there_is_nothing_
     for built in (gpu_pod("p", mem=4000), using_downward_api(gpu_pod("p", mem=4000))):
         found = explain(OfflineCluster(state_of([cut], [built])), "default/p")
         assert isinstance(found.verdict, FitsNowhere)
-        assert found.verdict.mode == found.verdict.event[-1]
+        assert found.verdict.mode == found.verdict.event
         assert "only with the annotation nvidia.com/vgpu-mode: mig" in told(found)
         assert "no smaller request would fit" not in told(found)
 
@@ -203,3 +204,117 @@ async def test_a_node_with_mig_cards_is_not_said_to_fit_a_pod_that_cannot_go_the
     found = explain(OfflineCluster(state_of([node("n1").gpus(2, memory=80000), cut], [large])), "default/p")
     assert isinstance(found.verdict, Fits)
     assert ([each.node for each in found.verdict.best], found.verdict.fitting) == (["n1"], 1)
+
+
+async def test_a_wrong_model_is_answered_with_the_models_that_there_are() -> None:
+    nodes = [node("n1").gpus(2, model="NVIDIA L4"), node("n2").gpus(1, model="NVIDIA A100")]
+    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/use-gputype", "T4"))
+    found = explain(OfflineCluster(state_of(nodes, [asking])), "default/p")
+    assert isinstance(found.verdict, FitsNowhere)
+    said = "no NVIDIA card is of a model with t4 in its name; there are 2 x NVIDIA L4, 1 x NVIDIA A100"
+    assert found.verdict.wishes == (said,)
+    assert found.verdict.event == said
+    assert said in told(found)
+    assert "the pod does not accept this model (NVIDIA L4)" in told(found)
+    assert "sharing mode" not in told(found).split("Why not")[1]
+
+
+async def test_a_wrong_sharing_mode_is_told_apart_from_a_wrong_model() -> None:
+    nodes = [node("n1").gpus(1, mode="mps", model="NVIDIA L4"), node("n2").gpus(1, mode="hami-core", model="NVIDIA T4")]
+    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/vgpu-mode", "mps"), ("nvidia.com/use-gputype", "T4"))
+    found = explain(OfflineCluster(state_of(nodes, [asking])), "default/p")
+    assert isinstance(found.verdict, FitsNowhere)
+    assert found.verdict.wishes == (
+        "the pod accepts the sharing mode mps, and the NVIDIA cards of the models that it accepts are in 1 x hami-core",
+    )
+    assert {group.mismatch for group in found.verdict.groups} == {
+        "the pod does not accept this model (NVIDIA L4), or this sharing mode (hami-core)",
+    }
+
+
+async def test_a_wrong_uuid_is_answered_with_the_uuids_that_there_are_the_most_alike_first() -> None:
+    nodes = [node("n1").gpu("GPU-aaa1").gpu("GPU-bbb2"), node("n2").gpu("GPU-abc3")]
+    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/use-gpuuuid", "GPU-bbb9"))
+    found = explain(OfflineCluster(state_of(nodes, [asking])), "default/p")
+    assert isinstance(found.verdict, FitsNowhere)
+    assert found.verdict.wishes == (
+        "no NVIDIA card has the uuid GPU-bbb9; there are GPU-bbb2 (n1/1), GPU-aaa1 (n1/0), GPU-abc3 (n2/0)",
+    )
+
+
+async def test_a_card_on_a_node_that_kube_scheduler_excludes_is_found_by_its_uuid() -> None:
+    closed = node("n2").gpu("GPU-abc3")
+    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/use-gpuuuid", "GPU-abc3"))
+    state = state_of([node("n1").gpu("GPU-aaa1"), closed], [asking])
+    next(n for n in state.nodes if n["metadata"]["name"] == "n2")["spec"] = {"unschedulable": True}
+    found = explain(OfflineCluster(state), "default/p")
+    assert isinstance(found.verdict, FitsNowhere)
+    assert found.verdict.wishes == (
+        "the card with the uuid GPU-abc3 is on n2, where kube-scheduler does not let the pod go",
+    )
+
+
+async def test_more_cards_than_a_node_has_lists_the_nodes_with_the_most_first() -> None:
+    nodes = [node(f"n{number}").gpus(cards) for number, cards in enumerate((1, 2, 8, 4, 8))]
+    found = explain(OfflineCluster(state_of(nodes, [gpu_pod("p", gpu=9, mem=100)])), "default/p")
+    assert isinstance(found.verdict, FitsNowhere)
+    (group,) = found.verdict.groups
+    assert group.nodes == ("n2", "n4", "n3", "n1", "n0")
+    assert group.detail == "n2 has 8 of NVIDIA; n4 has 8 of NVIDIA; n3 has 4 of NVIDIA"
+    assert found.verdict.near_miss == "needs 9 cards that fit on one node; the most are 8 on n2"
+
+
+async def test_the_sentence_about_a_quota_has_its_numbers() -> None:
+    holder = gpu_pod("holder", mem=60000, cores=30).on("n1", HELD)
+    nodes = [node("n1").gpus(2, memory=80000)]
+    limits = quota("default", {MEMORY: 70000})
+    found = explain(OfflineCluster(state_of(nodes, [holder, gpu_pod("p", mem=30000)], quotas=[limits])), "default/p")
+    assert isinstance(found.verdict, FitsNowhere)
+    assert "limits.nvidia.com/gpumem of namespace default leaves 10000 MiB: 20000 MiB too much" in found.verdict.event
+
+
+@pytest.mark.parametrize(
+    ("asking", "said"),
+    [
+        (
+            gpu_pod("p", mem=100).annotate(("nvidia.com/use-gputpye", "L4")),
+            "annotation nvidia.com/use-gputpye is unknown and has no effect; did you mean nvidia.com/use-gputype?",
+        ),
+        (
+            pod("p").container(limits={"nvidia.com/gpus": 1}),
+            "container c0: resource nvidia.com/gpus is unknown; did you mean nvidia.com/gpu?",
+        ),
+        (
+            gpu_pod("p", mem=100).annotate(("nvidia.com/vgpu-mode", "hamicore")),
+            'annotation nvidia.com/vgpu-mode: "hamicore" cannot be honoured: write "hami-core"',
+        ),
+    ],
+)
+async def test_mistakes_of_a_pod_are_told(asking: PodBuilder, said: str) -> None:
+    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking])), "default/p")
+    assert said in found.notes
+    assert f"note: {said}" in told(found)
+
+
+async def test_a_request_that_cannot_be_meant_is_told_once() -> None:
+    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod("p", mem="2Gi")])), "default/p")
+    assert told(found).count("2Gi") == 1
+
+
+async def test_a_pod_whose_only_resource_is_misspelt_is_not_told_about_its_scheduler() -> None:
+    asking = pod("p").container(limits={"nvidia.com/gpus": 1})
+    state = state_of([node("n1").gpus(1)], [asking])
+    state.pods[0]["spec"]["schedulerName"] = "default-scheduler"
+    found = explain(OfflineCluster(state), "default/p")
+    assert found.notes == ("container c0: resource nvidia.com/gpus is unknown; did you mean nvidia.com/gpu?",)
+
+
+def test_a_pod_that_waits_for_a_misspelt_resource_is_kept_for_explain() -> None:
+    def waits(**spec: object) -> bool:
+        return sanitize.waits_for_misspelt({"spec": spec}, vendors())
+
+    misspelt = {"name": "c", "resources": {"limits": {"nvidia.com/gpus": "1"}}}
+    assert waits(containers=[misspelt])
+    assert waits(initContainers=[misspelt], containers=[{"name": "d"}])
+    assert not waits(containers=[misspelt], nodeName="n1")
+    assert not waits(containers=[{"name": "c", "resources": {"limits": {"cpu": "1"}}}])

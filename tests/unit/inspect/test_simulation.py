@@ -51,7 +51,7 @@ async def test_one_pod_is_told_where_it_would_go_and_how_many_more_fit() -> None
     assert [one.node for one in found.placed] == ["a100-1"]
     assert found.fits_in_all == 8
     assert found.stop is not None
-    assert "needs 30000 MiB on one card" in found.stop.text
+    assert "needs 30000 MiB; the most free on one card is 21920 of 81920 MiB" in found.stop.text
     assert "8 in all: 7 more than requested" in told(found)
 
 

@@ -200,6 +200,19 @@ async def test_a_pod_that_needs_an_option_keeps_all_pods(spec: Json, owned: bool
 
 
 @in_fake_time
+async def test_a_dry_run_promises_no_eviction_where_a_pod_needs_an_option() -> None:
+    async with stage() as on:
+        await on.add(holding("a"))
+        await on.add(holding("bare"), owned=False)
+        for dry_run in (True, False):
+            result = await on.drain(dry_run=dry_run)
+            assert {each.pod.name: each.reason for each in result.left} == {
+                "a": "not evicted as long as others need an option",
+                "bare": "it is a bare pod, which nothing creates again (--force evicts it)",
+            }
+
+
+@in_fake_time
 async def test_a_pod_of_a_file_on_the_node_cannot_be_evicted() -> None:
     async with stage() as on:
         await on.add(holding("static").annotate(("kubernetes.io/config.mirror", "hash")))

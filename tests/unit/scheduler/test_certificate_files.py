@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, Pair
-from tessera.scheduler.certificates.certificate_files import Bad, CertificateFiles, Loaded, Unchanged
+from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, BadCertificate, Pair
+from tessera.scheduler.certificates.certificate_files import CertificateFiles
 from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NOW, fresh
 
@@ -23,30 +23,32 @@ def write(files: tuple[Path, Path], pair: Pair) -> None:
         other.replace(path)
 
 
+def follow(files: tuple[Path, Path], serving: ServingContext) -> CertificateFiles:
+    return CertificateFiles(str(files[0]), str(files[1]), serving)
+
+
 def test_files_are_loaded_and_followed(files: tuple[Path, Path]) -> None:
     serving = ServingContext()
-    following = CertificateFiles(*files, serving)
+    following = follow(files, serving)
     first, second = fresh().leaf, fresh(NOW + DAY).leaf
     write(files, first)
-    assert following.look() == Loaded(NOW + LEAF_SECONDS)
-    assert following.look() == Unchanged()
+    assert following.read() == NOW + LEAF_SECONDS
+    assert following.read() is None
     write(files, second)
-    assert following.look() == Loaded(NOW + DAY + LEAF_SECONDS)
+    assert following.read() == NOW + DAY + LEAF_SECONDS
     assert serving.served == second
     write(files, second)
-    assert following.look() == Unchanged()
-    assert following.look() == Unchanged()
+    assert following.read() is None
+    assert following.read() is None
 
 
-def test_missing_files_are_reported_once(files: tuple[Path, Path]) -> None:
-    following = CertificateFiles(str(files[0]), str(files[1]), ServingContext())
-    first, second = following.look(), following.look()
-    assert isinstance(first, Bad)
-    assert isinstance(second, Bad)
-    assert (first.is_news, second.is_news) == (True, False)
-    assert str(files[0]) in first.text
+def test_files_may_come_later(files: tuple[Path, Path]) -> None:
+    following = follow(files, ServingContext())
+    for _ in range(2):
+        with pytest.raises(BadCertificate, match=f"cannot read {files[0]}: No such file"):
+            following.read()
     write(files, fresh().leaf)
-    assert isinstance(following.look(), Loaded)
+    assert following.read() is not None
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -54,36 +56,31 @@ def test_a_half_written_pair_keeps_the_old_certificate_until_the_other_half_is_t
     files: tuple[Path, Path], half: int
 ) -> None:
     serving = ServingContext()
-    following = CertificateFiles(*files, serving)
+    following = follow(files, serving)
     old, new = fresh().leaf, fresh().leaf
     write(files, old)
-    following.look()
+    following.read()
     halves = (new.certificate, new.key)
     files[half].write_bytes(halves[half])
-    answer = following.look()
-    assert isinstance(answer, Bad)
-    assert "does not belong" in answer.text
+    with pytest.raises(BadCertificate, match="does not belong"):
+        following.read()
     assert serving.served == old
     files[1 - half].write_bytes(halves[1 - half])
-    assert isinstance(following.look(), Loaded)
+    assert following.read() is not None
     assert serving.served == new
 
 
 @pytest.mark.parametrize("text", [b"", b"nonsense"])
-def test_bad_files_keep_the_old_certificate_and_good_ones_end_the_complaint(
-    files: tuple[Path, Path], text: bytes
-) -> None:
+def test_bad_files_keep_the_old_certificate(files: tuple[Path, Path], text: bytes) -> None:
     serving = ServingContext()
-    following = CertificateFiles(*files, serving)
+    following = follow(files, serving)
     old = fresh().leaf
     write(files, old)
-    following.look()
+    following.read()
     files[0].write_bytes(text)
-    assert isinstance(following.look(), Bad)
+    for _ in range(2):
+        with pytest.raises(BadCertificate, match=str(files[0])):
+            following.read()
     assert serving.served == old
     write(files, old)
-    assert following.look() == Unchanged()
-    files[0].write_bytes(text)
-    answer = following.look()
-    assert isinstance(answer, Bad)
-    assert answer.is_news
+    assert following.read() is None

@@ -31,12 +31,13 @@ from tessera.scheduler.certificates.rotator import (
     CertificateRotator,
     Contended,
 )
-from tessera.scheduler.certificates.secret_store import StoredSecret, StoredWebhook
+from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret, StoredWebhook
+from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NAMES, NOW
 
 
 @dataclass
-class FakeStore:
+class FakeStore(CertificateStore):
     """A Secret and a webhook configuration with versions; every call takes some turns of the loop."""
 
     secret: dict[str, bytes] | None = None
@@ -104,7 +105,7 @@ class FakeStore:
 
 
 @dataclass
-class Replica:
+class Replica(ServingContext):
     """Where one keeper serves: a certificate is never shown that the configuration does not cover."""
 
     store: FakeStore

@@ -1,12 +1,14 @@
-"""When decisions are written as events: warnings at once, successes when there is time."""
+"""When decisions are written as events: warnings soon, successes when there is time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
+from tessera.core.misfits import CardMisfit, Reason, cards_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused
 from tessera.kube.event_broadcaster import EventBroadcaster
@@ -40,7 +42,7 @@ class Written:
 
 
 @asynccontextmanager
-async def told() -> AsyncIterator[tuple[Written, EventRecorder]]:
+async def told(*, hami_texts: bool = False) -> AsyncIterator[tuple[Written, EventRecorder]]:
     clock = asyncio.get_running_loop().time
     began = clock()
 
@@ -49,7 +51,7 @@ async def told() -> AsyncIterator[tuple[Written, EventRecorder]]:
 
     written = Written()
     events = EventBroadcaster(written, component="hami-scheduler", host="", now=now)
-    recorder = EventRecorder(events, now=now)
+    recorder = EventRecorder(events, now=now, hami_texts=hami_texts)
     tasks = [asyncio.create_task(events.run()), asyncio.create_task(recorder.run())]
     try:
         yield written, recorder
@@ -70,7 +72,7 @@ def placed(number: int) -> PlacedEvent:
 
 
 def refused(number: int, *, is_first: bool = True) -> RefusedEvent:
-    return RefusedEvent(pod(number), Refused({}), is_first, lambda: [f"no node for p{number}"])
+    return RefusedEvent(pod(number), Refused({}), is_first, lambda: f"no node for p{number}")
 
 
 def bound(number: int, error: str = "") -> BindEvent:
@@ -112,6 +114,90 @@ async def test_only_the_first_refusal_of_a_pod_is_written() -> None:
         recorder.on_refused(refused(1, is_first=False))
         await asyncio.sleep(10 * event_recorder.QUIET_SECONDS)
         assert written.said == [("FilteringFailed", "no node for p1")]
+
+
+@in_fake_time
+async def test_a_backlog_that_is_refused_again_and_again_makes_one_event_per_pod_at_a_bounded_rate() -> None:
+    pods, described = 5000, 0
+    alike = Refused({})
+
+    def describe() -> str:
+        nonlocal described
+        described += 1
+        return "no card is large enough"
+
+    async with told() as (written, recorder):
+        clock = asyncio.get_running_loop().time
+        for is_first in (True, False, False, False):
+            for number in range(pods):
+                recorder.on_refused(RefusedEvent(pod(number), alike, is_first, describe))
+        assert described == 0, "sentences are not made while decisions are"
+        began = clock()
+        turns = 0
+        while len(written.events) < pods:
+            await asyncio.sleep(event_recorder.QUIET_SECONDS)
+            turns += 1
+            assert len(written.events) <= event_recorder.REFUSALS * (turns + 1)
+            assert turns < 2 * pods
+        assert clock() - began >= (pods / event_recorder.REFUSALS - 1) * event_recorder.QUIET_SECONDS
+        assert described <= pods / event_recorder.REFUSALS + 1, "pods that are refused alike share a sentence"
+        await asyncio.sleep(60.0)
+        assert len(written.events) == pods
+        assert {event["count"] for event in written.events} == {1}
+        assert recorder.dropped == 0
+
+
+@in_fake_time
+async def test_few_sentences_are_made_at_a_time_where_every_pod_needs_its_own() -> None:
+    made: list[int] = []
+    async with told() as (written, recorder):
+        for number in range(100):
+            describe = partial(_noted, made, number)
+            recorder.on_refused(RefusedEvent(pod(number), Refused({}), True, describe))
+        before = 0
+        while len(made) < 100:
+            await asyncio.sleep(event_recorder.QUIET_SECONDS)
+            assert len(made) - before <= 2 * event_recorder.SENTENCES
+            before = len(made)
+        assert made == list(range(100)), "the oldest first"
+        await asyncio.sleep(60.0)
+        assert len(written.events) == 100
+
+
+def _noted(made: list[int], number: int) -> str:
+    made.append(number)
+    return f"sentence {number}"
+
+
+@in_fake_time
+async def test_a_pod_that_is_placed_before_its_turn_is_not_told_that_it_was_refused() -> None:
+    async with told() as (written, recorder):
+        for number in range(2 * event_recorder.REFUSALS):
+            recorder.on_refused(refused(number))
+        recorder.on_placed(placed(2 * event_recorder.REFUSALS - 1))
+        await asyncio.sleep(60.0)
+        said = [event for event in written.events if event["reason"] == "FilteringFailed"]
+        assert len(said) == 2 * event_recorder.REFUSALS - 1
+
+
+@in_fake_time
+async def test_refusals_that_wait_are_bounded_and_the_oldest_are_given_up() -> None:
+    async with told() as (_, recorder):
+        for number in range(event_recorder.MOST_REFUSED + 5):
+            recorder.on_refused(refused(number))
+        assert recorder.dropped == 5
+
+
+@in_fake_time
+async def test_hamis_texts_are_written_for_those_who_parse_them() -> None:
+    async with told(hami_texts=True) as (written, recorder):
+        refusal = Refused({"n1": cards_misfit([CardMisfit("u", Reason.CARD_CORDONED)], total=1, vendor="NVIDIA")})
+        recorder.on_refused(RefusedEvent(pod(1), refusal, True, lambda: "a sentence"))
+        await asyncio.sleep(10 * event_recorder.QUIET_SECONDS)
+        assert written.said == [
+            ("FilteringFailed", "1 nodes CardCordoned(n1)"),
+            ("FilteringFailed", "no available node, 1 nodes do not meet"),
+        ]
 
 
 @in_fake_time

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tessera.core.ledger import GrantState
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.vendors.node_reader import node_facts
 from tessera.wire.objects import ResourceQuota, decode_object
-from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids
+from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids, vendors
 from tests.support.stepwise_scheduler import RESERVATION, World, filter_body, uid, using_downward_api
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
@@ -111,8 +112,8 @@ def test_a_pod_gets_a_mig_instance_only_if_it_asks_for_one_with_the_webhook_and_
     cluster = world(node("n1").gpu("mig", mode="mig", profiles=A100_40GB))
     for built in (using_downward_api(gpu_pod("completed", mem=4000)), gpu_pod("bypassed", mem=4000)):
         assert cluster.filtered(built)["FailedNodes"] == {"n1": "1/1 CardTypeMismatch"}
-        _, _, texts = told(cluster)[-1]
-        assert texts[-1] == (
+        _, _, text = told(cluster)[-1]
+        assert text == (
             "every NVIDIA card is in MIG mode, and a pod gets a MIG instance only with the annotation "
             "nvidia.com/vgpu-mode: mig"
         )
@@ -453,11 +454,9 @@ def test_a_node_that_registers_later_is_found_in_a_list_that_was_sent_before() -
 # -- what people are told
 
 
-def told(cluster: World) -> list[tuple[str, bool, list[str]]]:
-    placed = [(event.request.name, True, [event.describe()]) for event in cluster.reports.placed]
-    refused = [
-        (event.request.name, False, list(event.describe())) for event in cluster.reports.refused if event.is_first
-    ]
+def told(cluster: World) -> list[tuple[str, bool, str]]:
+    placed = [(event.request.name, True, event.describe()) for event in cluster.reports.placed]
+    refused = [(event.request.name, False, event.describe()) for event in cluster.reports.refused if event.is_first]
     return placed + refused
 
 
@@ -465,7 +464,7 @@ def test_a_decision_is_told_with_the_nodes_it_was_chosen_from() -> None:
     cluster = world(one_card("n1"), one_card("n2"), one_card("tiny", memory=1))
     cluster.chosen(gpu_pod("p", mem=100), ["n1", "n2", "tiny", "stranger"])
     text = "find fit node(n1), 2 nodes not fit, 2 nodes fit(n2:0.00,n1:0.00)"
-    assert told(cluster) == [("p", True, [text])]
+    assert told(cluster) == [("p", True, text)]
 
 
 def test_a_decision_can_be_told_briefly() -> None:
@@ -494,19 +493,26 @@ def test_a_refusal_is_told_once_with_its_reasons_and_the_nearest_card() -> None:
         (
             "p",
             False,
-            [
-                "2 nodes CardInsufficientMemory(n1,n2)",
-                "no available node, 3 nodes do not meet",
-                "needs 4000 MiB on one card; best is n2 / n2-0 with 3000 MiB free of 3000",
-            ],
+            "needs 4000 MiB; the most free on one card is 3000 of 3000 MiB on n2 (n2-0);"
+            " 2 of 3 nodes: not enough free memory on the card;"
+            " 1 of 3 nodes: no device plugin has registered cards on the node",
         )
     ]
 
 
-def test_a_refusal_without_a_near_card_is_told_without_one() -> None:
-    cluster = world(one_card("n1"))
-    cluster.filtered(gpu_pod("p", gpu=3), ["n1"])
-    assert told(cluster) == [("p", False, ["no available node, 1 nodes do not meet"])]
+def test_a_refusal_without_a_near_card_is_told_by_its_reasons() -> None:
+    cluster = world(node("n1").gpu("n1-0", healthy=False))
+    cluster.filtered(gpu_pod("p"), ["n1"])
+    assert told(cluster) == [("p", False, "1 of 1 nodes: the card is unhealthy, or its use is uncertain")]
+
+
+def test_a_refusal_is_told_right_although_nodes_have_come_and_gone_since() -> None:
+    cluster = world(one_card("n1", memory=1000), one_card("n2", memory=3000))
+    cluster.filtered(gpu_pod("p", mem=4000), ["n1", "n2"])
+    cluster.ledger.forget_node("n1")
+    cluster.ledger.observe_node(node_facts(node("n0").gpu("n0-0", memory=3500).api(), vendors()))
+    ((_, _, text),) = told(cluster)
+    assert text.startswith("needs 4000 MiB; the most free on one card is 3000 of 3000 MiB on n2 (n2-0)")
 
 
 def test_every_refusal_is_reported_and_the_first_of_a_pod_as_that() -> None:

@@ -178,6 +178,19 @@ def at(text: str) -> Address:
             Listeners(extender_tls=True, client_ca="/ca"),
             TlsFiles("/tls/tls.crt", "/tls/tls.key"),
         ),
+        # the dashboard needs a certificate, and asks for one of our own where it can
+        (
+            {"webhook-bind": "none", "dashboard-bind": ":9444"},
+            POD,
+            Listeners(webhook=None, dashboard=at(":9444")),
+            OWN,
+        ),
+        (
+            FILES | {"http_bind": ":443", "dashboard-bind": ":9444"},
+            {},
+            Listeners(None, None, single=at(":443"), dashboard=at(":9444")),
+            TlsFiles("/tls/tls.crt", "/tls/tls.key"),
+        ),
         # HAMi's one listener
         ({"http_bind": "0.0.0.0:80"}, POD, Listeners(None, None, single=at("0.0.0.0:80")), None),
         (
@@ -273,6 +286,8 @@ def test_listeners_and_certificates_go_together(
         ({"webhook-service": "S"}, POD, ["--webhook-service: expected a name of lower-case letters"]),
         ({"webhook-bind": ":9443"}, {}, ["--webhook-bind: needs a certificate"]),
         ({"extender-tls": "true"}, {}, ["--extender-tls: needs a certificate"]),
+        ({"dashboard-bind": ":9444"}, {}, ["--dashboard-bind: needs a certificate"]),
+        ({"dashboard-bind": ":9395"}, POD, ["--dashboard-bind: :9395 is taken by --metrics-bind-address :9395"]),
         (
             {"client-ca-file": "/ca"},
             POD,

@@ -50,6 +50,7 @@ EVERYTHING = Settings(
     allow_disable_control=True,
     journal=JournalSettings(8 << 20, "/j", 3 << 30, 2),
     legacy_metrics=True,
+    hami_events=True,
     trusted_users=frozenset({"b", "a"}),
     grace_seconds=0.0,
     shutdown_delay_seconds=5.0,

@@ -38,14 +38,7 @@ from tests.support.certificates import NAMES, NOW, fresh, kept, renewal
 
 
 def test_the_service_is_known_by_its_dns_name_and_the_loopback() -> None:
-    assert service_names("s", "n", ["gpu.example"]) == {
-        "s.n.svc",
-        "s.n.svc.cluster.local",
-        "localhost",
-        "127.0.0.1",
-        "::1",
-        "gpu.example",
-    }
+    assert service_names("s", "n") == {"s.n.svc", "s.n.svc.cluster.local", "localhost", "127.0.0.1", "::1"}
 
 
 def test_a_missing_secret_is_made_and_then_kept() -> None:

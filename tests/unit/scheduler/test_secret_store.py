@@ -7,7 +7,7 @@ import pytest
 
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tessera.scheduler.certificates.secret_store import KubeStore, StoredSecret, StoredWebhook
+from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret, StoredWebhook
 from tessera.scheduler.settings import SelfManaged
 
 
@@ -51,8 +51,8 @@ WEBHOOK_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurati
 WHERE = SelfManaged(namespace="gpu", secret="tls", service="tessera", webhook_configuration="hook")
 
 
-def store_on(client: FakeClient, where: SelfManaged = WHERE) -> KubeStore:
-    return KubeStore(cast("KubeClient", client), where)
+def store_on(client: FakeClient, where: SelfManaged = WHERE) -> CertificateStore:
+    return CertificateStore(cast("KubeClient", client), where)
 
 
 async def test_a_secret_is_created_once_and_read_back() -> None:

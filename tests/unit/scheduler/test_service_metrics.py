@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import platform
+import sys
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tessera import __version__
 from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
-from tessera.scheduler.metrics.service_metrics import BuildInfo, Levels, Metrics, reasons_of
+from tessera.scheduler.metrics.service_metrics import Levels, Metrics, reasons_of
 from tests.support.builders import cluster, gpu_pod, node
 
 
@@ -116,18 +120,21 @@ def test_findings_go_with_their_node_but_not_those_about_quotas() -> None:
 
 
 def test_build_info_has_the_labels_of_hami() -> None:
-    build = BuildInfo("1.2.3", revision="abc", build_date="today", go_version="x", compiler="y", platform="z")
-    families = text_string_to_metric_families(Metrics(build).render().decode())
+    families = text_string_to_metric_families(Metrics().render().decode())
     labels = {one.name: one.labels for family in families for one in family.samples if one.name.endswith("build_info")}
     assert labels["hami_build_info"] == {
-        "version": "1.2.3",
-        "revision": "abc",
-        "build_date": "today",
-        "go_version": "x",
-        "compiler": "y",
-        "platform": "z",
+        "version": __version__,
+        "revision": "",
+        "build_date": "",
+        "go_version": f"python{platform.python_version()}",
+        "compiler": "cpython",
+        "platform": f"{sys.platform}/{platform.machine()}",
     }
-    assert labels["tessera_build_info"]["version"] == "1.2.3"
+    assert labels["tessera_build_info"] == {
+        "version": __version__,
+        "revision": "",
+        "python": platform.python_version(),
+    }
 
 
 def test_two_services_in_one_process_count_apart_and_nothing_tells_when_counting_began() -> None:

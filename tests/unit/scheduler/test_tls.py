@@ -12,10 +12,9 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.scheduler.certificates.authority import LEAF_SECONDS, facts_of
-from tessera.scheduler.certificates.certificate_files import LOOK_SECONDS
 from tessera.scheduler.certificates.renewal import Material, service_names
 from tessera.scheduler.certificates.rotator import CHECK_SECONDS
-from tessera.scheduler.certificates.tls import ServingTls, TlsError
+from tessera.scheduler.certificates.tls import LOOK_SECONDS, ServingTls, TlsError
 from tessera.scheduler.settings import SelfManaged, TlsFiles
 from tests.support.certificates import NOW, fresh
 from tests.support.event_loops import in_fake_time
@@ -94,6 +93,23 @@ async def test_files_are_looked_at_every_few_seconds_and_at_once_when_told(tmp_p
         made.look()
         await asyncio.sleep(0.01)
         assert len(logs.of("certificate read again")) == 2
+    task.cancel()
+
+
+@in_fake_time
+async def test_bad_files_are_reported_once_and_again_after_good_ones(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = write_pair(tmp_path, authority)
+    made = serving(files)
+    made.prepare()
+    good, before = Path(files.certificate).read_bytes(), made.expiry
+    task = asyncio.create_task(made.run())
+    with captured() as logs:
+        for text, complaints in ((b"nonsense", 1), (good, 1), (b"nonsense", 2)):
+            Path(files.certificate).write_bytes(text)
+            await asyncio.sleep(3 * LOOK_SECONDS)
+            assert len(logs.of("certificate not read again, the old one stays")) == complaints
+            assert made.expiry == before
     task.cancel()
 
 

@@ -9,7 +9,6 @@ from tessera.wire.documents import ConfigError
 from tessera.wire.node_config import (
     CardModes,
     DeviceFilter,
-    GlobalNodeSettings,
     MigStrategy,
     NodeOverride,
     NodeSettings,
@@ -33,22 +32,22 @@ EVERYTHING: dict[str, Any] = {
     "cardmodes": [{"operatingmode": "mps", "uuid": ["GPU-2"], "index": [3]}],
 }
 
-EVERYWHERE = GlobalNodeSettings(
-    split_count=5,
-    memory_scaling=3.0,
-    core_scaling=4.0,
-    preconfigured_memory=1024,
-    log_level=2,
-    numa_topology=True,
-    mig_strategy="single",
-)
+EVERYWHERE = {
+    "split_count": 5,
+    "memory_scaling": 3.0,
+    "core_scaling": 4.0,
+    "preconfigured_memory": 1024,
+    "log_level": 2,
+    "numa_topology": True,
+    "mig_strategy": "single",
+}
 
 
 def load(*entries: dict[str, Any]) -> list[NodeOverride]:
     return load_node_config(msgspec.json.encode({"nodeconfig": entries}).decode(), file="config.json")
 
 
-def on_node_a(*entries: dict[str, Any], everywhere: GlobalNodeSettings = EVERYWHERE) -> NodeSettings:
+def on_node_a(*entries: dict[str, Any], everywhere: dict[str, Any] = EVERYWHERE) -> NodeSettings:
     return effective(everywhere, override_for(load(*entries), "node-a"))
 
 
@@ -85,7 +84,7 @@ def test_without_an_entry_of_its_own_a_node_has_what_all_nodes_have(entries: lis
 
 
 def test_where_nothing_is_configured_the_defaults_hold() -> None:
-    settings = on_node_a(everywhere=GlobalNodeSettings())
+    settings = on_node_a(everywhere=dict.fromkeys(EVERYWHERE))
     assert settings == NodeSettings()
     assert (settings.split_count, settings.memory_scaling, settings.core_scaling) == (10, 1.0, 1.0)
     assert (settings.log_level, settings.mode, settings.mig_strategy) == ("", "hami-core", "none")
@@ -130,7 +129,7 @@ def test_an_empty_word_names_no_mode_and_changes_none(key: str, setting: str, ke
 
 
 def test_an_override_with_an_empty_mode_leaves_the_default() -> None:
-    settings = effective(GlobalNodeSettings(), NodeOverride(name="a", mode="", mig_strategy=""))
+    settings = effective({}, NodeOverride(name="a", mode="", mig_strategy=""))
     assert settings == NodeSettings()
 
 

@@ -20,12 +20,9 @@ from contextlib import suppress
 from typing import Any
 
 from tessera.core.devices import MigPlacement
-from tessera.host.cards import CardError, GpuInstanceProfile, MigInstance
+from tessera.host.cards import MIB, CardError, GpuInstanceProfile, MigInstance
 from tessera.host.mig_profile_names import ATTRIBUTES, has_media_extensions, name_from_driver, profile_name
 from tessera.host.nvml.session import Handle, Session, text_of
-
-MIB = 2**20
-"""bytes"""
 
 
 def read_profiles(session: Session, device: Handle) -> dict[int, Any]:

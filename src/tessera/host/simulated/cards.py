@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from tessera.host.cards import CardEvent, CardFacts, Links, TopologyLevel
+from tessera.host.cards import MIB, CardEvent, CardFacts, Links, TopologyLevel
 from tessera.host.simulated.description import CONNECTIONS, CardGroup, SimulationDescription
 from tessera.host.simulated.models import MODELS
 from tessera.host.simulated.state import simulated_uuid
 
-MIB = 2**20
-"""bytes"""
 _FIRST_BUS = 0x10
 
 

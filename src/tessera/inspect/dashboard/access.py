@@ -6,11 +6,10 @@ import hmac
 import secrets
 
 from tessera.http11.router import Request, Response
-from tessera.inspect.dashboard.server import error
+from tessera.scheduler.access_review import CHALLENGE, AccessReview, bearer_token, error_response
 from tessera.services.addresses import Address
 
 TOKEN_BYTES = 24
-BEARER = b"bearer "
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -31,21 +30,29 @@ class LoopbackAccess:
     def refuse_connection(self, request: Request) -> Response | None:
         host, origin = request.headers.get(b"Host", b"").lower(), request.headers.get(b"Origin")
         if host not in self._hosts:
-            return error(403, "this page is served to this machine only, under the address that the command printed")
+            return error_response(
+                403, "this page is served to this machine only, under the address that the command printed"
+            )
         if origin is not None and origin.lower() != b"http://" + host:
-            return error(403, "a page of another origin may not ask this one")
+            return error_response(403, "a page of another origin may not ask this one")
         return None
 
     async def refuse(self, request: Request) -> Response | None:
         token = bearer_token(request)
-        if token is not None and hmac.compare_digest(token, self.token.encode()):
+        if token and hmac.compare_digest(token, self.token.encode()):
             return None
-        return error(
-            401, "open the address that `tessera dashboard` printed: it has a token", b"WWW-Authenticate: Bearer\r\n"
-        )
+        return error_response(401, "open the address that `tessera dashboard` printed: it has a token", CHALLENGE)
 
 
-def bearer_token(request: Request) -> bytes | None:
-    """What the caller sent as `Authorization: Bearer`."""
-    text = request.headers.get(b"Authorization", b"")
-    return text[len(BEARER) :].strip() if text[: len(BEARER)].lower() == BEARER else None
+class ReviewedAccess:
+    """For callers of a cluster whom the apiserver allows it. The name under which they reach the page does not matter:
+    without a token, which no other page knows, there is nothing to see."""
+
+    def __init__(self, review: AccessReview) -> None:
+        self._review = review
+
+    def refuse_connection(self, request: Request) -> Response | None:
+        return None
+
+    async def refuse(self, request: Request) -> Response | None:
+        return await self._review.refuse(request)

@@ -5,6 +5,7 @@ Positional arrays keep a cluster of 40,000 cards small. Names that tenants choos
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from tessera.core.devices import Device
 from tessera.core.holdings import Holding
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.node_info import Card
+from tessera.inspect.dashboard.room import Room, SliceSize, count_room
 from tessera.inspect.usage import card_state
 from tessera.scheduler.metrics.granted_time import share_of
 
@@ -32,18 +34,24 @@ class PodOrigin(NamedTuple):
     name: str = ""
     since: float | None = None
     """unix seconds of its binding"""
+    created: float | None = None
 
 
 NO_ORIGIN = PodOrigin()
 
 
 class Measured(NamedTuple):
-    """What the monitor saw in use; None if it saw nothing."""
+    """What the monitor saw in use; None if that is not known."""
 
     memory: int | None = None
     """MiB"""
     utilization: float | None = None
     """per cent"""
+
+    @property
+    def is_idle(self) -> bool:
+        """Known to hold no memory and to run nothing."""
+        return self.memory == 0 and not self.utilization
 
 
 NOT_MEASURED = Measured()
@@ -84,6 +92,13 @@ class NodeDocument:
     """by position of the model: what its cards have"""
     granted: dict[tuple[str, int], Share] = field(default_factory=dict)
     """by namespace and position of the model"""
+    used: dict[str, int] = field(default_factory=dict)
+    """by namespace: MiB that its containers use, as far as the monitor knows"""
+    idle: Share = field(default_factory=Share)
+    """what is granted to containers that use nothing"""
+    waits: Counter[int] = field(default_factory=Counter)
+    """seconds from creation to binding, of the pods"""
+    room: Room = field(default_factory=Room)
 
 
 class ModelTable:
@@ -129,6 +144,8 @@ class NodeRenderer:
         slices = self._render_pods(name, found)
         groups = self._groups_of(name)
         cards = [self._card(name, card, slices.get(card.device.uuid, ()), groups, found) for card in view.cards]
+        if not view.facts.problem:
+            count_room(found.room, view.cards, self.models.position, groups, self._ledger.rules)
         found.body = encode({"name": name, "problem": view.facts.problem, "cards": cards})
         return found
 
@@ -140,27 +157,38 @@ class NodeRenderer:
                 continue
             facts, uid = entry.facts, entry.facts.uid
             for uuid, holding in entry.holdings.items():
-                self._count(name, facts.namespace, uuid, holding, found)
-                slices.setdefault(uuid, []).append(self._slice(uid, uuid, holding))
+                measured = self._measured.slice(uid, uuid)
+                self._count(name, facts.namespace, uuid, holding, measured, found)
+                slices.setdefault(uuid, []).append(self._slice(uid, holding, measured))
             state = entry.state.value
             if entry.state is GrantState.BOUND and self._is_handing_over(uid):
                 state = "handing-over"
-            kind, owner, since = self._origin(uid)
+            kind, owner, since, created = self._origin(uid)
+            if since is not None and created is not None:
+                found.waits[max(int(since - created), 0)] += 1
             found.pods[uid] = encode({uid: [facts.namespace, facts.name, kind, owner, state, since]})[1:-1]
         return slices
 
-    def _slice(self, uid: str, uuid: str, holding: Holding) -> list[Any]:
-        use, measured = holding.use, self._measured.slice(uid, uuid)
+    def _slice(self, uid: str, holding: Holding, measured: Measured) -> list[Any]:
+        use = holding.use
         cores = use.cores.bit_count() if self._counts_bits(holding.vendor) else use.cores
         profiles = "+".join(slot.profile for slot in holding.mig) if holding.mig else ""
         return [uid, use.memory, cores, use.slots, measured.memory, measured.utilization, profiles]
 
-    def _count(self, name: str, namespace: str, uuid: str, holding: Holding, found: NodeDocument) -> None:
+    def _count(
+        self, name: str, namespace: str, uuid: str, holding: Holding, measured: Measured, found: NodeDocument
+    ) -> None:
         device, use = self._ledger.devices(name)[uuid], holding.use
         cores = use.cores.bit_count() if self._counts_bits(device.vendor) else use.cores
         share = share_of(use, device, self._ledger.rules.get(device.vendor))
         key = namespace, self.models.position(device.model)
-        found.granted.setdefault(key, Share()).add(Share(use.memory, cores, share))
+        granted = Share(use.memory, cores, share)
+        found.room.held[SliceSize(use.memory, cores)] += 1
+        found.granted.setdefault(key, Share()).add(granted)
+        if measured.memory is not None:
+            found.used[namespace] = found.used.get(namespace, 0) + measured.memory
+        if measured.is_idle:
+            found.idle.add(granted)
 
     def _card(
         self,

@@ -20,8 +20,10 @@ from typing import NamedTuple
 from tessera.inspect.dashboard.documents import NodeDocument, NodeRenderer, encode
 from tessera.inspect.dashboard.event_log import EventLog
 from tessera.inspect.dashboard.source import PageSource
+from tessera.inspect.dashboard.steps import in_steps, pause_for
 from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.dashboard.waiting import WaitingPods
+from tessera.inspect.state import Json
 from tessera.scheduler.pod_cycle import CycleState
 
 PERIOD_SECONDS = 0.2
@@ -32,10 +34,8 @@ TOTALS_SECONDS = 2.0
 """between two events with totals"""
 LINGER_SECONDS = 30.0
 """that documents are kept up to date without a viewer: people reload pages"""
-SLICE_SECONDS = 0.004
-"""of the event loop at once"""
-PAUSE_SECONDS = 0.012
-"""between two slices: rendering takes a quarter of the event loop at most"""
+RENDER_SHARE = 0.5
+"""of the event loop's time that rendering takes at most"""
 KEPT_SECONDS = 5.0
 """that a compressed state is good for: a viewer goes on from its version"""
 LEVEL = 1
@@ -58,10 +58,19 @@ class PackedState(NamedTuple):
 class LiveState:
     """Follows one source."""
 
-    def __init__(self, source: PageSource, *, share: float = 0.5, now: Callable[[], float] = time.time) -> None:
-        """`share` is the part of the event loop's time for work that is not urgent."""
+    def __init__(
+        self,
+        source: PageSource,
+        *,
+        share: float = 0.5,
+        background_share: float = 0.5,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`share` is the part of the event loop's time that a question takes while it is answered, `background_share`
+        that for finding out why pods wait."""
         self.source = source
-        self._share = share
+        self.pause = pause_for(share)
+        self._background_pause = pause_for(background_share)
         self.viewers = 0
         self._now = now
         self._loop = asyncio.get_running_loop()
@@ -70,10 +79,11 @@ class LiveState:
         self._renderer = self._new_renderer()
         self._documents: dict[str, NodeDocument] = {}
         self._known_models = 0
-        self.totals = Totals(source, self._renderer.models)
+        self.totals = Totals(self._renderer.models)
         self.waiting = WaitingPods(source)
         self._totals_body = b"{}"
-        self._totals_at = float("-inf")
+        self._totals_at = self._waiting_at = float("-inf")
+        self._problem = source.describe()["problem"]
         self._seen = 0
         self._epoch = -1
         self._moving: dict[str, CycleState] = {}
@@ -108,6 +118,11 @@ class LiveState:
                 self._packing = asyncio.create_task(self._pack())
                 self._packing.add_done_callback(self._on_packed)
             return (await asyncio.shield(self._packing)).data
+
+    async def shapes(self) -> list[Json]:
+        """How many more of the usual shapes fit."""
+        async with self._awake():
+            return self.totals.shapes()
 
     async def events(self, version: int) -> AsyncGenerator[bytes, None]:
         """What changes after this version."""
@@ -165,28 +180,33 @@ class LiveState:
 
     async def _judge(self) -> None:
         while True:
-            await self.waiting.judge(self._pause)
+            await self.waiting.judge(self._background_pause)
             await asyncio.sleep(JUDGE_SECONDS)
-
-    async def _pause(self, spent: float) -> None:
-        """After so many seconds of work that is not urgent."""
-        await asyncio.sleep(spent * (1.0 / self._share - 1.0))
 
     def _fall_asleep(self) -> None:
         """Give the memory back. The log starts over, because nothing is recorded from now on."""
         self._documents, self._packed, self._epoch = {}, None, -1
-        self.totals.clear()
+        self._totals_at = self._waiting_at = float("-inf")
+        self.totals = Totals(self._renderer.models)
         self.waiting.clear()
         self.log.start_over()
 
     def _refresh_sums(self) -> None:
         """Tell viewers of waiting pods, and of totals now and then."""
-        changed = self.waiting.refresh()
-        if changed is not None:
-            self.log.append("waiting", encode(changed))
+        problem = self.source.describe()["problem"]
+        if problem != self._problem:
+            # Only a whole state says so; it is rare.
+            self._problem, self._packed = problem, None
+            self.log.start_over()
+        if self._loop.time() - self._waiting_at >= JUDGE_SECONDS:
+            self._waiting_at = self._loop.time()
+            changed = self.waiting.refresh()
+            if changed is not None:
+                self.log.append("waiting", encode(changed))
         if self._loop.time() - self._totals_at >= TOTALS_SECONDS:
             self._totals_at = self._loop.time()
-            body = encode(self.totals.document(self.waiting))
+            now = round(self._now())
+            body = encode(self.totals.document(self.waiting.asked, self.waiting.waited(now)))
             if body != self._totals_body:
                 self._totals_body = body
                 self.log.append("totals", body)
@@ -197,7 +217,7 @@ class LiveState:
         nodes: list[bytes] = []
         gone: list[str] = []
         pods: dict[str, bytes] = {}
-        async for name in self._in_slices(names):
+        async for name in in_steps(names, pause_for(RENDER_SHARE)):
             before, after = self._documents.pop(name, None), self._renderer.render(name)
             self.totals.replace(before, after)
             if after is not None:
@@ -252,14 +272,6 @@ class LiveState:
             names[name] = None
         return list(names)
 
-    async def _in_slices(self, names: list[str]) -> AsyncIterator[str]:
-        began = time.perf_counter()
-        for name in names:
-            yield name
-            if time.perf_counter() - began > SLICE_SECONDS:
-                await asyncio.sleep(PAUSE_SECONDS)
-                began = time.perf_counter()
-
     def _is_handing_over(self, uid: str) -> bool:
         cycle = self.source.engine.cycles.get(uid)
         return cycle is not None and cycle.state is CycleState.HANDING_OVER
@@ -273,7 +285,7 @@ class LiveState:
 
     async def _pack(self) -> PackedState:
         version, made_at, pieces = self.log.version, self._loop.time(), self._pieces()
-        data = await asyncio.to_thread(_compress, pieces)
+        data = await asyncio.to_thread(compress, pieces)
         return PackedState(version, made_at, data)
 
     def _on_packed(self, task: asyncio.Task[PackedState]) -> None:
@@ -292,7 +304,7 @@ class LiveState:
         return pieces
 
 
-def _compress(pieces: list[bytes]) -> bytes:
+def compress(pieces: list[bytes]) -> bytes:
     # zlib releases the interpreter; 16 added to the window's size makes a gzip file.
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     return packer.compress(b"".join(pieces)) + packer.flush()

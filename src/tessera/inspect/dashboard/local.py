@@ -1,9 +1,10 @@
-"""Serves the page on this machine until the command ends."""
+"""Serves the page on this machine, to one user."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from tessera.inspect.dashboard.access import LoopbackAccess
 from tessera.inspect.dashboard.live_state import LiveState
@@ -17,10 +18,12 @@ HOST = "127.0.0.1"
 GRACE_SECONDS = 1.0
 
 
-async def serve_page(source: PageSource, *, port: int, on_serving: Callable[[str], None]) -> None:
-    """Until cancelled. `on_serving` gets the address with its token. Raises InspectionError if the port is taken."""
+@asynccontextmanager
+async def serve_page(source: PageSource, *, port: int = 0, now: Callable[[], float] = time.time) -> AsyncIterator[str]:
+    """For as long as the block lasts; gives the address with its token. `now` is the time of what is shown. Raises
+    InspectionError if the port is taken."""
     access = LoopbackAccess()
-    server = PageServer(LiveState(source), access)
+    server = PageServer(LiveState(source, now=now), access)
     listener = Listener(Address(HOST, port), server.routes(), headers=SECURITY_HEADERS, grace=GRACE_SECONDS)
     try:
         await listener.start()
@@ -28,8 +31,7 @@ async def serve_page(source: PageSource, *, port: int, on_serving: Callable[[str
         raise InspectionError(f"cannot listen on {HOST}:{port}: {error.strerror or error}") from error
     access.listen_on(listener.address)
     try:
-        on_serving(f"http://{listener.address}/#token={access.token}")
-        await asyncio.Event().wait()
+        yield f"http://{listener.address}/#token={access.token}"
     finally:
         await server.close()
         await listener.stop()

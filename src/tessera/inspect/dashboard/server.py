@@ -1,20 +1,50 @@
 """The routes of the page: static files, the state, its changes, and questions about it.
 
 Static files are open to every caller that reaches the listener; everything below `api/` asks `PageAccess` first.
-Answers are JSON, so that no name that a tenant chose is ever read as markup.
+Answers are JSON, so that no name that a tenant chose is ever read as markup. A refusal is `{"error": SENTENCE}`.
+
+    GET  api/state[?time=T]                   {version, time, source, models, pods, nodes, waiting, totals}
+    GET  api/events (Last-Event-ID: VERSION)  events `nodes`, `waiting`, `totals`, `resync`
+    GET  api/card?node=N&card=UUID[&time=T]   {title, lines: [{text, style}], facts}
+    GET  api/node?name=N[&time=T]             the same
+    GET  api/pod?namespace=S&name=N[&time=T]  the same, and history: [record]
+    GET  api/shapes                           [{shape, count}]
+    POST api/whatif (a manifest)              {pods: [{name, fits, node, cards, why, nearest, change}], more, stops}
+    GET  api/journal?from=T&to=T&limit=N      {records: [{sequence, time, kind, pod, node, text}], more}
+
+Times are unix seconds. `documents` describes nodes, cards and pods, which are arrays; `source` has
+`{kind, name, live, journal: {from, to} or null, problem}`. Questions that need much work are answered one at a time,
+and a question that would have to wait behind too many others is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
+from tessera.core.ledger import Ledger
 from tessera.http11.router import Request, Response, Route
-from tessera.inspect.dashboard.documents import encode
-from tessera.inspect.dashboard.live_state import LiveState
+from tessera.inspect.dashboard.details import card_details, find_entry, held_lines, node_details, pod_details
+from tessera.inspect.dashboard.documents import Measurements, encode
+from tessera.inspect.dashboard.journal import (
+    MOST_RECORDS,
+    PageJournal,
+    happenings,
+    history_of,
+    past_state,
+    record_document,
+    seek,
+)
+from tessera.inspect.dashboard.live_state import LiveState, compress
+from tessera.inspect.dashboard.what_if import try_manifests
+from tessera.inspect.state import InspectionError, Json
+from tessera.scheduler.access_review import error_response
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"
@@ -37,6 +67,13 @@ SECURITY_HEADERS = (
 NO_STORE = b"Cache-Control: no-store\r\n"
 GZIP = b"Content-Encoding: gzip\r\n"
 LAST_EVENT = b"Last-Event-Id"
+MOST_VIEWERS = 64
+"""streams of events at once"""
+MOST_QUESTIONS = 16
+"""that wait for their turn"""
+MAX_MANIFEST_BYTES = 64 * 2**10
+REVIEW_SECONDS = 60.0
+"""after which the access of an open stream is looked at again"""
 
 Answer = Callable[[Request, dict[str, str]], Coroutine[Any, Any, Response]]
 
@@ -53,19 +90,31 @@ class PageAccess(Protocol):
         ...
 
 
-def error(status: int, sentence: str, headers: bytes = b"") -> Response:
-    return Response(status, encode({"error": sentence}), JSON, headers=NO_STORE + headers)
-
-
 class PageServer:
     """Answers requests about one state."""
 
     def __init__(self, state: LiveState, access: PageAccess) -> None:
         self._state = state
         self._access = access
+        self._turn = asyncio.Semaphore(1)
+        self._questions = 0
+        self._viewers = 0
 
     def routes(self) -> list[Route]:
-        return [*self._static_routes(), self._route("GET", "/api/state", self._get_state), self._events_route()]
+        answers = {
+            "state": self._get_state,
+            "events": self._get_events,
+            "card": self._get_card,
+            "node": self._get_node,
+            "pod": self._get_pod,
+            "shapes": self._get_shapes,
+            "journal": self._get_journal,
+        }
+        return [
+            *self._static_routes(),
+            *(self._route("GET", f"/api/{name}", answer) for name, answer in answers.items()),
+            self._route("POST", "/api/whatif", self._try, max_body_bytes=MAX_MANIFEST_BYTES),
+        ]
 
     async def close(self) -> None:
         await self._state.close()
@@ -73,23 +122,127 @@ class PageServer:
     # -- answers
 
     async def _get_state(self, request: Request, query: dict[str, str]) -> Response:
-        data = await self._state.state()
-        return Response(200, data, JSON, headers=NO_STORE + GZIP)
+        if "time" not in query:
+            return _packed(await self._state.state())
+        source = self._state.source
+        async with self._question():
+            timeline = await _journal(source.journal).timeline()
+            data = await past_state(
+                timeline, _time(query["time"]), self._state.pause, source=source.describe(), origin=source.origin
+            )
+            return _packed(await asyncio.to_thread(compress, [data]))
 
     async def _get_events(self, request: Request, query: dict[str, str]) -> Response:
+        if self._viewers >= MOST_VIEWERS:
+            return error_response(503, f"{MOST_VIEWERS} viewers are connected, which is the most")
         text = request.headers.get(LAST_EVENT, b"").decode("latin-1") or query.get("since", "")
         version = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else self._state.log.version
-        return Response(200, content_type=EVENT_STREAM, headers=NO_STORE, pieces=self._state.events(version))
+        return Response(200, content_type=EVENT_STREAM, headers=NO_STORE, pieces=self._stream(request, version))
+
+    async def _stream(self, request: Request, version: int) -> AsyncGenerator[bytes, None]:
+        """Until the caller may no longer see it; the page comes back by itself, and is told why then."""
+        clock, self._viewers = asyncio.get_running_loop().time, self._viewers + 1
+        try:
+            reviewed_at = clock()
+            async with aclosing(self._state.events(version)) as stream:
+                async for piece in stream:
+                    if clock() - reviewed_at > REVIEW_SECONDS:
+                        if await self._access.refuse(request) is not None:
+                            return
+                        reviewed_at = clock()
+                    yield piece
+        finally:
+            self._viewers -= 1
+
+    async def _get_card(self, request: Request, query: dict[str, str]) -> Response:
+        node, card = query.get("node", ""), query.get("card", "")
+        async with self._moment(query) as (ledger, measured):
+            return _found(card_details(ledger, node, card, measured), f"node {node} has no card {card}")
+
+    async def _get_node(self, request: Request, query: dict[str, str]) -> Response:
+        name = query.get("name", "")
+        async with self._moment(query) as (ledger, measured):
+            facts = self._state.source.node_facts(name)
+            return _found(node_details(ledger, name, measured, facts), f"no node {name} has registered cards")
+
+    async def _get_pod(self, request: Request, query: dict[str, str]) -> Response:
+        namespace, name, source = query.get("namespace", ""), query.get("name", ""), self._state.source
+        time = _time(query["time"]) if "time" in query else math.inf
+        async with self._moment(query) as (ledger, _):
+            history: list[Json] = []
+            if source.journal is not None:
+                timeline = await source.journal.timeline()
+                history = history_of(timeline.records, namespace, name, last=time)
+            answer = await source.explain(namespace, name) if time == math.inf else None
+            if answer is not None:
+                document = pod_details(namespace, name, lines=answer.lines, facts=answer.facts, history=history)
+                return _json(document)
+            entry = find_entry(ledger, namespace, name)
+            lines = held_lines(ledger, entry) if entry is not None else []
+            if entry is None and not history:
+                return error_response(404, f"there is no pod {namespace}/{name} that asks for cards")
+            return _json(pod_details(namespace, name, lines=lines, facts={}, history=history))
+
+    async def _get_shapes(self, request: Request, query: dict[str, str]) -> Response:
+        return _json(await self._state.shapes())
+
+    async def _try(self, request: Request, query: dict[str, str]) -> Response:
+        try:
+            text = request.body.decode()
+        except UnicodeError:
+            return error_response(400, "the manifest is not UTF-8")
+        async with self._question():
+            return _json(await try_manifests(self._state.source, text, self._state.pause))
+
+    async def _get_journal(self, request: Request, query: dict[str, str]) -> Response:
+        limit = query.get("limit", "")
+        most = min(int(limit), MOST_RECORDS) if limit.isdecimal() and len(limit) < 9 else MOST_RECORDS
+        first, last = _time(query.get("from", "0")), _time(query.get("to", "inf"))
+        async with self._question():
+            timeline = await _journal(self._state.source.journal).timeline()
+            found = happenings(timeline.records, first=first, last=last)
+            newest = [record_document(record) for record in found[-most:]] if most else []
+            return _json({"records": newest, "more": len(newest) < len(found)})
+
+    # -- turns
+
+    @asynccontextmanager
+    async def _question(self) -> AsyncIterator[None]:
+        """One at a time: the work of each is bounded, and so is their number. Raises _Busy."""
+        if self._questions >= MOST_QUESTIONS:
+            raise _Busy
+        self._questions += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._questions -= 1
+
+    @asynccontextmanager
+    async def _moment(self, query: dict[str, str]) -> AsyncIterator[tuple[Ledger, Measurements]]:
+        """The ledger that is asked about, and what was measured then."""
+        source = self._state.source
+        async with self._question():
+            if "time" not in query:
+                yield source.engine.ledger, source.measurements
+                return
+            timeline = await _journal(source.journal).timeline()
+            moment = await seek(timeline, _time(query["time"]), self._state.pause)
+            yield moment.ledger, Measurements()
 
     # -- inside
-
-    def _events_route(self) -> Route:
-        return self._route("GET", "/api/events", self._get_events)
 
     def _route(self, method: str, path: str, answer: Answer, *, max_body_bytes: int = 0) -> Route:
         async def handle(request: Request) -> Response:
             refusal = self._access.refuse_connection(request) or await self._access.refuse(request)
-            return refusal if refusal is not None else await answer(request, read_query(request.target))
+            if refusal is not None:
+                return refusal
+            try:
+                return await answer(request, read_query(request.target))
+            except InspectionError as error:
+                return error_response(400, str(error))
+            except _Busy:
+                return error_response(503, "many questions are being answered; try again")
 
         return Route(method, path, handle, reads_headers=True, max_body_bytes=max_body_bytes)
 
@@ -116,7 +269,43 @@ class PageServer:
         return Route("GET", path, handle, reads_headers=True, max_body_bytes=0)
 
 
+class _Busy(Exception):
+    """Too many questions wait."""
+
+
+def _json(document: Any) -> Response:
+    return Response(200, encode(document), JSON, headers=NO_STORE)
+
+
+def _packed(data: bytes) -> Response:
+    return Response(200, data, JSON, headers=NO_STORE + GZIP)
+
+
+def _found(document: Json | None, otherwise: str) -> Response:
+    return _json(document) if document is not None else error_response(404, otherwise)
+
+
+def _journal(journal: PageJournal | None) -> PageJournal:
+    if journal is None:
+        raise InspectionError("this source has no journal, so there is no earlier time to go to")
+    return journal
+
+
+def _time(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if math.isnan(found):
+        raise InspectionError(f"not a time in seconds: {text[:40]}")
+    return found
+
+
 def read_query(target: bytes) -> dict[str, str]:
     """The last value of each field."""
     _, _, text = target.partition(b"?")
-    return {name: values[-1] for name, values in parse_qs(text.decode("latin-1"), max_num_fields=32).items()}
+    try:
+        found = parse_qs(text.decode("latin-1"), max_num_fields=32)
+    except ValueError as error:
+        raise InspectionError("the query has too many fields") from error
+    return {name: values[-1] for name, values in found.items()}

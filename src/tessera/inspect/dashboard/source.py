@@ -5,22 +5,35 @@ A source has the scheduler's own engine on the cluster's objects, so that the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
-from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin
-from tessera.inspect.explanation import bad_pod_text
+from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin, encode
+from tessera.inspect.dashboard.journal import PageJournal
+from tessera.inspect.explanation import bad_pod_text, explain
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.explanation import explanation_lines
+from tessera.inspect.render.lines import StyledLine
 from tessera.inspect.state import Json
 from tessera.scheduler.engine import Engine
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys
 from tessera.wire.objects import Pod
+
+
+@dataclass(frozen=True, eq=False)
+class NodeNames:
+    """Nodes to choose from. One object for all pods that may use the same ones, so that it is compared by identity."""
+
+    names: tuple[str, ...] = ()
+
+
+NO_NODES = NodeNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +45,22 @@ class WaitingPod:
     name: str
     request: PodRequest | None
     """None if it cannot be read"""
-    candidates: Sequence[str] | Candidates = ()
+    candidates: NodeNames | Candidates = NO_NODES
     problem: str = ""
     """why it is never placed, whatever is free"""
     origin: PodOrigin = NO_ORIGIN
     """`since` is when it began to wait"""
     attempts: int | None = None
     """how often it was refused, if that is known"""
+
+
+@dataclass(frozen=True, slots=True)
+class PodAnswer:
+    """What is known about one pod."""
+
+    lines: Sequence[StyledLine] = ()
+    """what `tessera explain` says"""
+    facts: Json = field(default_factory=dict)
 
 
 class PageSource(Protocol):
@@ -49,6 +71,9 @@ class PageSource(Protocol):
 
     @property
     def measurements(self) -> Measurements: ...
+
+    @property
+    def journal(self) -> PageJournal | None: ...
 
     def describe(self) -> Json:
         """The member `source` of the state document."""
@@ -62,24 +87,49 @@ class PageSource(Protocol):
 
     def waiting(self) -> Iterable[WaitingPod]: ...
 
+    def node_facts(self, name: str) -> Json:
+        """What the ledger does not know about a node, for people."""
+        ...
+
+    async def explain(self, namespace: str, name: str) -> PodAnswer | None:
+        """None if there is no such pod now."""
+        ...
+
+    async def begin_trial(self) -> OfflineCluster:
+        """For pods that do not exist; `OfflineCluster.begin_trial` says more. Raises InspectionError."""
+        ...
+
 
 class FixedSource:
-    """A snapshot or a description."""
+    """A snapshot, a description, or the end of a journal. Sources that follow a cluster build on it."""
 
-    def __init__(self, cluster: OfflineCluster, *, kind: str = "snapshot") -> None:
+    def __init__(self, cluster: OfflineCluster, *, kind: str = "snapshot", journal: PageJournal | None = None) -> None:
         self.cluster = cluster
         self.measurements = Measurements()
+        self.journal = journal
         self._kind = kind
         self._keys = {pod.metadata.uid: key for key, pod in cluster.pods.items()}
+        self.pending = PendingPods(cluster)
+        for key in cluster.pods:
+            self.pending.put(key)
 
     @property
     def engine(self) -> Engine:
         return self.cluster.engine
 
+    @property
+    def problem(self) -> str:
+        """What is missing, in sentences for people."""
+        return "; ".join(f"not readable: {text}" for text in self.cluster.state.unseen)
+
     def describe(self) -> Json:
-        state = self.cluster.state
-        problem = "; ".join(f"not readable: {text}" for text in state.unseen)
-        return {"kind": self._kind, "name": state.source, "live": False, "journal": None, "problem": problem}
+        return {
+            "kind": self._kind,
+            "name": self.cluster.state.source,
+            "live": False,
+            "journal": self.journal.range() if self.journal is not None else None,
+            "problem": self.problem,
+        }
 
     def origin(self, uid: str) -> PodOrigin:
         key = self._keys.get(uid)
@@ -89,28 +139,84 @@ class FixedSource:
         return ()
 
     def waiting(self) -> Iterable[WaitingPod]:
-        return waiting_pods(self.cluster)
+        return self.pending.pods()
+
+    def node_facts(self, name: str) -> Json:
+        spec = self.cluster.nodes.get(name, {}).get("spec") or {}
+        taints = [
+            f"{each.get('key')}={each.get('value', '')}:{each.get('effect')}" for each in spec.get("taints") or ()
+        ]
+        return {"unschedulable": "yes" if spec.get("unschedulable") else "", "taints": ", ".join(taints)}
+
+    async def explain(self, namespace: str, name: str) -> PodAnswer | None:
+        key = f"{namespace}/{name}"
+        if key not in self.cluster.pods:
+            return None
+        found = explain(self.cluster, key)
+        facts = {"phase": found.phase, "scheduler": found.scheduler, "verdict": found.status.value}
+        return PodAnswer([*explanation_lines(found)], facts)
+
+    async def begin_trial(self) -> OfflineCluster:
+        self.cluster.state.require_nodes()
+        return self.cluster.begin_trial()
 
 
-def waiting_pods(cluster: OfflineCluster) -> list[WaitingPod]:
-    """The pods of the cluster that ask for devices and are on no node."""
-    found = []
-    for key, pod in cluster.pods.items():
-        if pod.spec.node_name or pod.status.phase in ENDED or pod.metadata.deletion_timestamp:
-            continue
-        if pod.spec.scheduling_gates or cluster.ledger.pod(pod.metadata.uid) is not None:
-            continue
-        prepared, metadata = cluster.prepare(pod), pod.metadata
-        origin = pod_origin(pod)._replace(since=created_at(cluster.documents[key]))
+class PendingPods:
+    """The pods of a cluster that ask for devices and are on no node.
+
+    What is read of a pod, and the nodes that kube-scheduler would ask about for it, are kept until the pod or a node
+    changes: this is asked several times a second.
+    """
+
+    def __init__(self, cluster: OfflineCluster) -> None:
+        self._cluster = cluster
+        self._pods: dict[str, WaitingPod | None] = {}
+        """by key; None until it is asked for"""
+        self._candidates: dict[bytes, NodeNames] = {}
+        """by what pods say about nodes"""
+
+    def put(self, key: str) -> None:
+        """The pod appeared or changed."""
+        pod = self._cluster.pods[key]
+        is_over = pod.status.phase in ENDED or pod.metadata.deletion_timestamp
+        if pod.spec.node_name or is_over or pod.spec.scheduling_gates:
+            self._pods.pop(key, None)
+        else:
+            self._pods[key] = None
+
+    def drop(self, key: str) -> None:
+        self._pods.pop(key, None)
+
+    def on_nodes(self) -> None:
+        """What kube-scheduler looks at has changed on some node."""
+        self._candidates.clear()
+        self._pods = dict.fromkeys(self._pods)
+
+    def pods(self) -> Iterator[WaitingPod]:
+        for key, known in list(self._pods.items()):
+            pod = known if known is not None else self._read(key)
+            self._pods[key] = pod
+            is_waiting = pod.problem or (pod.request is not None and pod.request.asks_for_devices)
+            if is_waiting and self._cluster.ledger.pod(pod.uid) is None:
+                yield pod
+
+    def _read(self, key: str) -> WaitingPod:
+        pod, prepared = self._cluster.pods[key], self._cluster.prepare(self._cluster.pods[key])
+        metadata, origin = pod.metadata, pod_origin(pod)
+        origin = origin._replace(since=origin.created)
         if isinstance(prepared, BadPod):
             problem = bad_pod_text(prepared)
-            found.append(WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, (), problem, origin))
-        elif prepared.request.asks_for_devices:
-            names, _ = cluster.candidates(cluster.documents[key])
-            found.append(
-                WaitingPod(metadata.uid, metadata.namespace, metadata.name, prepared.request, names, origin=origin)
-            )
-    return found
+            return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=problem, origin=origin)
+        nodes = self._nodes(self._cluster.documents[key]) if prepared.request.asks_for_devices else NO_NODES
+        return WaitingPod(metadata.uid, metadata.namespace, metadata.name, prepared.request, nodes, origin=origin)
+
+    def _nodes(self, document: Json) -> NodeNames:
+        spec = document["spec"]
+        told = encode([spec.get("nodeSelector"), spec.get("affinity"), spec.get("tolerations")])
+        found = self._candidates.get(told)
+        if found is None:
+            found = self._candidates[told] = NodeNames(tuple(self._cluster.candidates(document)[0]))
+        return found
 
 
 def pod_origin(pod: Pod) -> PodOrigin:
@@ -118,12 +224,12 @@ def pod_origin(pod: Pod) -> PodOrigin:
     text = pod.annotations.get(keys.BIND_TIME) or pod.annotations.get(keys.ASSIGNED_TIME) or ""
     since = float(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
     workload = pod.workload
-    return PodOrigin(workload.kind, workload.name, since)
+    return PodOrigin(workload.kind, workload.name, since, created_at(pod))
 
 
-def created_at(document: dict[str, Any]) -> float | None:
-    text = (document.get("metadata") or {}).get("creationTimestamp")
+def created_at(pod: Pod) -> float | None:
+    """Unix seconds; None if that is not known."""
     try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+        return datetime.fromisoformat(pod.metadata.creation_timestamp or "").timestamp()
     except ValueError:
         return None

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from tessera.core.advice import mode_advice, smallest_changes
-from tessera.core.near_misses import quick_near_miss
+from tessera.core.misfits import plain_reasons
+from tessera.core.mismatches import mismatch_words, unmet_wishes
+from tessera.core.near_misses import near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Selected, Unfinished
+from tessera.core.selection import Selected, Unfinished
+from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
-from tessera.inspect.render.explanation import plain_reasons
+from tessera.inspect.dashboard.steps import Pause
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
 from tessera.scheduler.unschedulable_pods import MOST_SLICES, MOST_WORK
@@ -40,8 +43,6 @@ class Answer:
 NOT_YET = Answer("not judged yet")
 NEVER = (-1, NOT_YET)
 
-Pause = Callable[[float], Awaitable[None]]
-
 
 class WaitingPods:
     """The waiting pods of one source."""
@@ -58,6 +59,20 @@ class WaitingPods:
 
     def documents(self) -> list[Json]:
         return list(self._documents.values())
+
+    @property
+    def asked(self) -> Counter[SliceSize]:
+        """The slices that they ask for, each one counted once per card."""
+        found: Counter[SliceSize] = Counter()
+        for pod in self._pods:
+            for container in pod.request.containers if pod.request is not None else ():
+                for one in container.requests:
+                    found[SliceSize(one.memory, one.cores)] += one.count
+        return found
+
+    def waited(self, now: float) -> list[float]:
+        """Seconds, as far as it is known since when they wait."""
+        return [now - pod.origin.since for pod in self._pods if pod.origin.since is not None]
 
     def refresh(self) -> Json | None:
         """What changed since the last call, with the answers that there are; None if nothing did."""
@@ -76,47 +91,53 @@ class WaitingPods:
         self._answers = {shape: self._answers[shape] for shape in samples if shape in self._answers}
         stale = [shape for shape in samples if shape not in self._answers or self._answers[shape][0] < now]
         for shape in sorted(stale, key=lambda shape: self._answers.get(shape, NEVER)[0]):
-            request, candidates = samples[shape].request, samples[shape].candidates
+            request, names = samples[shape].request, samples[shape].candidates.names
             assert request is not None  # it has a shape
             at = self._source.engine.ledger.arrays.now
-            self._answers[shape] = at, await self._answer(request, candidates, pause)
+            self._answers[shape] = at, await self._answer(request, names, pause)
 
-    async def _answer(self, request: PodRequest, candidates: Sequence[str] | Candidates, pause: Pause) -> Answer:
+    async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""
         selector = self._source.engine.selector
         ledger = selector.ledger
-        began = time.perf_counter()
-        names = candidates.names if isinstance(candidates, Candidates) else candidates
+        began = time.thread_time()
         found = selector.candidates(names)
         selected = selector.select_within(request, found, MOST_WORK)
         for _ in range(MOST_SLICES):
             if not isinstance(selected, Unfinished):
                 break
-            await pause(time.perf_counter() - began)
-            began = time.perf_counter()
+            await pause(time.thread_time() - began)
+            began = time.thread_time()
             selected = selector.select_within(request, selector.candidates(names), MOST_WORK)
         if isinstance(selected, Selected):
-            await pause(time.perf_counter() - began)
+            await pause(time.thread_time() - began)
             return Answer(f"it fits on {selected.placement.node}, and waits for its turn")
         if isinstance(selected, Unfinished):
             return NOT_YET
         counts = Counter(misfit.text for misfit in selected.misfits.values()).most_common(NAMED_REASONS)
         total = len(selected.misfits)
-        why = [f"{number} of {count_of(total, 'node')}: {plain_reasons(text) or text}" for text, number in counts]
-        await pause(time.perf_counter() - began)
-        began = time.perf_counter()
-        near = quick_near_miss(ledger, request, selector.candidates(names).rows)
+        rows = selector.candidates(names).rows
+        mismatch = mismatch_words(ledger, request, rows)
+        why = [
+            f"{number} of {count_of(total, 'node')}: {plain_reasons(text, mismatch=mismatch) or text}"
+            for text, number in counts
+        ]
+        await pause(time.thread_time() - began)
+        began = time.thread_time()
+        rows = selector.candidates(names).rows
+        near = near_miss(ledger, request, rows)
         mode = mode_advice(ledger, request)
-        await pause(time.perf_counter() - began)
-        began = time.perf_counter()
+        wishes = () if mode else tuple(unmet_wishes(ledger, request, rows))
+        await pause(time.thread_time() - began)
+        began = time.thread_time()
         changes = "" if mode else "; or ".join(change.text for change in smallest_changes(ledger, request, names))
-        await pause(time.perf_counter() - began)
-        nearest = near.text if near is not None else ""
+        await pause(time.thread_time() - began)
+        nearest = "; ".join([*([near.text] if near is not None else []), *wishes])
         return Answer("; ".join(why) or "kube-scheduler excludes every node", nearest, mode or changes)
 
     def _document(self, pod: WaitingPod) -> Json:
         answer = Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
-        kind, owner, since = pod.origin
+        kind, owner, since, _ = pod.origin
         return {
             "uid": pod.uid,
             "namespace": pod.namespace,
@@ -133,8 +154,7 @@ class WaitingPods:
 
 def _shape(pod: WaitingPod) -> Hashable:
     assert pod.request is not None
-    candidates = pod.candidates if isinstance(pod.candidates, Candidates) else tuple(pod.candidates)
-    return pod.request.shape, pod.namespace, candidates
+    return pod.request.shape, pod.namespace, pod.candidates
 
 
 def asks_text(request: PodRequest) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Sequence
 
-from tessera.core.misfits import Reason
+from tessera.core.misfits import plain_reasons
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict
 from tessera.inspect.render.choice import choice_lines
@@ -81,6 +80,8 @@ def refusal_lines(
         holders = join_names([holder.text for holder in verdict.holders], HOLDERS)
         held = [StyledLine(f"that card is held by {holders}")] if holders else []
         yield from section("Closest fit", [StyledLine(verdict.near_miss, Style.WARN), *held])
+    if verdict.wishes:
+        yield from section("What there is", [StyledLine(text, Style.WARN) for text in verdict.wishes])
     if verdict.mode:
         yield from section("What the pod lacks", [StyledLine(verdict.mode, Style.GOOD)])
     if verdict.changes:
@@ -88,7 +89,7 @@ def refusal_lines(
         yield from section("Any one of these changes would make it fit", changes)
     if verdict.cards:
         yield from section("Card by card", _cards(verdict.cards, width))
-    if not verdict.near_miss and not verdict.changes and not verdict.mode and candidates:
+    if candidates and not (verdict.near_miss or verdict.changes or verdict.mode or verdict.wishes):
         yield from section(
             "What would help", [StyledLine("no smaller request would fit either: see the reasons above")]
         )
@@ -149,7 +150,7 @@ def _would_go(found: Explanation, verdict: Fits) -> Iterator[StyledLine]:
 def _groups(groups: Iterable[NodeGroup]) -> Iterator[StyledLine]:
     for group in groups:
         yield StyledLine(f"{count_of(len(group.nodes), 'node')}: {group.reason}", Style.WARN)
-        words = "; ".join(filter(None, (plain_reasons(group.reason), group.detail)))
+        words = "; ".join(filter(None, (plain_reasons(group.reason, mismatch=group.mismatch), group.detail)))
         if words:
             yield StyledLine(f"  {words}")
         yield StyledLine(f"  {join_names(group.nodes)}", Style.DIM)
@@ -177,37 +178,3 @@ def section(title: str, lines: Iterable[StyledLine]) -> Iterator[StyledLine]:
     yield StyledLine(title, Style.HEAD)
     for line in lines:
         yield line.indented()
-
-
-PLAIN: Mapping[Reason, str] = MappingProxyType(
-    {
-        Reason.NODE_UNREGISTERED: "no device plugin has registered cards on the node",
-        Reason.NODE_UNAVAILABLE: "the node's cards or allocations cannot be read",
-        Reason.NODE_INSUFFICIENT_DEVICE: "the node has fewer cards than requested",
-        Reason.VENDOR_UNKNOWN: "the device configuration has no such cards",
-        Reason.CARD_NOT_HEALTHY: "the card is unhealthy, or its use is uncertain",
-        Reason.CARD_UNHEALTHY: "the card is unhealthy",
-        Reason.CARD_CORDONED: "an administrator closed the card to new pods",
-        Reason.CARD_TYPE_MISMATCH: "the pod does not accept this model or sharing mode",
-        Reason.CARD_UUID_MISMATCH: "the pod asks for other cards by UUID",
-        Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
-        Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
-        Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
-        Reason.QUOTA_NOT_FIT: "the namespace's quota has too little left",
-        Reason.CARD_INSUFFICIENT_MEMORY: "not enough free memory on the card",
-        Reason.CARD_INSUFFICIENT_CORES: "not enough free cores on the card",
-        Reason.CARD_CORES_EXHAUSTED: "all cores of the card are allocated",
-        Reason.MIG_INFEASIBLE: "no room for a MIG instance of that size",
-        Reason.CUSTOM_RULE: "a vendor-specific rule refuses the card",
-        Reason.TOO_FEW_CARDS: "the card fits, but too few cards do",
-        Reason.QOS_MISMATCH: "pods with another QoS policy use the card",
-        Reason.APP_CLASS_MISMATCH: "pods of another class use the card",
-        Reason.MODE_NOT_FIT: "the card is in another mode",
-    }
-)
-
-
-def plain_reasons(text: str) -> str:
-    """The meaning of the reasons in a wire text such as `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`."""
-    found = [words for reason, words in PLAIN.items() if reason.value in text]
-    return "; ".join(found)

@@ -1,16 +1,19 @@
-"""Records of a journal for people: one line each, and both sides of a decision that comes out differently."""
+"""Records of a journal for people: a table of them, and both sides of a decision that comes out differently."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from tessera.core.misfits import plain_reasons
 from tessera.core.selection import OTHER_REASONS
-from tessera.inspect.render.explanation import plain_reasons
-from tessera.inspect.render.lines import Style, StyledLine, count_of
+from tessera.inspect.render.lines import GAP, Style, StyledLine, count_of, printable
 from tessera.inspect.replay import Difference, Outcome, PlacedOutcome
 from tessera.wire.journal import (
     Bind,
+    Decision,
     Denied,
     Device,
     Evicted,
@@ -36,16 +39,70 @@ from tessera.wire.journal import (
     Woken,
 )
 
-KIND_WIDTH = len("stepped-down")
 MOST_REASONS = 3
 """of a refusal that are named in a line"""
+KIND_WIDTH = len("unfinished")
+LEAST_SUBJECT, MOST_SUBJECT, MOST_SUBJECT_NARROW = 16, 28, 24
+"""the column of pods and nodes grows with what it holds, between these"""
+LEAST_TEXT = 24
+"""characters of the last column on any terminal"""
+NARROW = 100
+"""columns of a terminal below which milliseconds and what a decision cost are left out"""
 
 
-def record_line(record: Record) -> StyledLine:
-    """The time, the kind, which pod or node, and what happened."""
-    kind = str(type(record).__struct_config__.tag)
-    text, style = _text(record)
-    return StyledLine(f"{time_text(record.time)}  {kind:<{KIND_WIDTH}}  {text}", style)
+class JournalTable:
+    """Records as rows of a table that has no end. Its widths follow what has been shown so far."""
+
+    def __init__(self, *, width: int | None) -> None:
+        """`width` is that of the terminal; None if lines may have any length."""
+        self._width = width
+        self._is_narrow = width is not None and width < NARROW
+        self._most_subject = MOST_SUBJECT_NARROW if self._is_narrow else MOST_SUBJECT
+        self._subject = LEAST_SUBJECT
+        self._day = ""
+
+    def lines(self, record: Record) -> Iterator[StyledLine]:
+        """A row, which may have several lines, after the day if that is another one."""
+        day, time = time_text(record.time).removesuffix("Z").split("T")
+        if self._is_narrow:
+            time = time.partition(".")[0]
+        if day != self._day:
+            self._day = day
+            yield StyledLine(f"{day} UTC", Style.HEAD)
+        subject, text, style = _row(record)
+        subject, text = printable(subject), printable(text + self._effort(record))
+        self._subject = max(self._subject, min(len(subject), self._most_subject))
+        head = f"{time}{GAP}{_kind(record):<{KIND_WIDTH}}{GAP}{subject:<{self._subject}}"
+        indent = len(time) + KIND_WIDTH + self._subject + 3 * len(GAP)
+        parts = self._wrap(text, indent)
+        if len(head) + len(GAP) > indent and self._width is not None:
+            yield StyledLine(head, style)
+        else:
+            yield StyledLine(f"{head}{GAP}{parts.pop(0)}".rstrip(), style)
+        for part in parts:
+            yield StyledLine(f"{' ' * indent}{part}", style)
+
+    def _effort(self, record: Record) -> str:
+        """Among how many nodes was decided, and how long that took; where there is room for it."""
+        if not isinstance(record, Decision) or self._is_narrow:
+            return ""
+        nodes = f"{count_of(record.candidates.count, 'node')}, " if record.candidates is not None else ""
+        return f" [{nodes}{record.microseconds} us]"
+
+    def _wrap(self, text: str, indent: int) -> list[str]:
+        if self._width is None:
+            return [text]
+        return textwrap.wrap(text, max(LEAST_TEXT, self._width - indent), break_long_words=False) or [""]
+
+
+def _kind(record: Record) -> str:
+    return str(type(record).__struct_config__.tag)
+
+
+def record_text(record: Record) -> str:
+    """What happened, without the time, the kind and the pod."""
+    _, text, _ = _row(record)
+    return text
 
 
 def time_text(time: float) -> str:
@@ -69,31 +126,58 @@ def difference_lines(difference: Difference) -> Iterator[StyledLine]:
 def outcome_text(outcome: Outcome) -> str:
     if isinstance(outcome, PlacedOutcome):
         return f"placed on {outcome.node}: {grants_text(outcome.grants)}; score {outcome.score:g}"
-    return f"refused: {reasons_text(outcome.reasons, most=None)}"
+    return f"refused: {reasons_text(outcome.reasons)}"
 
 
 def pod_text(pod: PodRef) -> str:
     return f"{pod.namespace}/{pod.name}"
 
 
-def grants_text(grants: Grants) -> str:
-    """The slices, container by container."""
-    found = [(container, one) for held in grants.values() for container, slices in enumerate(held) for one in slices]
-    several = len({container for container, _ in found}) > 1
-    return ", ".join(
-        f"container {container}: {_slice(one)}" if several else _slice(one)
-        for container, one in sorted(found, key=_place)
+def grants_text(grants: Grants, *, uuids: bool = True) -> str:
+    """The slices, container by container; equal ones together."""
+    found: dict[int, dict[str, list[Grant]]] = {}
+    for held in grants.values():
+        for container, slices in enumerate(held):
+            for one in slices:
+                found.setdefault(container, {}).setdefault(_amounts(one), []).append(one)
+    several = len(found) > 1
+    return "; ".join(
+        (f"container {container}: " if several else "")
+        + ", ".join(_cards(same, amounts, uuids=uuids) for amounts, same in groups.items())
+        for container, groups in sorted(found.items())
     )
 
 
-def reasons_text(reasons: Iterable[tuple[str, int]], *, most: int | None = MOST_REASONS) -> str:
-    """Why no node fits, the most frequent reason first."""
+def _cards(grants: Sequence[Grant], amounts: str, *, uuids: bool) -> str:
+    ordered = sorted(grants, key=lambda grant: grant.index)
+    names = [f"{grant.index} ({grant.uuid})" if uuids else str(grant.index) for grant in ordered]
+    if len(names) == 1:
+        return f"card {names[0]} {amounts}".rstrip()
+    return f"cards {', '.join(names[:-1])} and {names[-1]}{f', {amounts} each' if amounts else ''}"
+
+
+def _amounts(grant: Grant) -> str:
+    size = f"{grant.memory} MiB" if grant.memory else ""
+    cores = f"{grant.cores} cores" if grant.cores else ""
+    mig = f"MIG {grant.mig.profile} at {grant.mig.start}" if grant.mig is not None else ""
+    return ", ".join(filter(None, (size, cores, mig)))
+
+
+def reasons_text(reasons: Iterable[tuple[str, int]]) -> str:
+    """Why no node fits, the most frequent reason first, with the texts that kube-scheduler gets."""
     found = sorted(reasons, key=lambda reason: (-reason[1], reason[0]))
-    if not found:
-        return "no node was named"
-    texts = [_reason(text, count) for text, count in found[:most]]
+    return "; ".join(_reason(text, count) for text, count in found) or "no node was named"
+
+
+def brief_reasons_text(reasons: Mapping[str, int]) -> str:
+    """Why no node fits, in words alone; different numbers of cards with the same reasons are one."""
+    counts: Counter[str] = Counter()
+    for text, count in reasons.items():
+        counts[(plain_reasons(text) if text != OTHER_REASONS else "") or text] += count
+    found = sorted(counts.items(), key=lambda reason: (-reason[1], reason[0]))
+    texts = [f"{count_of(count, 'node')}: {words}" for words, count in found[:MOST_REASONS]]
     more = len(found) - len(texts)
-    return "; ".join([*texts, f"{more} more reasons"] if more else texts)
+    return "; ".join([*texts, *([f"{count_of(more, 'more reason')}"] if more else [])]) or "no node was named"
 
 
 def ask_text(ask: PodAsk) -> str:
@@ -108,56 +192,42 @@ def ask_text(ask: PodAsk) -> str:
     return "; ".join(parts) or "no devices"
 
 
-def _slice(grant: Grant) -> str:
-    size = f"{grant.memory} MiB" if grant.memory else ""
-    cores = f"{grant.cores} cores" if grant.cores else ""
-    mig = f"MIG {grant.mig.profile} at {grant.mig.start}" if grant.mig is not None else ""
-    amounts = ", ".join(filter(None, (size, cores, mig)))
-    return f"card {grant.index} ({grant.uuid}){f' {amounts}' if amounts else ''}"
-
-
-def _place(found: tuple[int, Grant]) -> tuple[int, int]:
-    container, grant = found
-    return container, grant.index
-
-
 def _reason(text: str, count: int) -> str:
     words = plain_reasons(text) if text != OTHER_REASONS else ""
     return f"{count_of(count, 'node')}: {f'{words} ({text})' if words else text}"
 
 
-def _text(record: Record) -> tuple[str, Style]:
+def _row(record: Record) -> tuple[str, str, Style]:
+    """Which pod or node, what happened, and how that looks."""
     match record:
         case Placed():
-            where = "its bind names" if record.at_bind else "placed on"
-            return (
-                f"{pod_text(record.pod)}  {where} {record.node}: {grants_text(record.grants)};"
-                f" score {record.score:g}{_among(record)}",
-                Style.GOOD,
-            )
+            where = "its bind names" if record.at_bind else "on"
+            slices = grants_text(record.grants, uuids=False)
+            text = f"{where} {record.node}: {slices}; score {record.score:g}"
+            return pod_text(record.pod), text, Style.GOOD
         case Refused():
-            again = f" (refused {record.refusals} times)" if record.refusals > 1 else ""
-            reasons = reasons_text(record.reasons.items())
-            return f"{pod_text(record.pod)}  no node fits{again}: {reasons}{_among(record)}", Style.WARN
+            again = f"({count_of(record.refusals, 'time')} so far) " if record.refusals > 1 else ""
+            text = f"{again}{brief_reasons_text(record.reasons)}"
+            return pod_text(record.pod), text, Style.WARN
         case Unfinished():
-            return f"{pod_text(record.pod)}  the search takes long and goes on{_among(record)}", Style.PLAIN
+            return pod_text(record.pod), "the search takes long and goes on", Style.PLAIN
         case Bind(error=""):
-            return f"{pod_text(record.pod)}  bound to {record.node}", Style.GOOD
+            return pod_text(record.pod), f"to {record.node}", Style.GOOD
         case Bind():
-            return f"{pod_text(record.pod)}  not bound to {record.node}: {record.error}", Style.BAD
+            return pod_text(record.pod), f"not to {record.node}: {record.error}", Style.BAD
         case Denied():
-            return f"{record.namespace}/{record.name}  denied at admission: {record.message}", Style.BAD
+            return f"{record.namespace}/{record.name}", f"at admission: {record.message}", Style.BAD
         case Woken():
-            return f"{pod_text(record.pod)}  fits now: kube-scheduler was made to ask again", Style.PLAIN
+            return pod_text(record.pod), "fits now: kube-scheduler was made to ask again", Style.PLAIN
         case Released():
-            return f"{pod_text(record.pod)}  freed its cards on {record.node}: {_WHY[record.why]}", Style.PLAIN
+            return pod_text(record.pod), f"its cards on {record.node}: {WHY_RELEASED[record.why]}", Style.PLAIN
         case Evicted():
             because = f": {record.message}" if record.message else ""
-            return f"{pod_text(record.pod)}  evicted from {record.node}{because}", Style.WARN
-    return _state_text(record)
+            return pod_text(record.pod), f"from {record.node}{because}", Style.WARN
+    return _state_row(record)
 
 
-_WHY = {
+WHY_RELEASED = {
     "ended": "it ended",
     "deleted": "it was deleted",
     "expired": "its reservation expired",
@@ -165,36 +235,33 @@ _WHY = {
 }
 
 
-def _state_text(record: Record) -> tuple[str, Style]:
+def _state_row(record: Record) -> tuple[str, str, Style]:
     match record:
         case Start():
-            return f"tessera {record.version}, process {record.identity}", Style.HEAD
+            return "", f"tessera {record.version}, process {record.identity}", Style.HEAD
         case SnapshotEnd():
-            return "the state is complete; what follows is what happened", Style.DIM
+            return "", "the state is complete; what follows is what happened", Style.DIM
         case TookOver():
-            return "this process decides from now on", Style.HEAD
+            return "", "this process decides from now on", Style.HEAD
         case SteppedDown():
-            return "this process decides no more", Style.HEAD
+            return "", "this process decides no more", Style.HEAD
         case NodeRecord():
-            return f"{record.name}  {'gone' if record.state is None else _node_text(record.state)}", Style.DIM
+            return record.name, "gone" if record.state is None else _node_text(record.state), Style.DIM
         case PodRecord(state=None):
-            return f"uid {record.uid}  holds nothing", Style.DIM
+            return f"uid {record.uid}", "holds nothing", Style.DIM
         case PodRecord(state=held) if held is not None:
             how = "bound" if record.observed else "binding" if record.grants == "bound" else "reserved"
-            what = held.problem or grants_text(held.grants) or "nothing"
-            return f"{held.namespace}/{held.name}  holds on {held.node} ({how}): {what}", Style.DIM
+            what = held.problem or grants_text(held.grants, uuids=False) or "nothing"
+            return f"{held.namespace}/{held.name}", f"holds on {held.node} ({how}): {what}", Style.DIM
         case QuotaRecord():
             limits = "gone" if record.limits is None else ", ".join(f"{k} {v}" for k, v in record.limits.items())
-            return f"{record.namespace}/{record.name}  {limits or 'limits no devices'}", Style.DIM
+            return f"{record.namespace}/{record.name}", limits or "limits no devices", Style.DIM
         case HostRecord():
             free = record.free
-            return (
-                f"{record.name}  {'unknown' if free is None else f'{free.cpu}m cpu, {free.memory} MiB free'}",
-                Style.DIM,
-            )
+            return record.name, "unknown" if free is None else f"{free.cpu}m cpu, {free.memory} MiB free", Style.DIM
         case ForecastRecord():
-            return f"number {record.id}, of {count_of(len(record.forecast.slices), 'slice')}", Style.DIM
-    return "", Style.PLAIN
+            return f"number {record.id}", f"of {count_of(len(record.forecast.slices), 'slice')}", Style.DIM
+    return "", "", Style.PLAIN
 
 
 def _node_text(state: NodeState) -> str:
@@ -209,9 +276,3 @@ def _node_text(state: NodeState) -> str:
 
 def _model(card: Device) -> str:
     return card.model or card.vendor
-
-
-def _among(record: Placed | Refused | Unfinished) -> str:
-    """Among how many nodes, and how long it took."""
-    nodes = f"{count_of(record.candidates.count, 'candidate')}, " if record.candidates is not None else ""
-    return f" [{nodes}{record.microseconds} us]"

@@ -70,6 +70,13 @@ def shorten(text: str, size: int) -> str:
     return text if len(text) <= size else text[: max(size - 3, 0)] + "..."
 
 
+def printable(text: str) -> str:
+    """The text with escapes in place of control characters: names and messages of others must not steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def bar(share: float, *, cells: int = 10, ascii_only: bool = False) -> str:
     """A share of 1 as a row of blocks; anything above 0 shows at least one."""
     filled = min(cells, round(share * cells))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from tessera.host.async_hardware import AsyncInventory
@@ -175,6 +176,8 @@ class AgentNode(SimulatedNode):
 
     async def run(self) -> None:
         assert self._real is not None, "connect the node first"
+        # The agents of all nodes share one log; their tasks inherit what it says about them.
+        structlog.contextvars.bind_contextvars(node=self.name)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(super().run())
             tasks.create_task(self._real.run())

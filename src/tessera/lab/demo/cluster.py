@@ -22,6 +22,7 @@ import structlog
 
 from tessera.core.ledger import Ledger
 from tessera.inspect.collector import collect
+from tessera.inspect.dashboard.scheduler_page import SchedulerPage, SchedulerSource
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
@@ -50,6 +51,8 @@ GRACE_S = 2.0
 """seconds for running binds at the end"""
 STEP_S = 30.0
 """seconds that a step of the story waits at most; an idle machine needs milliseconds"""
+SERVICE = "tessera-system/tessera-scheduler:monitor"
+"""as in the chart; `tessera journal` reads there, through the apiserver"""
 LISTENERS = frozenset({"extender", "webhook", "metrics"})
 SWITCHES = Switches(ascend=True)
 
@@ -73,6 +76,8 @@ class DemoCluster:
 
     plane: ControlPlane
     scheduler: Process
+    page: SchedulerPage
+    """hears what the scheduler does"""
 
     @property
     def ledger(self) -> Ledger:
@@ -106,6 +111,10 @@ class DemoCluster:
         if self.plane.has_stopped:
             raise DemoError("a part of the control plane failed")
 
+    def page_source(self) -> SchedulerSource:
+        """What the dashboard shows."""
+        return SchedulerSource(self.scheduler.service, self.page)
+
     async def offline_cluster(self) -> OfflineCluster:
         """The cluster as `tessera explain` sees it."""
         return OfflineCluster(await collect(self.plane.client, source="the demo", now=time.time))
@@ -130,8 +139,9 @@ async def demo_cluster(
     except OSError as error:
         raise CannotStart(f"cannot serve the API on port {port}: {error.strerror or error}") from error
     try:
-        async with _run_scheduler(plane, folder, on_signals_taken) as process:
-            cluster = DemoCluster(plane, process)
+        page = SchedulerPage()
+        async with _run_scheduler(plane, folder, page, on_signals_taken) as process:
+            cluster = DemoCluster(plane, process, page)
             await _wait_for_cards(cluster)
             yield cluster
     finally:
@@ -148,7 +158,7 @@ async def _stop(plane: ControlPlane) -> None:
 
 @asynccontextmanager
 async def _run_scheduler(
-    plane: ControlPlane, folder: Path, on_signals_taken: Callable[[], None] | None
+    plane: ControlPlane, folder: Path, page: SchedulerPage, on_signals_taken: Callable[[], None] | None
 ) -> AsyncIterator[Process]:
     """Runs the real scheduler, registered with the apiserver as webhook and with kube-scheduler as extender."""
     certificates = for_loopback("127.0.0.1")
@@ -164,7 +174,7 @@ async def _run_scheduler(
     )
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
     async with KubeClient(access, user_agent="tessera-scheduler") as client:
-        process = Process(settings, client)
+        process = Process(settings, client, page=page)
         running = asyncio.create_task(process.run())
         try:
             await asyncio.sleep(0)
@@ -174,7 +184,9 @@ async def _run_scheduler(
             if running.done():
                 raise CannotStart(f"the scheduler exited with {running.result()} while it was starting")
             await plane.client.create(MUTATING_WEBHOOKS.path(), _webhook(process, certificates.ca))
-            await plane.start_scheduling(f"http://{process.listeners['extender'].address}")
+            extender = f"http://{process.listeners['extender'].address}"
+            plane.server.cluster.services[SERVICE] = extender
+            await plane.start_scheduling(extender)
             yield process
         finally:
             process.stopping.set()

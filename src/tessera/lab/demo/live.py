@@ -48,6 +48,9 @@ class LiveScreen:
         self._print(Text(ready + (" Try this in another terminal:" if started.commands else ""), style="bold"))
         for command in started.commands:
             self._print(Text(f"  {command}", style="cyan"))
+        if started.page:
+            # On one line, whatever the width: a terminal makes it a link.
+            self._console.print(Text(f"The dashboard: {started.page}", style="bold"), soft_wrap=True)
         self.on_change(view)
 
     def on_step(self, number: int, title: str) -> None:

@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.inspect.dashboard.local import serve_page
 from tessera.kube.errors import KubeError
 from tessera.lab.demo.cluster import DemoCluster, DemoError, demo_cluster
 from tessera.lab.demo.screens import DemoStarted, Screen
@@ -68,9 +69,13 @@ async def _play(plan: DemoPlan, screen: Screen, on_signals_taken: Callable[[], N
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tessera-demo-") as name:
         folder = Path(name)
-        async with demo_cluster(folder, port=plan.port, on_signals_taken=on_signals_taken) as cluster:
+        async with AsyncExitStack() as stack:
+            starting = demo_cluster(folder, port=plan.port, on_signals_taken=on_signals_taken)
+            cluster = await stack.enter_async_context(starting)
+            # With --once the cluster is gone before anyone could look at it.
+            page = "" if plan.once else await stack.enter_async_context(serve_page(cluster.page_source()))
             seconds = time.monotonic() - began
-            screen.on_started(_started(cluster, folder, seconds, plan), take_view(cluster))
+            screen.on_started(_started(cluster, folder, seconds, plan, page), take_view(cluster))
             await _live(cluster, screen, plan)
 
 
@@ -125,12 +130,12 @@ async def _until_stopped(stopping: asyncio.Event, work: Callable[[], Awaitable[N
         raise fault
 
 
-def _started(cluster: DemoCluster, folder: Path, seconds: float, plan: DemoPlan) -> DemoStarted:
+def _started(cluster: DemoCluster, folder: Path, seconds: float, plan: DemoPlan, page: str) -> DemoStarted:
     kubeconfig, own = str(cluster.plane.kubeconfig), _own_command()
     about = ("kubectl describe pod train-2", f"{own} explain train-2") if plan.story else ("kubectl get nodes",)
     commands = (f"export KUBECONFIG={kubeconfig}", "kubectl get pods -A -o wide", f"{own} top", *about)
     # With --once the cluster is gone before anyone could use it.
-    return DemoStarted(cluster.plane.server.url, kubeconfig, str(folder), seconds, () if plan.once else commands)
+    return DemoStarted(cluster.plane.server.url, kubeconfig, str(folder), seconds, () if plan.once else commands, page)
 
 
 def _own_command() -> str:

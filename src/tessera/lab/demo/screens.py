@@ -27,6 +27,8 @@ class DemoStarted:
     folder: str
     seconds: float
     commands: tuple[str, ...]
+    page: str = ""
+    """address of the dashboard; empty if there is none"""
 
 
 class Screen(Protocol):
@@ -63,6 +65,8 @@ class PlainScreen:
             self._echo("Try this in another terminal:")
         for command in started.commands:
             self._echo(f"  {command}")
+        if started.page:
+            self._echo(f"The dashboard: {started.page}")
         self._remember(view)
 
     def on_step(self, number: int, title: str) -> None:

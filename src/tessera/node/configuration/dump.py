@@ -6,13 +6,16 @@ reads it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgspec
 import yaml
 
 from tessera.node.health.xids import DISABLE, ENABLE
 from tessera.node.settings import AgentSettings, Configuration
 from tessera.services import settings_table
+from tessera.wire.node_config import NodeOverride
 
 _HEAD = "# The effective configuration of this node's agent.\n"
 
@@ -39,23 +42,11 @@ def changes(configuration: Configuration, since: Configuration | None = None) ->
 
 
 def describe_node(settings: AgentSettings) -> dict[str, Any]:
-    """What one entry of the node JSON would say."""
-    node = settings.node
-    return {
-        "operatingmode": node.mode,
-        "cardmodes": [
-            {"operatingmode": each.mode, "uuid": list(each.uuid), "index": list(each.index)} for each in node.card_modes
-        ],
-        "devicesplitcount": node.split_count,
-        "devicememoryscaling": node.memory_scaling,
-        "devicecorescaling": node.core_scaling,
-        "preconfigureddevicememory": node.preconfigured_memory,
-        "libcudaloglevel": node.log_level,
-        "enablenumatopology": node.numa_topology,
-        "migstrategy": node.mig_strategy,
-        "filterdevices": {"uuid": list(node.filtered.uuid), "index": list(node.filtered.index)},
-        "enablegetpreferredallocation": node.preferred_allocation,
-    }
+    """What one entry of the node JSON would say, apart from the name."""
+    keys = {each.name: each.encode_name for each in msgspec.structs.fields(NodeOverride)}
+    values = {each.name: getattr(settings.node, each.name) for each in dataclasses.fields(settings.node)}
+    text = msgspec.json.encode({keys[name]: values[name] for name in keys if name in values})
+    return msgspec.json.decode(text, type=dict[str, Any])
 
 
 def describe(configuration: Configuration) -> dict[str, Any]:

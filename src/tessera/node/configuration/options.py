@@ -10,9 +10,8 @@ Pure: files come through `read_file`. Everything that is wrong with flags, varia
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import cast
 
 from tessera.core.devices import MIG
 from tessera.node.configuration.device_file import DeviceFile, read_device_file
@@ -33,7 +32,7 @@ from tessera.services.common_settings import PRINT_CONFIG
 from tessera.services.logs import read_log_options
 from tessera.services.settings_table import Flags, ReadFile, Sources, row_of
 from tessera.vendors.nvidia.section import NvidiaSection
-from tessera.wire.node_config import GlobalNodeSettings, MigStrategy, NodeOverride, NodeSettings, effective
+from tessera.wire.node_config import NodeOverride, NodeSettings, effective
 from tessera.wire.quotes import quoted
 
 
@@ -92,17 +91,15 @@ def _complete(
 
 
 def _node_settings(flags: SharingFlags, section: NvidiaSection, override: NodeOverride) -> NodeSettings:
-    split, memory, cores = section.device_split_count, section.device_memory_scaling, section.device_core_scaling
-    everywhere = GlobalNodeSettings(
-        split_count=flags.split_count if split is None else split,
-        memory_scaling=flags.memory_scaling if memory is None else memory,
-        core_scaling=flags.core_scaling if cores is None else cores,
-        preconfigured_memory=section.pre_configured_device_memory,
-        log_level=section.lib_cuda_log_level,
-        numa_topology=section.enable_numa_topology,
-        mig_strategy=cast("MigStrategy | None", flags.mig_strategy),
-    )
-    return effective(everywhere, override)
+    written = {
+        "split_count": section.device_split_count,
+        "memory_scaling": section.device_memory_scaling,
+        "core_scaling": section.device_core_scaling,
+        "preconfigured_memory": section.pre_configured_device_memory,
+        "log_level": section.lib_cuda_log_level,
+        "numa_topology": section.enable_numa_topology,
+    }
+    return effective(asdict(flags) | {name: value for name, value in written.items() if value is not None}, override)
 
 
 def _read_paths(sources: Sources) -> Paths:

@@ -254,12 +254,12 @@ class SliceAllocator:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WATCH_LAG_S
         while True:
-            version, pods = self._pods.version, self._pods.all()
+            version, pods = self._pods.version.value, self._pods.all()
             found = self._match(pods, len(ids), reused, self._pods.lock.owner)
             if await self._is_proven(found):
                 return found, pods
             is_behind = isinstance(found, NotFound | WrongCount | Ambiguous) or self._lock_is_ahead()
-            if not is_behind or not await self._changed(version, deadline - loop.time()):
+            if not is_behind or await self._pods.version.other_than(version, within=deadline - loop.time()) == version:
                 break
         current = await self._pods.read_all()
         if current is None:
@@ -310,14 +310,6 @@ class SliceAllocator:
         except (KubeError, TimeoutError) as error:
             self._count(Result.REFUSED)
             raise AllocationRefused(f"the lock of node {self._pods.node} cannot be read: {error}") from error
-
-    async def _changed(self, since: int, timeout: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._pods.changed(since=since)
-        except TimeoutError:
-            return False
-        return True
 
     async def _synced(self) -> None:
         try:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.node.handover.claims import Claim, PodKey
+from tessera.vendors.nvidia import Nvidia
+from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, VISIBLE
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
@@ -18,12 +20,9 @@ from tessera.wire.mig import MigAllocation, decode_mig_allocations
 from tessera.wire.objects import Container, EnvVar, Pod
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, salvage_pod_devices
 
-TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
-ALLOCATED = "hami.io/vgpu-devices-allocated"
+TO_ALLOCATE, ALLOCATED = Nvidia.keys.to_allocate, Nvidia.keys.allocated
 ANY_TO_ALLOCATE = "-devices-to-allocate"
 """the end of every vendor's key of this kind"""
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
 
 FAILED = "Failed"
 TERMINAL = frozenset({"Succeeded", FAILED})

@@ -1,7 +1,7 @@
 """This node's pods and its lock, kept true to the API by two watches. Nothing is written here.
 
 Where the watch may be behind, `is_in_handover`, `read_all` and `read_lock` ask the API itself; that changes nothing
-here. Readers that wait for news await `changed`. A pod that cannot be read is kept with its problem and logged once.
+here. Readers that wait for news watch `version`. A pod that cannot be read is kept with its problem and logged once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tessera.kube.resources import NODES, PODS
 from tessera.node.handover.bound_pod import BoundPod, read_pod
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import KubeCluster
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.node_lock import decode_node_lock
@@ -59,9 +60,8 @@ class PodCache:
         """uid -> problem"""
         self._ordered: list[BoundPod] | None = None
         """None where it has to be sorted again"""
-        self._changed = asyncio.Event()
-        self.version = 0
-        """of everything that is known here"""
+        self.version = WatchedValue(0)
+        """of everything that is known here, the lock included"""
 
     # -- the sink
 
@@ -153,17 +153,9 @@ class PodCache:
 
     # -- news
 
-    async def changed(self, *, since: int) -> None:
-        """Wait until a pod or the lock differs from this version."""
-        if self.version == since:
-            await self._changed.wait()
-
     def _notify(self) -> None:
-        self.version += 1
         self._ordered = None
-        # Every waiting reader holds the old event; the next one gets a new event.
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.version.set(self.version.value + 1)
 
     def _log_problem(self, pod: BoundPod) -> None:
         problem = pod.problem if pod.in_handover else pod.claims_problem if not pod.terminal else ""

@@ -84,7 +84,7 @@ class Verifier:
             await self._news()
             await asyncio.sleep(GATHER_S)
             self._nudged.clear()
-            self._seen = self._pods.version
+            self._seen = self._pods.version.value
             await self.verify()
 
     async def confirm(self, undelivered: Collection[Allocation] | None = None) -> bool:
@@ -125,7 +125,7 @@ class Verifier:
         look_again = LOOK_AGAIN_S if self._state.awaits_holder else None
         waits = [
             asyncio.ensure_future(self._nudged.wait()),
-            asyncio.ensure_future(self._pods.changed(since=self._seen)),
+            asyncio.ensure_future(self._pods.version.other_than(self._seen)),
         ]
         try:
             await asyncio.wait(waits, timeout=look_again, return_when=asyncio.FIRST_COMPLETED)

@@ -49,35 +49,15 @@ def unary(channel: aio.Channel, method: Method[Request, Response]) -> aio.UnaryU
     )
 
 
-def streaming(
-    channel: aio.Channel, method: Method[Request, Response]
-) -> aio.UnaryStreamMultiCallable[Request, Response]:
-    return channel.unary_stream(
-        method.path,
-        request_serializer=method.request.SerializeToString,
-        response_deserializer=method.response.FromString,
-    )
-
-
 def answering(
     method: Method[Request, Response],
-    behaviour: Callable[[Request, aio.ServicerContext[Request, Response]], Awaitable[Response]],
+    behaviour: Callable[
+        [Request, aio.ServicerContext[Request, Response]], Awaitable[Response] | AsyncIterator[Response]
+    ],
 ) -> tuple[str, Handler]:
     """Returns the server side of a call, by name."""
-    handler: Handler = grpc.unary_unary_rpc_method_handler(
-        behaviour, method.request.FromString, method.response.SerializeToString
-    )
-    return method.name, handler
-
-
-def answering_with_stream(
-    method: Method[Request, Response],
-    behaviour: Callable[[Request, aio.ServicerContext[Request, Response]], AsyncIterator[Response]],
-) -> tuple[str, Handler]:
-    """The same for a call that returns a stream."""
-    handler: Handler = grpc.unary_stream_rpc_method_handler(
-        behaviour, method.request.FromString, method.response.SerializeToString
-    )
+    make = grpc.unary_stream_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
+    handler: Handler = make(behaviour, method.request.FromString, method.response.SerializeToString)
     return method.name, handler
 
 

@@ -124,7 +124,7 @@ class DevicePluginService:
             dict(
                 (
                     channels.answering(methods.OPTIONS, self._options),
-                    channels.answering_with_stream(methods.LIST_AND_WATCH, self._list_and_watch),
+                    channels.answering(methods.LIST_AND_WATCH, self._list_and_watch),
                     channels.answering(methods.PREFERRED_ALLOCATION, self._prefer),
                     channels.answering(methods.ALLOCATE, self._allocate),
                     channels.answering(methods.PRE_START, self._pre_start),

@@ -20,8 +20,9 @@ from tessera.host.cards import MigInstance
 from tessera.host.nvml.session import LIBRARY_DIRS
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import NO_DEVICES, DeviceNode, HostMount
-from tessera.node.modes.device_lists import CDI_ALL, CDI_GPU, CDI_VENDOR, VISIBLE_DEVICES, DeviceSpecs
+from tessera.node.modes.device_lists import CDI_ALL, CDI_GPU, CDI_VENDOR, DeviceSpecs
 from tessera.node.settings import Paths
+from tessera.vendors.nvidia.downward_api import VISIBLE
 
 PROGRAM_FOLDER = "usr/bin"
 PROGRAMS = (
@@ -134,7 +135,7 @@ def gpu_document(
     nodes[CDI_ALL] = tuple(everything.values())
     common: Document = {
         # Otherwise NVIDIA's runtime would add cards because of the image's variable.
-        "env": [f"{VISIBLE_DEVICES}={NO_DEVICES}"],
+        "env": [f"{VISIBLE}={NO_DEVICES}"],
         **_edits(specs.control(), driver.mounts),
         **_hooks(driver),
     }

@@ -120,12 +120,11 @@ class ContainerDirs:
         dirs: WritableDirs,
         *,
         held: Held = unknown_holders,
-        retention: DirRetention | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dirs = dirs
         self._held = held
-        self._retention = retention or DirRetention()
+        self._retention = DirRetention()
         self._now = now
         self._thread = CallThread("container-dirs")
         self._deletion_thread = CallThread("discarded-dirs")

@@ -17,19 +17,18 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy, Paths
+from tessera.vendors.nvidia.downward_api import VISIBLE
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
     from tessera.node.modes.cdi_files import CdiFiles
 
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 CDI_GPU = "gpu"
 CDI_ALL = "all"
@@ -162,7 +161,7 @@ class DeviceLists:
         # In the order of the enum: volume mounts override the variable.
         for strategy in DeviceListStrategy:
             if strategy in self._settings.strategies:
-                response = response.with_more(_STRATEGIES[strategy](self, members))
+                response = response.with_more(self._named(members, strategy))
         if all(strategy.is_cdi for strategy in self._settings.strategies):
             return response
         if self._settings.pass_device_specs:
@@ -190,21 +189,19 @@ class DeviceLists:
         name = str(state.facts.index) if by_index and state else uuid
         return Member(uuid, name, state.facts if state else None, instance)
 
-    def _by_variable(self, members: Sequence[Member]) -> ContainerResponse:
-        return ContainerResponse(env={VISIBLE_DEVICES: ",".join(member.name for member in members)})
-
-    def _by_mounts(self, members: Sequence[Member]) -> ContainerResponse:
-        return ContainerResponse(
-            env={VISIBLE_DEVICES: LIST_FOLDER},
-            mounts=tuple(HostMount(f"{LIST_FOLDER}/{member.name}", LIST_SOURCE, read_only=False) for member in members),
-        )
-
-    def _by_annotation(self, members: Sequence[Member]) -> ContainerResponse:
-        key = f"{self._settings.cdi_annotation_prefix}{CDI_KEY}{self._new_suffix()}"
-        return ContainerResponse(annotations={key: ",".join(self._cdi_names(members))})
-
-    def _by_cri(self, members: Sequence[Member]) -> ContainerResponse:
-        return ContainerResponse(cdi_devices=self._cdi_names(members))
+    def _named(self, members: Sequence[Member], strategy: DeviceListStrategy) -> ContainerResponse:
+        match strategy:
+            case DeviceListStrategy.ENVVAR:
+                return ContainerResponse(env={VISIBLE: ",".join(member.name for member in members)})
+            case DeviceListStrategy.VOLUME_MOUNTS:
+                names = (f"{LIST_FOLDER}/{member.name}" for member in members)
+                mounts = tuple(HostMount(name, LIST_SOURCE, read_only=False) for name in names)
+                return ContainerResponse(env={VISIBLE: LIST_FOLDER}, mounts=mounts)
+            case DeviceListStrategy.CDI_ANNOTATIONS:
+                key = f"{self._settings.cdi_annotation_prefix}{CDI_KEY}{self._new_suffix()}"
+                return ContainerResponse(annotations={key: ",".join(self._cdi_names(members))})
+            case DeviceListStrategy.CDI_CRI:
+                return ContainerResponse(cdi_devices=self._cdi_names(members))
 
     def _cdi_names(self, members: Sequence[Member]) -> tuple[str, ...]:
         """By uuid, whatever the id strategy: these are the names in the agent's own specs."""
@@ -246,15 +243,3 @@ def enabled_features(settings: AgentSettings) -> tuple[str, ...]:
     """Returns the enabled features besides cards, by the name of their CDI class."""
     every = {"gdrcopy": settings.gdrcopy, "gds": settings.gds, "mofed": settings.mofed}
     return tuple(name for name, enabled in every.items() if enabled)
-
-
-_STRATEGIES: Mapping[DeviceListStrategy, Callable[[DeviceLists, Sequence[Member]], ContainerResponse]] = (
-    MappingProxyType(
-        {
-            DeviceListStrategy.ENVVAR: DeviceLists._by_variable,
-            DeviceListStrategy.VOLUME_MOUNTS: DeviceLists._by_mounts,
-            DeviceListStrategy.CDI_ANNOTATIONS: DeviceLists._by_annotation,
-            DeviceListStrategy.CDI_CRI: DeviceLists._by_cri,
-        }
-    )
-)

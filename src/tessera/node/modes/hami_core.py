@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from tessera.core.requests import WHOLE_CARD_CORES
 from tessera.host.writable_dirs import (
     CACHE_SUFFIX,
     UnsafePath,
@@ -34,20 +35,15 @@ from tessera.node.modes.base import (
     slices_by_card,
 )
 from tessera.node.modes.container_dirs import ContainerDirs
-from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
+from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
+from tessera.vendors.nvidia import downward_api as variables
 
 log = structlog.get_logger(__name__)
 
-MAX_CARDS = 16
-"""the library reads the limits of no more cards"""
-UNLIMITED_CORES = 100
-"""percent"""
 LIBRARY_HOME = Path("/usr/local")
 """where the library looks for itself by default"""
 LIBRARY = "libvgpu.so"
-REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-"""names the file in which the processes of a container count their usage"""
 LOCK_DIR = "/tmp/vgpulock"
 PRELOAD = "/etc/ld.so.preload"
 LICENSE = "/tmp/license"
@@ -81,7 +77,7 @@ class HamiCore(SharingMode):
         slices = slices_by_card(claim, self._fleet)
         limits = limits_of(claim, slices)
         response = self._device_lists.response([each.uuid for each in slices], self._fleet)
-        region = {REGION: f"{self._home}/{self._new_cache()}{CACHE_SUFFIX}"}
+        region = {variables.REGION: f"{self._home}/{self._new_cache()}{CACHE_SUFFIX}"}
         mounts = await self._mounts(_dir_name(claim) if certain else ids_dir_name(device_ids), device_ids)
         # If another container may get this response, that one did not ask to run without the library.
         if claim.uncontrolled and certain:
@@ -92,7 +88,7 @@ class HamiCore(SharingMode):
     async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         mounts = await self._mounts(ids_dir_name(device_ids), device_ids)
         # The container's own variable overrides this one. A container without its own gets no card.
-        env = {VISIBLE_DEVICES: NO_DEVICES, **common_variables(self._settings)}
+        env = {variables.VISIBLE: NO_DEVICES, **common_variables(self._settings)}
         return self._device_lists.features().with_more(ContainerResponse(env=env, mounts=mounts))
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
@@ -129,25 +125,27 @@ def limits_of(claim: Claim, slices: Sequence[CardSlice]) -> dict[str, str]:
     """Returns the variables that limit a container. Raises AllocationRefused."""
     if claim.mig:
         raise AllocationRefused("a MIG instance is reserved for the container, but this node shares cards by hami-core")
-    if len(slices) > MAX_CARDS:
-        raise AllocationRefused(f"{len(slices)} cards: no more than {MAX_CARDS} can be limited in one container")
+    if len(slices) > variables.MAX_DEVICES:
+        raise AllocationRefused(
+            f"{len(slices)} cards: no more than {variables.MAX_DEVICES} can be limited in one container"
+        )
     limits: dict[str, str] = {}
     for number, each in enumerate(slices):
         if each.memory <= 0:
             raise AllocationRefused(f"card {each.uuid}: a limit of {each.memory} MiB would be no limit")
-        limits[f"CUDA_DEVICE_MEMORY_LIMIT_{number}"] = f"{each.memory}m"
+        limits[f"{variables.MEMORY_LIMIT}{number}"] = f"{each.memory}m"
         # Zero would mean the limit of the first card, not unlimited.
-        limits[f"CUDA_DEVICE_SM_LIMIT_{number}"] = f"{each.cores or UNLIMITED_CORES}"
-    return limits | {"CUDA_DEVICE_SM_LIMIT": f"{slices[0].cores}"}
+        limits[f"{variables.CORE_LIMIT}_{number}"] = f"{each.cores or WHOLE_CARD_CORES}"
+    return limits | {variables.CORE_LIMIT: f"{slices[0].cores}"}
 
 
 def common_variables(settings: AgentSettings) -> dict[str, str]:
     """Returns the variables that all containers of the node get."""
     values = {
-        "CUDA_REDIRECT": f"{home_of(settings) / LIBRARY}" if settings.paths.hook != LIBRARY_HOME else "",
+        variables.LIBRARY: f"{home_of(settings) / LIBRARY}" if settings.paths.hook != LIBRARY_HOME else "",
         "CUDA_OVERSUBSCRIBE": "true" if settings.node.memory_scaling > 1 else "",
         "LIBCUDA_LOG_LEVEL": settings.node.log_level,
-        "GPU_CORE_UTILIZATION_POLICY": "disable" if settings.disable_core_limit else "",
+        variables.CORE_POLICY: "disable" if settings.disable_core_limit else "",
     }
     return {name: value for name, value in values.items() if value}
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tessera.core.requests import WHOLE_CARD_CORES
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import AllocationRefused, CardSlice, ContainerResponse, SharingMode, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
-
-MIB = 1024 * 1024
-WHOLE_CORES = 100
-"""percent"""
 
 
 class WholeCards(SharingMode):
@@ -32,6 +29,6 @@ class WholeCards(SharingMode):
 
     def _is_whole(self, each: CardSlice) -> bool:
         """Cards are registered unscaled in this mode, so a slice is a whole card or less."""
-        reported = each.card.facts.memory_bytes
-        memory = self._settings.node.preconfigured_memory if reported is None else reported // MIB
-        return each.memory >= memory and (not each.cores or each.cores >= WHOLE_CORES)
+        reported = each.card.facts.memory_mib
+        memory = self._settings.node.preconfigured_memory if reported is None else reported
+        return each.memory >= memory and (not each.cores or each.cores >= WHOLE_CARD_CORES)

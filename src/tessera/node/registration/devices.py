@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tessera.core.devices import MIG, Device, MigProfile
@@ -29,7 +29,6 @@ _FAMILY = re.compile(r"[^\s-]*[0-9][^\s-]*")
 NO_SHARING = "none"
 """the mode that hands over whole cards"""
 MAKER = "NVIDIA"
-MIB = 1024 * 1024
 
 
 def allowed_profiles(
@@ -174,8 +173,8 @@ def _names(facts: CardFacts) -> str:
 
 def _memory(facts: CardFacts, settings: AgentSettings) -> int:
     """MiB, before scaling."""
-    if facts.memory_bytes is not None:
-        return facts.memory_bytes // MIB
+    if facts.memory_mib is not None:
+        return facts.memory_mib
     if settings.node.preconfigured_memory <= 0:
         raise _LeftOut("it does not report its memory, and none is configured for such cards")
     return settings.node.preconfigured_memory
@@ -198,17 +197,11 @@ def _finite(value: float) -> float:
 
 def _check(device: Device, settings: AgentSettings) -> None:
     """Raises _LeftOut for a device that no scheduler could use or read."""
-    problem = next(_emptiness(device), "")
-    if problem:
-        raise _LeftOut(problem)
+    if device.slots < 1:
+        raise _LeftOut(f"the split count {device.slots} leaves no share of it")
+    if device.memory < 1:
+        raise _LeftOut("no memory of it is left after scaling")
     try:
         decode_registration(registration_text((device,), settings), vendor=device.vendor)
     except WireError as error:
         raise _LeftOut(f"it cannot be registered: {error}") from error
-
-
-def _emptiness(device: Device) -> Iterator[str]:
-    if device.slots < 1:
-        yield f"the split count {device.slots} leaves no share of it"
-    if device.memory < 1:
-        yield "no memory of it is left after scaling"

@@ -16,7 +16,7 @@ import msgspec
 
 from tessera.core.advice import capacity, mode_advice
 from tessera.core.ledger import Ledger
-from tessera.core.quota import QuotaBook, bounds
+from tessera.core.quota import excess_text
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.env_injection import Injection, with_slice_env
 from tessera.scheduler.admission.json_patch import diff
@@ -27,7 +27,6 @@ from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes
-from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.pod_reader import pod_request
 from tessera.vendors.quota_mistakes import find_quota_mistakes
 from tessera.wire import admission
@@ -168,7 +167,7 @@ def _complete(
     if request is not None:
         for text in islice(_broken_quotas(request, namespace, vendors, ledger), MAX_QUOTA_WARNINGS):
             draft.warn(text)
-        over = _over_quota(request, namespace, vendors, ledger.quotas)
+        over = excess_text(request, namespace, vendors, ledger.quotas)
         if over:
             return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
         if lacking := mode_advice(ledger, request):
@@ -209,26 +208,6 @@ def _mutate(draft: drafts.PodDraft, vendors: Mapping[str, Vendor], left_alone: f
                     return answer
                 asks = asks or answer
     return asks
-
-
-def _over_quota(request: PodRequest, namespace: str, vendors: Mapping[str, Vendor], quotas: QuotaBook) -> str:
-    """Which quota the pod exceeds on any node, and by how much; empty if it may fit."""
-    for key in request.vendors:
-        vendor = vendors[key]
-        room = quotas.room(namespace, vendor)
-        least, _ = bounds(request, key)
-        asked = (
-            (vendor.quota_memory, least.memory, room.memory, " MiB"),
-            (vendor.quota_cores, least.cores, room.cores, ""),
-        )
-        if least.memory or least.cores:
-            for resource, amount, left, unit in asked:
-                if left is not None and amount > left:
-                    return (
-                        f"asks for {amount}{unit} of {resource}, but {QUOTA_PREFIX}{resource} of namespace {namespace}"
-                        f" leaves {max(left, 0)}{unit}: {amount - max(left, 0)}{unit} too much"
-                    )
-    return ""
 
 
 def _broken_quotas(request: PodRequest, namespace: str, vendors: Mapping[str, Vendor], ledger: Ledger) -> Iterator[str]:

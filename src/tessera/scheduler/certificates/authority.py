@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -149,7 +148,11 @@ def facts_of(certificate: bytes) -> Facts:
 
 def check_pair(pair: Pair) -> None:
     """Raise `BadCertificate` if the key does not belong to the certificate."""
-    if _public_bytes(_one(pair.certificate)) != _raw_public(_private(pair.key)):
+    try:
+        public = _one(pair.certificate).public_key()
+    except _UNREADABLE as error:
+        raise BadCertificate("a certificate with an unknown kind of key") from error
+    if public != _private(pair.key).public_key():
         raise BadCertificate("the key does not belong to the certificate")
 
 
@@ -263,17 +266,6 @@ def _private(text: bytes) -> PrivateKeyTypes:
         raise BadCertificate("the key is encrypted; only plain keys can be used") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise BadCertificate("not a key in PEM") from error
-
-
-def _public_bytes(certificate: x509.Certificate) -> bytes:
-    try:
-        return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    except _UNREADABLE as error:
-        raise BadCertificate("a certificate with an unknown kind of key") from error
-
-
-def _raw_public(key: PrivateKeyTypes) -> bytes:
-    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -94,10 +94,10 @@ class Renew:
     """the old leaf's names: replicas that want different names must not renew in turn for ever"""
 
 
-def service_names(service: str, namespace: str, extra: Iterable[str] = ()) -> frozenset[str]:
+def service_names(service: str, namespace: str) -> frozenset[str]:
     """The service's names: DNS names for the apiserver, loopback for the kube-scheduler beside it."""
     name = f"{service}.{namespace}.svc"
-    return frozenset({name, f"{name}.cluster.local", "localhost", "127.0.0.1", "::1", *extra})
+    return frozenset({name, f"{name}.cluster.local", "localhost", "127.0.0.1", "::1"})
 
 
 def plan(

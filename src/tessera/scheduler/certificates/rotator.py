@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError
-from tessera.scheduler.certificates.authority import BadCertificate, Pair, signed_by
+from tessera.scheduler.certificates.authority import BadCertificate, signed_by
 from tessera.scheduler.certificates.renewal import Keep, Renew, plan, renewed
 from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret
+from tessera.scheduler.certificates.serving_context import ServingContext
 
 log = structlog.get_logger(__name__)
 
@@ -38,27 +38,17 @@ class Contended(Exception):
     """The Secret or the webhook configuration changed at every attempt."""
 
 
-class Serving(Protocol):
-    """Where a certificate is served (`ServingContext`)."""
-
-    @property
-    def served(self) -> Pair | None: ...
-
-    def serve(self, pair: Pair) -> None: ...
-
-
 class CertificateRotator:
     """One replica's share of the work."""
 
     def __init__(
         self,
         store: CertificateStore,
-        serving: Serving,
+        serving: ServingContext,
         *,
         names: frozenset[str],
         now: Callable[[], float],
         on_served: Callable[[float], None] = lambda _expiry: None,
-        backoff: Backoff = BACKOFF,
         rng: random.Random | None = None,
     ) -> None:
         """`now` is unix time; `on_served` gets the end of the served certificate in unix time."""
@@ -67,7 +57,6 @@ class CertificateRotator:
         self._names = names
         self._now = now
         self._on_served = on_served
-        self._backoff = backoff
         self._rng = rng or random.Random()
         self._poked = asyncio.Event()
         self._in_place: tuple[bytes, float] | None = None
@@ -88,7 +77,7 @@ class CertificateRotator:
                 failures, self.problem = 0, ""
             except (KubeError, BadCertificate, Contended) as error:
                 failures += 1
-                delay = self._backoff.delay(failures, self._rng)
+                delay = BACKOFF.delay(failures, self._rng)
                 self.problem = str(error)
                 log.warning("certificate not checked", problem=self.problem, failures=failures)
             await self._pause(delay)

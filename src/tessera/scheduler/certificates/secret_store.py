@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
@@ -40,24 +40,8 @@ class StoredWebhook:
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-class CertificateStore(Protocol):
+class CertificateStore:
     """The API calls of certificate rotation. Faults are KubeErrors; a lost race is False."""
-
-    async def read_secret(self) -> StoredSecret | None: ...
-
-    async def create_secret(self, data: Mapping[str, bytes]) -> bool: ...
-
-    async def replace_secret(self, old: StoredSecret, data: Mapping[str, bytes]) -> bool: ...
-
-    async def read_webhook(self) -> StoredWebhook | None:
-        """None if there is no such configuration."""
-        ...
-
-    async def patch_webhook(self, old: StoredWebhook, bundle: bytes) -> bool: ...
-
-
-class KubeStore:
-    """The real one."""
 
     def __init__(self, client: KubeClient, where: SelfManaged) -> None:
         self._client = client
@@ -80,26 +64,15 @@ class KubeStore:
             "type": TLS_SECRET,
             "data": _encoded(data),
         }
-        try:
-            await self._client.create(SECRETS.path(where.namespace), body)
-        except ApiError as error:
-            if error.status == CONFLICT:
-                return False
-            raise
-        return True
+        return await _wins(self._client.create(SECRETS.path(where.namespace), body), CONFLICT)
 
     async def replace_secret(self, old: StoredSecret, data: Mapping[str, bytes]) -> bool:
         body = {**old.raw, "data": {**_mapping(old.raw.get("data")), **_encoded(data)}}
         path = SECRETS.path(self._where.namespace, self._where.secret)
-        try:
-            await self._client.replace(path, body)
-        except ApiError as error:
-            if error.status in (CONFLICT, NOT_FOUND):
-                return False
-            raise
-        return True
+        return await _wins(self._client.replace(path, body), CONFLICT, NOT_FOUND)
 
     async def read_webhook(self) -> StoredWebhook | None:
+        """None if there is no such configuration."""
         if not self._where.webhook_configuration:
             return None
         found = await self._get(MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration))
@@ -116,13 +89,8 @@ class KubeStore:
         version = _mapping(old.raw.get("metadata")).get("resourceVersion")
         # A merge patch replaces the whole list, so it carries the version that was read.
         body = {"metadata": {"resourceVersion": version}, "webhooks": webhooks}
-        try:
-            await self._client.patch(MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration), body)
-        except ApiError as error:
-            if error.status in (CONFLICT, NOT_FOUND):
-                return False
-            raise
-        return True
+        path = MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration)
+        return await _wins(self._client.patch(path, body), CONFLICT, NOT_FOUND)
 
     async def _get(self, path: str) -> dict[str, Any] | None:
         try:
@@ -131,6 +99,17 @@ class KubeStore:
             if error.status == NOT_FOUND:
                 return None
             raise
+
+
+async def _wins(write: Awaitable[None], *lost: int) -> bool:
+    """Whether a write took effect; these statuses mean that another replica was first."""
+    try:
+        await write
+    except ApiError as error:
+        if error.status in lost:
+            return False
+        raise
+    return True
 
 
 def _mapping(value: Any) -> dict[str, Any]:

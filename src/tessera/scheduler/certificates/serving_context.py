@@ -7,12 +7,9 @@ newest. Existing connections keep theirs.
 
 from __future__ import annotations
 
-import os
 import ssl
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+from tessera.kube.tls import as_file
 from tessera.scheduler.certificates.authority import BadCertificate, Pair, check_pair
 
 
@@ -31,7 +28,7 @@ class ServingContext:
         """Use this certificate from the next handshake on. Raises BadCertificate and keeps the old one if it is bad."""
         check_pair(pair)
         fresh = _server_context(self._client_ca)
-        with _as_file(pair.certificate + b"\n" + pair.key) as path:
+        with as_file(pair.certificate + b"\n" + pair.key) as path:
             try:
                 fresh.load_cert_chain(path)
             except ssl.SSLError as error:
@@ -56,20 +53,3 @@ def _server_context(client_ca: bytes) -> ssl.SSLContext:
         except (ssl.SSLError, ValueError) as error:
             raise BadCertificate(f"the clients' authority is no certificate in PEM: {error}") from error
     return context
-
-
-@contextmanager
-def _as_file(data: bytes) -> Iterator[str]:
-    """A path for a library that reads keys only from files; in memory on Linux, because the disk may be read-only."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("tessera-pair", os.MFD_CLOEXEC)
-        try:
-            os.write(descriptor, data)
-            yield f"/proc/self/fd/{descriptor}"
-        finally:
-            os.close(descriptor)
-    else:
-        with tempfile.NamedTemporaryFile(prefix="tessera-") as file:
-            file.write(data)
-            file.flush()
-            yield file.name

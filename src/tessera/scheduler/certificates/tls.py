@@ -12,14 +12,17 @@ import structlog
 
 from tessera.kube.client import KubeClient
 from tessera.scheduler.certificates.authority import BadCertificate
-from tessera.scheduler.certificates.certificate_files import LOOK_SECONDS, Bad, CertificateFiles, Loaded
+from tessera.scheduler.certificates.certificate_files import CertificateFiles
 from tessera.scheduler.certificates.renewal import service_names
 from tessera.scheduler.certificates.rotator import CertificateRotator
-from tessera.scheduler.certificates.secret_store import KubeStore
+from tessera.scheduler.certificates.secret_store import CertificateStore
 from tessera.scheduler.certificates.serving_context import ServingContext
 from tessera.scheduler.settings import SelfManaged, TlsFiles
 
 log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+"""between two looks at the files; kubelet updates a mounted Secret within about a minute anyway"""
 
 
 class TlsError(Exception):
@@ -45,7 +48,7 @@ class ServingTls:
             self._files = CertificateFiles(source.certificate, source.key, self._serving)
             return
         names = service_names(source.service, source.namespace)
-        store = KubeStore(client, source)
+        store = CertificateStore(client, source)
         self._keeper = CertificateRotator(store, self._serving, names=names, now=now, on_served=self._served)
 
     @property
@@ -58,13 +61,10 @@ class ServingTls:
 
     def prepare(self) -> None:
         """Read the files once; raises TlsError if they cannot be used, so that the process does not start."""
-        if self._files is None:
-            return
-        found = self._files.look()
-        if isinstance(found, Bad):
-            raise TlsError(found.text)
-        if isinstance(found, Loaded):
-            self._served(found.expiry)
+        try:
+            self._read_files()
+        except BadCertificate as error:
+            raise TlsError(str(error)) from error
 
     def look(self) -> None:
         """Check soon, because something may have changed."""
@@ -76,20 +76,27 @@ class ServingTls:
         """Until cancelled."""
         if self._keeper is not None:
             await self._keeper.run()
+        complaint = ""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._looking.wait()
             self._looking.clear()
-            self._look_at_files()
+            try:
+                if self._read_files():
+                    log.info("certificate read again", expiry=self.expiry)
+                complaint = ""
+            except BadCertificate as error:
+                if str(error) != complaint:
+                    log.error("certificate not read again, the old one stays", error=str(error))
+                complaint = str(error)
 
-    def _look_at_files(self) -> None:
-        match self._files.look() if self._files is not None else None:
-            case Loaded(expiry):
-                log.info("certificate read again", expiry=expiry)
-                self._served(expiry)
-            case Bad(text, is_news=True):
-                log.error("certificate not read again, the old one stays", error=text)
+    def _read_files(self) -> bool:
+        """Returns whether there is a new certificate. Raises BadCertificate."""
+        expiry = self._files.read() if self._files is not None else None
+        if expiry is not None:
+            self._served(expiry)
+        return expiry is not None
 
     def _served(self, expiry: float) -> None:
         self.expiry = expiry

@@ -32,6 +32,8 @@ def read_listeners_and_tls(sources: Sources) -> tuple[Listeners, Tls]:
     if tls is None and not is_single and not names_tls:
         tls = _default_tls(sources, flags, listeners)
         listeners = _without_webhook(sources, listeners) if tls is None else listeners
+    if tls is None and listeners.dashboard:
+        sources.blame("dashboard-bind", _NEEDS)
     if not isinstance(tls, SelfManaged) and flags.secret is None:
         for flag in ("webhook-service", "webhook-configuration"):
             if flag in sources:
@@ -71,7 +73,7 @@ def _read_tls(sources: Sources, flags: CertificateFlags) -> Tls:
 def _default_tls(sources: Sources, flags: CertificateFlags, listeners: Listeners) -> Tls:
     """Our own certificates, where a listener needs one and the namespace is known."""
     namespace = sources.environ.get("POD_NAMESPACE", "")
-    is_needed = listeners.webhook or (listeners.extender and listeners.extender_tls)
+    is_needed = listeners.webhook or listeners.dashboard or (listeners.extender and listeners.extender_tls)
     return _self_managed(sources, flags, f"{namespace}/{DEFAULT_SECRET}") if is_needed and namespace else None
 
 
@@ -103,6 +105,7 @@ def _check_ports(sources: Sources, listeners: Listeners) -> None:
         "extender-bind": listeners.extender,
         "webhook-bind": listeners.webhook,
         "metrics-bind-address": listeners.metrics,
+        "dashboard-bind": listeners.dashboard,
     }
     for (first, one), (second, two) in combinations(named.items(), 2):
         if one and two and one.port == two.port != 0 and (one.host == two.host or {one.host, two.host} & _WILDCARDS):

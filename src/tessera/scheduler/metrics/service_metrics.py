@@ -10,7 +10,7 @@ import platform
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
@@ -27,18 +27,6 @@ REMEMBERED_REFUSALS = 64
 """refusals whose reasons are kept"""
 BIND_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 """bounds up to the extender's HTTP timeout: a bind may wait for its turn"""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildInfo:
-    """What runs. The names are HAMi's labels, so `go_version` holds the version of Python."""
-
-    version: str = __version__
-    revision: str = ""
-    build_date: str = ""
-    go_version: str = f"python{platform.python_version()}"
-    compiler: str = sys.implementation.name
-    platform: str = f"{sys.platform}/{platform.machine()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +50,7 @@ class Levels:
 class Metrics:
     """See the module's text."""
 
-    def __init__(self, build: BuildInfo | None = None) -> None:
+    def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._seconds = {
             "filter": Times("tessera_filter_seconds", "Time to answer a filter.", bounds=MILLISECONDS),
@@ -129,11 +117,16 @@ class Metrics:
             registry=registry,
         )
         self._journal_counts = (0, 0)
-        known = build or BuildInfo()
-        labels = {one.name: str(getattr(known, one.name)) for one in fields(BuildInfo)}
-        Info("hami_build", "What runs, in the labels of HAMi.", registry=registry).info(labels)
-        Info("tessera_build", "What runs.", registry=registry).info(
-            {"version": known.version, "revision": known.revision, "python": platform.python_version()}
+        python, build = platform.python_version(), {"version": __version__, "revision": ""}
+        Info("tessera_build", "What runs.", registry=registry).info({**build, "python": python})
+        Info("hami_build", "What runs, in the labels of HAMi.", registry=registry).info(
+            {
+                **build,
+                "build_date": "",
+                "go_version": f"python{python}",
+                "compiler": sys.implementation.name,
+                "platform": f"{sys.platform}/{platform.machine()}",
+            }
         )
         self._findings: dict[str, list[AuditFinding]] = {}
         self._counted: OrderedDict[int, tuple[Refused, tuple[Reason, ...]]] = OrderedDict()

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 T = TypeVar("T")
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

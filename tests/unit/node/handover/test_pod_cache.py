@@ -70,17 +70,17 @@ async def test_the_pods_of_the_first_list_are_inherited() -> None:
 
 async def test_a_waiting_reader_hears_of_changes_and_of_those_that_came_before() -> None:
     pods = cache()
-    before = pods.version
-    waiting = asyncio.create_task(pods.changed(since=before))
+    before = pods.version.value
+    waiting = asyncio.create_task(pods.version.other_than(before))
     await asyncio.sleep(0)
     put(pods, bound("p", A))
     await waiting
-    await pods.changed(since=before)
-    same = pods.version
+    await pods.version.other_than(before)
+    same = pods.version.value
     put(pods, bound("p", A))
-    assert pods.version == same
+    assert pods.version.value == same
     pods.lock.put(NODE, node("2026-01-01T00:00:00Z,default,p"))
-    assert pods.version > same
+    assert pods.version.value > same
 
 
 async def test_live_claims_are_those_of_all_pods_that_have_not_ended() -> None:

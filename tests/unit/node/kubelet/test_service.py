@@ -24,6 +24,7 @@ from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.allocators import Script, ScriptedAllocator
 from tests.support.kubelet.cards import fleet, uuid
 from tests.support.kubelet.folders import plugins_folder, settings_in
+from tests.support.kubelet.streams import streaming
 from tests.support.logs import captured
 
 A, B = uuid(0), uuid(1)
@@ -52,7 +53,7 @@ class Served:
         return raised.value
 
     def stream(self) -> aio.UnaryStreamCall[messages.Empty, messages.ListAndWatchResponse]:
-        return channels.streaming(self.channel, methods.LIST_AND_WATCH)(messages.Empty(), timeout=WAIT_S)
+        return streaming(self.channel, methods.LIST_AND_WATCH)(messages.Empty(), timeout=WAIT_S)
 
 
 @asynccontextmanager

@@ -17,8 +17,9 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.hami_core import MAX_CARDS, HamiCore, common_variables, limits_of
+from tessera.node.modes.hami_core import HamiCore, common_variables, limits_of
 from tessera.node.settings import AgentSettings, DeviceListStrategy
+from tessera.vendors.nvidia.downward_api import MAX_DEVICES
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
 from tests.support.sharing_modes import A, B, card, claim, fleet, paths_below, put_files, settings, slice_of
@@ -212,12 +213,12 @@ async def test_what_cannot_be_limited_is_refused_before_anything_is_made(
 
 
 def test_no_more_cards_than_the_library_limits() -> None:
-    uuids = [f"GPU-{number:02}" for number in range(MAX_CARDS + 1)]
+    uuids = [f"GPU-{number:02}" for number in range(MAX_DEVICES + 1)]
     many = fleet(*uuids)
     slices = tuple(slice_of(uuid) for uuid in uuids)
     with pytest.raises(AllocationRefused, match="no more than 16"):
         limits_of(claim(*slices), slices_by_card(claim(*slices), many))
-    fitting = claim(*slices[:MAX_CARDS])
+    fitting = claim(*slices[:MAX_DEVICES])
     assert limits_of(fitting, slices_by_card(fitting, many))["CUDA_DEVICE_MEMORY_LIMIT_15"] == "3000m"
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tessera.core.devices import MigPlacement
-from tessera.host.cards import CardFacts, GpuInstanceProfile
+from tessera.host.cards import MIB, CardFacts, GpuInstanceProfile
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.registration.devices import MIB, registrable, registration_text
+from tessera.node.registration.devices import registrable, registration_text
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia.section import CHART_ALLOWLIST, MigAllowance
 from tessera.wire.node_config import NodeSettings

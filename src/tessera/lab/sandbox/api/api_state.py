@@ -48,6 +48,8 @@ class ApiState:
         self.budgets = DisruptionBudgets(self.store)
         self.read_log: ReadLog = no_logs
         """set by whatever runs the containers"""
+        self.services: dict[str, str] = {}
+        """URLs behind services/proxy, by `namespace/name:port`; set by whatever serves them"""
         self._admission = Admission(self.store, self.caller)
         self.store.listen(self._follow_namespaces)
         for name in FIRST_NAMESPACES:

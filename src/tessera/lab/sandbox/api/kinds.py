@@ -219,6 +219,7 @@ class ReviewKind:
 
 REVIEWS: tuple[ReviewKind, ...] = (
     ReviewKind("SelfSubjectReview", "selfsubjectreviews", "authentication.k8s.io"),
+    ReviewKind("TokenReview", "tokenreviews", "authentication.k8s.io"),
     ReviewKind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io"),
     ReviewKind("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io"),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tessera.lab.sandbox.api import discovery, pod_logs, protobuf, request_url
+from tessera.lab.sandbox.api import discovery, pod_logs, protobuf, request_url, service_proxy
 from tessera.lab.sandbox.api.admission import ApiUser
 from tessera.lab.sandbox.api.api_state import RequestContext
 from tessera.lab.sandbox.api.errors import (
@@ -119,6 +119,8 @@ class Rest:
         user = self._user(request)
         if request.path in HEALTH:
             return web.Response(text="ok")
+        if service_proxy.is_service_proxy(request.path):
+            return await service_proxy.pass_on(request, self._verbs.cluster.services)
         target = resolve_path(request.path)
         if target is None:
             if request.method != "GET":

@@ -123,13 +123,18 @@ class Verbs:
         return StoredPage(deleted, self.cluster.store.version)
 
     def review(self, review: ReviewKind, body: Any, call: RequestContext) -> Json:
-        """Every user may do everything here."""
+        """Every user may do everything here, and every token is a user's whose name it is."""
         content = without_nulls(body) if isinstance(body, dict) else {}
         heading = {"kind": review.kind, "apiVersion": f"{review.group}/{review.version}"}
         if review.kind == "SelfSubjectReview":
             user = {"username": call.user.username, "groups": list(call.user.groups)}
             return heading | {"metadata": {}, "status": {"userInfo": user}}
-        return heading | {"metadata": {}, "spec": content.get("spec", {}), "status": {"allowed": True}}
+        spec = content.get("spec", {})
+        if review.kind == "TokenReview":
+            token = spec.get("token", "")
+            known = {"user": {"username": token, "groups": ["system:authenticated"]}} if token else {}
+            return heading | {"metadata": {}, "spec": spec, "status": {"authenticated": bool(token), **known}}
+        return heading | {"metadata": {}, "spec": spec, "status": {"allowed": True}}
 
     async def _update(self, target: RequestTarget, change: Callable[[Json], Json], call: RequestContext) -> Stored:
         return await writes.update(

@@ -38,9 +38,9 @@ class NotWritten(Exception):
 class MigAnnotations:
     """Writes to one apiserver."""
 
-    def __init__(self, client: KubeClient, *, rng: random.Random | None = None) -> None:
+    def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
 
     async def write(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
         failures = 0

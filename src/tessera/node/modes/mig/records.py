@@ -8,6 +8,7 @@ is skipped, so its instance becomes foreign; it is never destroyed. Used only fr
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,13 +157,9 @@ class MigRecords:
 
     def put(self, record: InstanceRecord) -> None:
         """Raises OSError if the file cannot be written; then the record is not added."""
-        before = self._records
-        self._records = {**before, record.key: record}
-        try:
-            self._save()
-        except OSError:
-            self._records = before
-            raise
+        records = {**self._records, record.key: record}
+        self._save(records, self._switched)
+        self._records = records
 
     def drop(self, record: InstanceRecord) -> None:
         """Removes a record whose instance is gone, even if the file cannot be written now."""
@@ -172,20 +169,16 @@ class MigRecords:
 
     def switch(self, card: str, *, on: bool) -> None:
         """Records whether the agent enabled MIG on a card. Raises OSError like `put`."""
-        before = self._switched
-        self._switched = before | {card} if on else before - {card}
-        try:
-            if self._switched != before:
-                self._save()
-        except OSError:
-            self._switched = before
-            raise
+        switched = self._switched | {card} if on else self._switched - {card}
+        if switched != self._switched:
+            self._save(self._records, switched)
+            self._switched = switched
 
     def catch_up(self) -> None:
         """Writes what could not be written before."""
         if self._behind:
             try:
-                self._save()
+                self._save(self._records, self._switched)
             except OSError as error:
                 log.warning("cannot write the record of MIG instances", file=str(self._path), error=str(error))
 
@@ -219,7 +212,7 @@ class MigRecords:
         else:
             self._records[record.key] = record
 
-    def _save(self) -> None:
-        state = _RecordsFile(boot=self._boot, switched=sorted(self._switched), instances=list(self._records.values()))
+    def _save(self, records: Mapping[RecordKey, InstanceRecord], switched: Collection[str]) -> None:
+        state = _RecordsFile(boot=self._boot, switched=sorted(switched), instances=list(records.values()))
         replace_file(self._path, msgspec.json.encode(state), durable=True)
         self._behind = False

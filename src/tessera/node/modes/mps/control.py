@@ -18,14 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tessera.core.requests import WHOLE_CARD_CORES
 from tessera.host.cards import CardFacts
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.mps.process import PIPES
 from tessera.wire.quotes import quoted
-
-ALL_CORES = 100
-"""percent"""
-MIB = 1024 * 1024
 
 PROGRAM = "nvidia-cuda-mps-control"
 LOGS = "CUDA_MPS_LOG_DIRECTORY"
@@ -68,11 +65,11 @@ def limits_on(claim: Claim, card: CardFacts, *, limit_cores: bool = True) -> Lim
     memory = sum(each.memory for each in slices)
     if memory <= 0:
         return None
-    if card.memory_bytes is not None:
-        memory = min(memory, max(1, card.memory_bytes // MIB))
+    if card.memory_mib is not None:
+        memory = min(memory, max(1, card.memory_mib))
     # A slice without a core limit may use all cores.
-    shares = [each.cores if limit_cores and 0 < each.cores < ALL_CORES else ALL_CORES for each in slices]
-    return Limits(memory, min(sum(shares), ALL_CORES))
+    shares = [each.cores if limit_cores and 0 < each.cores < WHOLE_CARD_CORES else WHOLE_CARD_CORES for each in slices]
+    return Limits(memory, min(sum(shares), WHOLE_CARD_CORES))
 
 
 class ControlError(Exception):

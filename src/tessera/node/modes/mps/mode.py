@@ -29,14 +29,13 @@ from tessera.node.modes.mps.daemon import CardDir, MpsDaemon, card_dirs
 from tessera.node.modes.mps.launcher import SocketLauncher
 from tessera.node.modes.mps.process import PIPES
 from tessera.node.settings import AgentSettings
+from tessera.vendors.nvidia.downward_api import MPS_MEMORY_LIMIT, MPS_THREADS
 
 log = structlog.get_logger(__name__)
 
 CONTAINER_PIPES = "/tessera/mps/pipe"
 SHARED_MEMORY = "/dev/shm"
 """the same path on the host and in containers"""
-MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-CORE_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 HAND_OVER_S = 20.0
 """for preparing a card while kubelet waits"""
 
@@ -148,8 +147,8 @@ class Mps(SharingMode):
             env={
                 PIPES: CONTAINER_PIPES,
                 # By uuid, so the container's order of cards does not matter.
-                MEMORY_LIMIT: f"{uuid}={limits.memory_mib}M",
-                CORE_LIMIT: str(limits.cores),
+                MPS_MEMORY_LIMIT: f"{uuid}={limits.memory_mib}M",
+                MPS_THREADS: str(limits.cores),
             },
             mounts=(
                 HostMount(CONTAINER_PIPES, str(CardDir(self._settings.paths.mps, uuid).pipe)),

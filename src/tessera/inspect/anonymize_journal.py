@@ -1,0 +1,179 @@
+"""Replaces names in the records of a journal with those that `anonymize` puts into a snapshot.
+
+New names sort like the old ones and card ids change only where they contain a node's name, so an anonymous journal
+replays to the same decisions. The names have to be known before the first record is changed, so a journal is read
+twice: `find_names`, then `JournalAnonymizer`. Messages are free text and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer, replace_texts
+from tessera.wire.journal import (
+    Bind,
+    Constraint,
+    Denied,
+    Device,
+    Evicted,
+    Grant,
+    Grants,
+    HostRecord,
+    NodeRecord,
+    NodeState,
+    Placed,
+    PodAsk,
+    PodRecord,
+    PodRef,
+    PodState,
+    QuotaRecord,
+    Record,
+    Refused,
+    Released,
+    Start,
+    Unfinished,
+    Woken,
+)
+
+LEFT_OUT = "(left out)"
+"""instead of a text that must not be empty, because it says that something is wrong"""
+
+
+def find_names(record: Record, found: FoundNames) -> None:
+    """Adds all names of the record."""
+    match record:
+        case Start():
+            found.processes.add(record.identity)
+        case NodeRecord() | HostRecord():
+            found.nodes.add(record.name)
+        case PodRecord():
+            found.uids.add(record.uid)
+            if record.state is not None:
+                _add(found, namespace=record.state.namespace, pod=record.state.name, node=record.state.node)
+        case QuotaRecord():
+            found.namespaces.add(record.namespace)
+            found.quotas.add(record.name)
+        case Denied():
+            _add(found, namespace=record.namespace, pod=record.name)
+        case Placed() | Bind() | Released() | Evicted():
+            _add_pod(found, record.pod, node=record.node)
+        case Refused() | Unfinished() | Woken():
+            _add_pod(found, record.pod)
+
+
+def _add_pod(found: FoundNames, pod: PodRef, *, node: str = "") -> None:
+    found.uids.add(pod.uid)
+    _add(found, namespace=pod.namespace, pod=pod.name, node=node)
+
+
+def _add(found: FoundNames, *, namespace: str, pod: str, node: str = "") -> None:
+    found.namespaces.add(namespace)
+    found.pods.add(pod)
+    found.nodes.add(node)
+
+
+class JournalAnonymizer:
+    """Replaces the names of records whose names were all found."""
+
+    def __init__(self, names: NewNames) -> None:
+        self._names = names
+        self._text = TextReplacer(names).text
+
+    def anonymize(self, record: Record) -> Record:
+        names = self._names
+        match record:
+            case Start():
+                return replace(record, identity=names.processes[record.identity])
+            case NodeRecord():
+                state = None if record.state is None else self._node(record.state)
+                return replace(record, name=names.nodes[record.name], state=state)
+            case HostRecord():
+                return replace(record, name=names.nodes[record.name])
+            case PodRecord():
+                held = None if record.state is None else self._holder(record.state)
+                return replace(record, uid=names.uids[record.uid], state=held)
+            case QuotaRecord():
+                return replace(record, namespace=names.namespaces[record.namespace], name=names.quotas[record.name])
+            case Denied():
+                name = names.pods[record.name]
+                return replace(record, namespace=names.namespaces[record.namespace], name=name, message=LEFT_OUT)
+        return self._about_pod(record)
+
+    def _about_pod(self, record: Record) -> Record:
+        nodes = self._names.nodes
+        match record:
+            case Placed():
+                node, grants = nodes[record.node], self._grants(record.grants)
+                return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask), node=node, grants=grants)
+            case Refused() | Unfinished():
+                return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask))
+            case Bind():
+                error = LEFT_OUT if record.error else ""
+                return replace(record, pod=self._pod(record.pod), node=nodes[record.node], error=error)
+            case Released():
+                return replace(record, pod=self._pod(record.pod), node=nodes[record.node])
+            case Evicted():
+                return replace(record, pod=self._pod(record.pod), node=nodes[record.node], message="")
+            case Woken():
+                return replace(record, pod=self._pod(record.pod))
+        return record
+
+    def _pod(self, pod: PodRef) -> PodRef:
+        names = self._names
+        return PodRef(names.namespaces[pod.namespace], names.pods[pod.name], names.uids[pod.uid])
+
+    def _node(self, state: NodeState) -> NodeState:
+        return replace(
+            state,
+            devices=tuple(map(self._device, state.devices)),
+            cordoned=self._texts(state.cordoned),
+            traits=self._values(state.traits),
+            problem=LEFT_OUT if state.problem else "",
+        )
+
+    def _device(self, device: Device) -> Device:
+        links = {self._text(uuid): score for uuid, score in device.links.items()}
+        return replace(
+            device, uuid=self._text(device.uuid), links=links, custom=replace_texts(device.custom, self._text)
+        )
+
+    def _holder(self, state: PodState) -> PodState:
+        names = self._names
+        return replace(
+            state,
+            namespace=names.namespaces[state.namespace],
+            name=names.pods[state.name],
+            node=names.nodes[state.node],
+            grants=self._grants(state.grants),
+            stray_mig=tuple((self._text(uuid), slot) for uuid, slot in state.stray_mig),
+            settings={vendor: self._values(settings) for vendor, settings in state.settings.items()},
+            problem=LEFT_OUT if state.problem else "",
+        )
+
+    def _grants(self, grants: Grants) -> Grants:
+        return {
+            vendor: tuple(tuple(map(self._grant, container)) for container in containers)
+            for vendor, containers in grants.items()
+        }
+
+    def _grant(self, grant: Grant) -> Grant:
+        return replace(grant, uuid=self._text(grant.uuid), custom=self._values(grant.custom))
+
+    def _ask(self, ask: PodAsk) -> PodAsk:
+        return replace(ask, constraints={vendor: self._constraint(one) for vendor, one in ask.constraints.items()})
+
+    def _constraint(self, constraint: Constraint) -> Constraint:
+        return replace(
+            constraint,
+            use_uuids=self._texts(constraint.use_uuids),
+            avoid_uuids=self._texts(constraint.avoid_uuids),
+            extra=self._values(constraint.extra),
+        )
+
+    def _texts(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(self._text, texts))
+
+    def _values(self, table: Mapping[str, str]) -> dict[str, str]:
+        return {key: self._text(value) for key, value in table.items()}

@@ -1,0 +1,219 @@
+"""The past of the page: the records of a journal, and the cluster at any of its moments.
+
+Records are replayed with `Timeline`: going forward costs what happened since, going back begins again. Both are done in
+steps, so that a running scheduler decides in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, encode
+from tessera.inspect.dashboard.room import SliceSize
+from tessera.inspect.dashboard.steps import Pause, in_steps, paced
+from tessera.inspect.dashboard.totals import Totals
+from tessera.inspect.render.journal import ask_text, reasons_text, record_text
+from tessera.inspect.replay import Moment, Timeline
+from tessera.inspect.state import Json
+from tessera.scheduler.journal import Journal
+from tessera.wire.journal import (
+    Bind,
+    Denied,
+    Evicted,
+    Placed,
+    PodRef,
+    Record,
+    Refused,
+    Released,
+    Start,
+    SteppedDown,
+    TookOver,
+    Unfinished,
+    Woken,
+)
+
+MOST_RECORDS = 5_000
+"""in one answer"""
+KEPT_SECONDS = 300.0
+"""that the records of a running scheduler are kept after the last question"""
+MOST_PODS = 2_000
+"""that waited and are listed"""
+
+Happening = Placed | Refused | Unfinished | Bind | Denied | Woken | Released | Evicted | TookOver | SteppedDown
+"""records that are news; the others are the state"""
+
+
+class PageJournal(Protocol):
+    """A journal that the page can go back through."""
+
+    def range(self) -> Json | None:
+        """The times of the first and the last moment; None if there is none yet."""
+        ...
+
+    async def timeline(self) -> Timeline:
+        """Everything up to now. Raises InspectionError."""
+        ...
+
+
+class RecordedJournal:
+    """All records of a file."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._timeline = Timeline(records)
+
+    def range(self) -> Json | None:
+        return time_range(self._timeline)
+
+    async def timeline(self) -> Timeline:
+        return self._timeline
+
+
+class RunningJournal:
+    """The journal in the memory of a running scheduler. Its records are made when somebody goes back in time, kept up
+    to date while that lasts, and forgotten afterwards."""
+
+    def __init__(self, journal: Journal, pause: Pause, *, now: Callable[[], float] = time.time) -> None:
+        self._journal = journal
+        self._pause = pause
+        self._now = now
+        self._timeline: Timeline | None = None
+        self._first = self._last = 0
+        """numbers of the records that the timeline has"""
+        self._forgetting: asyncio.TimerHandle | None = None
+
+    def range(self) -> Json | None:
+        return {"from": self._journal.begin, "to": self._now()}
+
+    async def timeline(self) -> Timeline:
+        journal, timeline = self._journal, self._timeline
+        # What left the ring is dropped here too, but not for every record that leaves.
+        is_long = journal.oldest - self._first > journal.sequence - journal.oldest + MOST_RECORDS
+        since = None if timeline is None or is_long else self._last
+        news = [record async for record in paced(journal.read(since, snapshot=since is None), self._pause)]
+        if timeline is None or since is None or (news and isinstance(news[0], Start)):
+            self._first = journal.oldest
+            timeline = self._timeline = Timeline(news)
+        else:
+            timeline.extend(news)
+        self._last = max(self._last, *(record.sequence for record in news[-1:]), 0)
+        self._forget_later()
+        return timeline
+
+    def _forget_later(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        self._timeline, self._forgetting = None, None
+
+
+def time_range(timeline: Timeline) -> Json | None:
+    return {"from": timeline.begin, "to": timeline.end} if timeline.begin else None
+
+
+async def seek(timeline: Timeline, moment: float, pause: Pause) -> Moment:
+    async for _ in in_steps(timeline.seek(moment), pause):
+        pass
+    return timeline.moment
+
+
+def record_document(record: Happening) -> Json:
+    pod = f"{record.namespace}/{record.name}" if isinstance(record, Denied) else _pod_text(getattr(record, "pod", None))
+    return {
+        "sequence": record.sequence,
+        "time": record.time,
+        "kind": str(type(record).__struct_config__.tag),
+        "pod": pod,
+        "node": getattr(record, "node", ""),
+        "text": record_text(record),
+    }
+
+
+def happenings(records: Iterable[Record], *, first: float, last: float) -> list[Happening]:
+    return [record for record in records if isinstance(record, Happening) and first <= record.time <= last]
+
+
+def history_of(records: Iterable[Record], namespace: str, name: str, *, last: float) -> list[Json]:
+    """What happened to one pod."""
+    wanted = f"{namespace}/{name}"
+    documents = map(record_document, happenings(records, first=0.0, last=last))
+    return [document for document in documents if document["pod"] == wanted][-MOST_RECORDS:]
+
+
+def _pod_text(pod: PodRef | None) -> str:
+    return f"{pod.namespace}/{pod.name}" if pod is not None else ""
+
+
+# -- the state at a moment
+
+
+async def past_state(
+    timeline: Timeline,
+    wanted: float,
+    pause: Pause,
+    *,
+    source: Json,
+    origin: Callable[[str], PodOrigin],
+) -> bytes:
+    """The state document of this time. What the journal does not record is missing: measurements, and the workloads
+    of pods that are gone."""
+    moment = await seek(timeline, wanted, pause)
+    ledger = moment.ledger
+    renderer = NodeRenderer(ledger, origin=origin, is_handing_over=lambda uid: False)
+    totals = Totals(renderer.models)
+    nodes: list[bytes] = []
+    pods: list[bytes] = []
+    async for name in in_steps(ledger.node_names(), pause):
+        document = renderer.render(name)
+        if document is not None:
+            totals.replace(None, document)
+            nodes.append(document.body)
+            pods += document.pods.values()
+    refused = refused_then(timeline.records, moment)
+    asked: Counter[SliceSize] = Counter()
+    for _, record in refused:
+        for container in record.ask.containers:
+            for one in container.requests:
+                asked[SliceSize(one.memory, one.cores)] += one.count
+    sums = totals.document(asked, [moment.time - since for since, _ in refused])
+    waiting = [_waiting_document(since, record, origin(record.pod.uid)) for since, record in refused[:MOST_PODS]]
+    head = {"version": 0, "time": moment.time, "source": {**source, "live": False}, "models": renderer.models.names}
+    return b"".join((
+        encode(head)[:-1], b',"pods":{', b",".join(pods), b'},"nodes":[', b",".join(nodes), b'],"waiting":',
+        encode(waiting), b',"totals":', encode(sums), b"}",
+    ))  # fmt: skip
+
+
+def refused_then(records: Iterable[Record], moment: Moment) -> list[tuple[float, Refused]]:
+    """The pods that waited at this moment: when each was first refused, and its last refusal. Of a pod that was deleted
+    while it waited no record says so."""
+    found: dict[str, tuple[float, Refused]] = {}
+    for record in records:
+        if record.time > moment.time:
+            break
+        if isinstance(record, Refused):
+            since, _ = found.get(record.pod.uid, (record.time, record))
+            found[record.pod.uid] = since, record
+        elif isinstance(record, (Placed, Released)):
+            found.pop(record.pod.uid, None)
+    return [one for uid, one in found.items() if moment.ledger.pod(uid) is None]
+
+
+def _waiting_document(since: float, record: Refused, origin: PodOrigin) -> Json:
+    return {
+        "uid": record.pod.uid,
+        "namespace": record.pod.namespace,
+        "name": record.pod.name,
+        "owner": [origin.kind, origin.name] if origin.kind else None,
+        "since": since,
+        "asks": ask_text(record.ask),
+        "why": reasons_text(record.reasons.items()),
+        "nearest": "",
+        "change": "",
+        "attempts": record.refusals,
+    }

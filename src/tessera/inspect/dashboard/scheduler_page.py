@@ -1,0 +1,218 @@
+"""The page of a running scheduler, from its own engine. Read-only: nothing here calls what changes the ledger.
+
+`run` is what `tessera scheduler --dashboard-bind` runs. Reservations, pods in handover and pods that wait are shown as
+the scheduler itself knows them. What is used of cards is unknown here, because the scheduler reads no monitors, and so
+are the owners of pods that wait. A replica that does not decide knows no waiting pods, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from tessera.http11.router import Route
+from tessera.inspect import sanitize
+from tessera.inspect.dashboard.access import ReviewedAccess
+from tessera.inspect.dashboard.details import held_lines
+from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin
+from tessera.inspect.dashboard.journal import PageJournal, RunningJournal
+from tessera.inspect.dashboard.live_state import LiveState
+from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
+from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
+from tessera.inspect.dashboard.steps import pause_for
+from tessera.inspect.explanation import bad_pod_text
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.explanation import request_lines
+from tessera.inspect.render.lines import Style, StyledLine
+from tessera.inspect.request import summarize_request
+from tessera.inspect.state import ClusterState, InspectionError, Json
+from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.resources import NODES, PODS
+from tessera.scheduler import process
+from tessera.scheduler.access_review import AccessReview
+from tessera.scheduler.engine import Engine
+from tessera.scheduler.http_api import journal_routes
+from tessera.scheduler.observer import RefusedEvent
+from tessera.scheduler.pod_cycle import CycleState
+from tessera.scheduler.process import Reload
+from tessera.scheduler.served_page import ServedPage
+from tessera.scheduler.service import Service
+from tessera.scheduler.settings import Settings
+from tessera.vendors.drafts import BadPod
+from tessera.wire.objects import Pod
+
+PATH, JOURNAL_PATH = "/dashboard", "/journal"
+"""that a ClusterRole allows `get` on (`nonResourceURLs`)"""
+BACKGROUND_SHARE = 0.02
+"""of the event loop, for finding out why pods wait"""
+QUESTION_SHARE = 0.2
+"""of the event loop, while a question is answered"""
+NODES_SECONDS = 60.0
+"""that labels and taints of nodes are good for: what would be placed is a guess anyway"""
+NOT_FOUND = 404
+
+
+def run(settings: Settings, reload: Reload | None = None) -> int:
+    """Run the scheduler with its page until told to stop; the exit code."""
+    return process.run(settings, reload, SchedulerPage())
+
+
+class Refusals:
+    """Since when pods wait, and how often they were refused: by uid, since this process began."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, tuple[float, int]] = {}
+
+    def add(self, uid: str, now: float) -> None:
+        since, number = self._pods.get(uid, (now, 0))
+        self._pods[uid] = since, number + 1
+
+    def get(self, uid: str) -> tuple[float | None, int | None]:
+        return self._pods.get(uid, (None, None))
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        self._pods = {uid: self._pods[uid] for uid in uids if uid in self._pods}
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+
+class SchedulerPage(ServedPage):
+    """Listens to the scheduler, and serves what it knows."""
+
+    headers = SECURITY_HEADERS
+
+    def __init__(self) -> None:
+        self.origins: dict[str, PodOrigin] = {}
+        """of the pods that the API shows on a node with devices"""
+        self.refusals = Refusals()
+        self._server: PageServer | None = None
+
+    def routes(self, service: Service) -> list[Route]:
+        state = LiveState(SchedulerSource(service, self), share=QUESTION_SHARE, background_share=BACKGROUND_SHARE)
+        self._server = PageServer(state, ReviewedAccess(AccessReview(service.client, PATH)))
+        journal = journal_routes(service.journal, AccessReview(service.client, JOURNAL_PATH).refuse)
+        return [*self._server.routes(), *journal]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+
+    # -- told by the scheduler
+
+    def on_pod(self, uid: str, pod: Pod | None) -> None:
+        if pod is None:
+            self.origins.pop(uid, None)
+        else:
+            self.origins[uid] = pod_origin(pod)
+
+    def on_refused(self, event: RefusedEvent) -> None:
+        self.refusals.add(event.request.uid, time.time())
+
+
+class SchedulerSource:
+    """The engine of the scheduler, as a source of the page."""
+
+    def __init__(self, service: Service, page: SchedulerPage) -> None:
+        self.measurements = Measurements()
+        self.journal: PageJournal = RunningJournal(service.journal, pause_for(QUESTION_SHARE))
+        self._service = service
+        self._page = page
+        self._nodes: dict[str, Json] = {}
+        self._nodes_at = float("-inf")
+
+    @property
+    def engine(self) -> Engine:
+        return self._service.engine
+
+    def describe(self) -> Json:
+        problem = self._service.unsynced()
+        if not problem and not self._service.is_leader:
+            problem = "this replica does not decide: reservations and the pods that wait are known to another one"
+        return {
+            "kind": "scheduler",
+            "name": self._service.settings.scheduler_name,
+            "live": True,
+            "journal": self.journal.range(),
+            "problem": problem,
+        }
+
+    def origin(self, uid: str) -> PodOrigin:
+        return self._page.origins.get(uid, NO_ORIGIN)
+
+    def measured_anew(self) -> Iterable[str]:
+        return ()
+
+    def waiting(self) -> Iterable[WaitingPod]:
+        refusals, unschedulable = self._page.refusals, self.engine.unschedulable
+        if len(refusals) > 2 * len(unschedulable):
+            refusals.keep_only([pod.request.uid for pod in unschedulable])
+        for pod in unschedulable:
+            request = pod.request
+            cycle = self.engine.cycles.get(request.uid)
+            if cycle is not None and cycle.state is not CycleState.REFUSED:
+                continue
+            since, attempts = refusals.get(request.uid)
+            origin = NO_ORIGIN._replace(since=since)
+            yield WaitingPod(
+                request.uid,
+                request.namespace,
+                request.name,
+                request,
+                pod.candidates,
+                origin=origin,
+                attempts=attempts,
+            )
+
+    def node_facts(self, name: str) -> Json:
+        return {}
+
+    async def explain(self, namespace: str, name: str) -> PodAnswer | None:
+        """What the pod asks for and holds. Why it waits is in the list of waiting pods."""
+        try:
+            pod = await self._service.client.get(PODS.path(namespace, name), Pod)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise InspectionError(f"the pod cannot be read now: {error}") from error
+        except KubeError as error:
+            raise InspectionError(f"the pod cannot be read now: {error}") from error
+        engine, lines = self.engine, list[StyledLine]()
+        entry = engine.ledger.pod(pod.metadata.uid)
+        if entry is not None:
+            containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
+            lines += held_lines(engine.ledger, entry, containers)
+        prepared = engine.requests.read(pod)
+        if isinstance(prepared, BadPod):
+            lines.append(StyledLine(bad_pod_text(prepared), Style.BAD))
+        elif prepared.request.asks_for_devices:
+            lines += request_lines(summarize_request(prepared.request, pod.annotations, engine.vendors))
+        cycle = engine.cycles.get(pod.metadata.uid)
+        facts = {"phase": pod.status.phase, "scheduler": pod.spec.scheduler_name}
+        return PodAnswer(lines, {**facts, "cycle": cycle.state.name.lower() if cycle is not None else ""})
+
+    async def begin_trial(self) -> OfflineCluster:
+        now = time.time()
+        if now - self._nodes_at > NODES_SECONDS:
+            self._nodes, self._nodes_at = await self._list_nodes(), now
+        trial = OfflineCluster(ClusterState("the scheduler", now), settings=self._service.settings)
+        # The device configuration may have been read again since the settings were.
+        trial.engine.vendors.clear()
+        trial.engine.vendors.update(self.engine.vendors)
+        trial.nodes = self._nodes
+        trial.ledger.quotas = self.engine.ledger.quotas.copy()
+        return trial
+
+    async def _list_nodes(self) -> dict[str, Json]:
+        """What kube-scheduler looks at before it asks Tessera; the informer keeps only what Tessera looks at."""
+        found: dict[str, Json] = {}
+        try:
+            async for page in self._service.client.pages(NODES.path(), dict[str, Any]):
+                found = {} if page.is_first else found
+                for document in page.items:
+                    node = sanitize.sanitize_node(document, frozenset())
+                    found[node["metadata"]["name"]] = node
+        except KubeError as error:
+            raise InspectionError(f"the nodes cannot be listed now: {error}") from error
+        return found

@@ -1,0 +1,48 @@
+"""Long work on an event loop that has something better to do: some milliseconds of it, then a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SLICE_SECONDS = 0.004
+"""of the event loop at once"""
+
+Pause = Callable[[float], Awaitable[None]]
+"""waits after so many seconds of work"""
+
+
+def pause_for(share: float) -> Pause:
+    """Pauses so that work takes this part of the event loop's time."""
+
+    async def pause(spent: float) -> None:
+        await asyncio.sleep(spent * (1.0 / share - 1.0))
+
+    return pause
+
+
+async def paced(records: AsyncIterator[T], pause: Pause) -> AsyncIterator[T]:
+    """The same for work that is done by a generator."""
+    began = time.thread_time()
+    async for record in records:
+        yield record
+        spent = time.thread_time() - began
+        if spent > SLICE_SECONDS:
+            await pause(spent)
+            began = time.thread_time()
+
+
+async def in_steps(steps: Iterable[T], pause: Pause) -> AsyncIterator[T]:
+    """The same, with pauses between slices of time. Processor time counts: on a busy machine the clock would make
+    pauses longer and longer."""
+    began = time.thread_time()
+    for step in steps:
+        yield step
+        spent = time.thread_time() - began
+        if spent > SLICE_SECONDS:
+            await pause(spent)
+            began = time.thread_time()

@@ -1,0 +1,103 @@
+"""Pods that do not exist yet: where a manifest would go, how many of it fit, and what stops the next one.
+
+The same simulation as `tessera simulate pod`, on a copy of the ledger that is made and thrown away in steps: the
+cluster that is shown never changes, and a scheduler that serves the page decides in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+
+import msgspec
+
+from tessera.inspect.dashboard.source import PageSource
+from tessera.inspect.dashboard.steps import Pause, in_steps
+from tessera.inspect.manifests import Manifest, read_manifests
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.lines import count_of
+from tessera.inspect.simulation import Simulation, StopReason, simulate_in_steps
+from tessera.inspect.state import InspectionError, Json
+
+MOST_COPIES = 1_000
+"""that are counted; a page that says "at least a thousand" says enough"""
+MOST_MANIFESTS = 20
+"""in one question"""
+LISTED = 50
+"""copies that are listed one by one"""
+
+
+async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
+    """The answer to a manifest of pods or workloads. Raises InspectionError if it cannot be read."""
+    # Not on the event loop: YAML takes its time.
+    manifests = await asyncio.to_thread(
+        read_manifests, text, file="the manifest", namespace="default", count=None, trusted=False
+    )
+    if len(manifests) > MOST_MANIFESTS:
+        raise InspectionError(f"the manifest has {len(manifests)} pods or workloads; try at most {MOST_MANIFESTS}")
+    for manifest in manifests:
+        if manifest.count > MOST_COPIES:
+            raise InspectionError(f"{manifest.name} has {manifest.count} copies; try at most {MOST_COPIES}")
+    trial = await source.begin_trial()
+    ledger = source.engine.ledger
+    async for name in in_steps(ledger.node_names(), pause):
+        trial.ledger.copy_node(name, ledger)
+    found = [await _simulate(trial, manifest, pause) for manifest in manifests]
+    last = found[-1]
+    return {
+        "pods": [document for one in found for document in _documents(one)],
+        # Of several manifests, the copies of the last that fit beside all the others.
+        "more": last.fits_in_all if last.request is not None or last.stop is not None else None,
+        "stops": last.stop.text if last.stop is not None else f"counting stopped at {last.fits_in_all}",
+    }
+
+
+async def _simulate(trial: OfflineCluster, manifest: Manifest, pause: Pause) -> Simulation:
+    steps = simulate_in_steps(trial, manifest, most=MOST_COPIES)
+    found: list[Simulation] = []
+
+    def follow() -> Generator[None, None, None]:
+        found.append((yield from steps))
+
+    try:
+        async for _ in in_steps(follow(), pause):
+            pass
+    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
+        # Whatever a person wrote in the place of a table or a list.
+        raise InspectionError(f"{manifest.name} is not a valid pod: {error}") from error
+    return found[0]
+
+
+def _documents(found: Simulation) -> list[Json]:
+    if found.request is None and found.stop is None:
+        return []
+    placed = [
+        {
+            "name": one.name,
+            "fits": True,
+            "node": one.node,
+            "cards": list(dict.fromkeys(each.card for each in one.slices)),
+            "why": "; ".join(found.warnings) if number == 0 else "",
+            "nearest": "",
+            "change": "",
+        }
+        for number, one in enumerate(found.placed[:LISTED])
+    ]
+    missing = found.count - len(found.placed)
+    if missing <= 0 or found.stop is None:
+        return placed
+    name = found.name if found.count == 1 else f"{count_of(missing, 'more copy')} of {found.name}"
+    refused = {"name": name, "fits": False, "node": "", "cards": [], **_reasons(found.stop)}
+    return [*placed, refused]
+
+
+def _reasons(stop: StopReason) -> Json:
+    verdict = stop.verdict
+    if verdict is None:
+        return {"why": stop.text, "nearest": "", "change": ""}
+    groups = [*verdict.groups, *stop.kept_off]
+    return {
+        "why": "; ".join(f"{count_of(len(group.nodes), 'node')}: {group.reason}" for group in groups) or stop.text,
+        "nearest": verdict.near_miss,
+        "change": verdict.mode or "; or ".join(change.text for change in verdict.changes),
+    }

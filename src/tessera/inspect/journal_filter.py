@@ -1,0 +1,171 @@
+"""Chooses records of a journal: those about a pod, a namespace or nodes, and those since a moment.
+
+A journal without its older records is still complete: `begin_at` puts the state of that moment in their place. What
+`RecordFilter` leaves is for reading only, because the state that decisions depend on is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from tessera.inspect.replay import Entity, entity_of
+from tessera.wire.journal import (
+    Bind,
+    Denied,
+    Evicted,
+    ForecastRecord,
+    HostRecord,
+    NodeRecord,
+    Placed,
+    PodRecord,
+    PodRef,
+    QuotaRecord,
+    Record,
+    Refused,
+    Released,
+    SnapshotEnd,
+    Start,
+    StateRecord,
+    Unfinished,
+    Woken,
+)
+
+
+@dataclass(slots=True)
+class RecordFilter:
+    """Records that are about all that is given; nothing given means every record."""
+
+    pod: str = ""
+    namespace: str = ""
+    nodes: frozenset[str] = frozenset()
+    _pods: dict[str, PodRef] = field(default_factory=dict)
+    """by uid, all that were seen: what a pod no longer holds is recorded without its name"""
+
+    @property
+    def selects_all(self) -> bool:
+        return not (self.pod or self.namespace or self.nodes)
+
+    def selects(self, record: Record) -> bool:
+        """Call it for every record, in their order."""
+        pod = self._pod(record)
+        if self.selects_all:
+            return True
+        if self.pod and (pod is None or pod.name != self.pod):
+            return False
+        if self.namespace and _namespace(record, pod) != self.namespace:
+            return False
+        return not self.nodes or _node(record) in self.nodes
+
+    def _pod(self, record: Record) -> PodRef | None:
+        match record:
+            case Placed() | Refused() | Unfinished() | Bind() | Woken() | Released() | Evicted():
+                found = record.pod
+            case Denied():
+                return PodRef(record.namespace, record.name)
+            case PodRecord(state=None):
+                return self._pods.pop(record.uid, None)
+            case PodRecord(state=held) if held is not None:
+                found = PodRef(held.namespace, held.name, record.uid)
+            case _:
+                return None
+        self._pods[found.uid] = found
+        return found
+
+
+def _namespace(record: Record, pod: PodRef | None) -> str:
+    if pod is not None:
+        return pod.namespace
+    return record.namespace if isinstance(record, QuotaRecord) else ""
+
+
+def _node(record: Record) -> str:
+    match record:
+        case NodeRecord() | HostRecord():
+            return record.name
+        case Placed() | Bind() | Released() | Evicted():
+            return record.node
+        case PodRecord(state=held) if held is not None:
+            return held.node
+    return ""
+
+
+class EventFilter:
+    """Leaves out the state of the ledger, where it only repeats what other records say."""
+
+    def __init__(self) -> None:
+        self._in_snapshot = False
+
+    def selects(self, record: Record) -> bool:
+        """Call it for every record, in their order."""
+        if isinstance(record, Start):
+            self._in_snapshot = True
+            return True
+        if isinstance(record, SnapshotEnd):
+            self._in_snapshot = False
+            return False
+        return not self._in_snapshot and not isinstance(record, (PodRecord, HostRecord, ForecastRecord))
+
+
+async def begin_at(records: AsyncIterator[Record], moment: float) -> AsyncGenerator[Record, None]:
+    """A complete journal that begins at this moment, or with the first state after it."""
+    state = _StateAtMoment()
+    has_begun = False
+    async for record in records:
+        if not has_begun and state.is_complete and record.time >= moment and not isinstance(record, Start):
+            has_begun = True
+            for one in state.records(moment):
+                yield one
+        if has_begun:
+            yield record
+        else:
+            state.put(record)
+    if not has_begun:
+        for one in state.records(moment):
+            yield one
+
+
+class _StateAtMoment:
+    """The newest record of everything, from which a journal may begin."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._start: Start | None = None
+        self._begin = 0.0
+        """time of the state that the journal itself begins with"""
+        self._sequence = 0
+        self._state: dict[Entity, StateRecord] = {}
+
+    def put(self, record: Record) -> None:
+        self._sequence = record.sequence
+        if isinstance(record, Start):
+            self._start, self._state, self.is_complete = record, {}, False
+        elif isinstance(record, SnapshotEnd):
+            self.is_complete, self._begin = True, record.time
+        elif isinstance(record, StateRecord):
+            if _is_gone(record):
+                self._state.pop(entity_of(record), None)
+            else:
+                self._state[entity_of(record)] = record
+
+    def records(self, moment: float) -> Iterator[Record]:
+        """Start, state and its end; nothing if the journal has no state."""
+        if self._start is None or not self.is_complete:
+            return
+        time = max(moment, self._begin)
+        yield replace(self._start, time=time, sequence=self._sequence)
+        yield from self._state.values()
+        yield SnapshotEnd(time=time, sequence=self._sequence)
+
+
+def _is_gone(record: StateRecord) -> bool:
+    match record:
+        case NodeRecord() | PodRecord():
+            return record.state is None
+        case QuotaRecord():
+            return record.limits is None
+        case HostRecord():
+            return record.free is None
+    return False

@@ -1,0 +1,147 @@
+"""The scripted server of the browser tests and the real one describe the same things in the same form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tessera.inspect.dashboard.documents import Measured, Measurements
+from tessera.inspect.dashboard.journal_source import JournalSource
+from tests.support.builders import NOW, gpu_pod, node
+from tests.support.page import Page, decoded
+from tests.support.recorded_cluster import RecordedCluster
+from tests.ui.described_cluster import small_cluster
+from tests.ui.scripted_page import ScriptedPage
+
+FITS = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 2_000}
+TOO_LARGE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 90_000}
+Form = Any
+"""a document with the names of types in place of values"""
+
+
+def form(value: Any) -> Form:
+    """Of objects with chosen names (uids, facts) and of lists, the forms of their values."""
+    if isinstance(value, dict):
+        return {key: form(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [form(member) for member in value]
+    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
+
+
+def merged(forms: list[Form]) -> set[str]:
+    """All different forms, as text."""
+    return {json.dumps(one, sort_keys=True) for one in forms}
+
+
+class Figures(Measurements):
+    def card(self, node: str, uuid: str) -> Measured:
+        return Measured(1_000, 5)
+
+    def slice(self, uid: str, uuid: str) -> Measured:
+        return Measured(0, 0)
+
+
+def manifest(limits: dict[str, int]) -> str:
+    return json.dumps({"kind": "Pod", "spec": {"containers": [{"name": "a", "resources": {"limits": limits}}]}})
+
+
+@pytest.fixture
+async def real() -> AsyncIterator[Page]:
+    here = RecordedCluster().add(node("n1").gpus(2, memory=24_000))
+    here.decide(gpu_pod("a", mem=20_000, cores=5))
+    here.decide(gpu_pod("b", mem=90_000))
+    source = JournalSource(here.records, name="j")
+    source.measurements = Figures()
+    page = Page(source)
+    yield page
+    await page.server.close()
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedPage]:
+    async with ScriptedPage(small_cluster()) as page:
+        yield page
+
+
+async def asked(page: ScriptedPage, target: str, body: str = "") -> Any:
+    async with aiohttp.ClientSession() as session:
+        method = "POST" if body else "GET"
+        async with session.request(method, f"{page.url}{target}", data=body or None) as response:
+            return await response.json()
+
+
+async def test_states_have_the_same_form(real: Page, scripted: ScriptedPage) -> None:
+    ours, theirs = await real.get("/api/state"), await asked(scripted, "api/state")
+    assert form(ours["source"]) == form(theirs["source"])
+    assert ours.keys() == theirs.keys()
+    for state in (ours, theirs):
+        for pod in state["pods"].values():
+            assert merged([form(pod)]) <= merged([["str"] * 5 + ["number"], ["str"] * 5 + ["NoneType"]])
+    cards = [
+        [form(card[:10] + card[11:]) for one in state["nodes"] for card in one["cards"]] for state in (ours, theirs)
+    ]
+    assert merged(cards[0]) == merged(cards[1])
+    slices = [
+        [form(part) for one in state["nodes"] for card in one["cards"] for part in card[10]] for state in (ours, theirs)
+    ]
+    assert merged(slices[0]) == merged(slices[1])
+    assert {key for one in ours["nodes"] for key in one} == {key for one in theirs["nodes"] for key in one}
+
+
+async def test_totals_have_the_same_form(real: Page, scripted: ScriptedPage) -> None:
+    ours, theirs = (await real.get("/api/state"))["totals"], (await asked(scripted, "api/state"))["totals"]
+    for key in ("byNamespace", "byModel"):
+        assert merged([form(one) for one in ours.pop(key)]) == merged([form(one) for one in theirs.pop(key)])
+    for totals in (ours, theirs):
+        totals.pop("waits")
+    assert form(ours) == form(theirs)
+
+
+async def test_waiting_pods_have_the_same_form(real: Page, scripted: ScriptedPage) -> None:
+    (ours,), theirs = (await real.get("/api/state"))["waiting"], (await asked(scripted, "api/state"))["waiting"]
+    assert ours.keys() == theirs[0].keys()
+    owned = {key: value for key, value in form(ours).items() if key != "owner"}
+    assert owned == {key: value for key, value in form(theirs[0]).items() if key != "owner"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("card?node=n1&card=n1-0", "card?node=h100-1&card=GPU-h100-1-0"),
+        ("node?name=n1", "node?name=h100-1"),
+        ("pod?namespace=default&name=a", "pod?namespace=vision&name=train-1"),
+    ],
+)
+async def test_details_have_the_same_form(real: Page, scripted: ScriptedPage, ours: str, theirs: str) -> None:
+    one, other = await real.get(f"/api/{ours}"), await asked(scripted, f"api/{theirs}")
+    assert one.keys() == other.keys()
+    assert merged([form(line) for line in one["lines"]]) == merged([form(line) for line in other["lines"]])
+    assert merged([form(record) for record in one.get("history", ())]) == merged(
+        [form(record) for record in other.get("history", ())]
+    )
+
+
+async def test_shapes_and_records_have_the_same_form(real: Page, scripted: ScriptedPage) -> None:
+    ours, theirs = await real.get("/api/shapes"), await asked(scripted, "api/shapes")
+    assert merged([form(one) for one in ours]) == merged([form(one) for one in theirs])
+    one, other = await real.get("/api/journal"), await asked(scripted, "api/journal")
+    assert one.keys() == other.keys()
+    assert merged([form(record) for record in one["records"]]) == merged([form(record) for record in other["records"]])
+
+
+@pytest.mark.parametrize("limits", [FITS, TOO_LARGE])
+async def test_what_if_has_the_same_form(real: Page, scripted: ScriptedPage, limits: dict[str, int]) -> None:
+    text = manifest(limits)
+    ours = decoded(await real.ask("/api/whatif", method="POST", body=text.encode()))
+    theirs = await asked(scripted, "api/whatif", text)
+    assert form(ours) == form(theirs)
+    assert ours["pods"][0]["fits"] is theirs["pods"][0]["fits"] is (limits is FITS)
+
+
+async def test_an_earlier_state_has_the_form_of_a_state(real: Page, scripted: ScriptedPage) -> None:
+    ours, theirs = await real.get(f"/api/state?time={NOW + 3}"), await asked(scripted, "api/state?time=1")
+    assert ours.keys() == theirs.keys()

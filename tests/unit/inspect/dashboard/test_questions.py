@@ -1,0 +1,252 @@
+"""Questions about cards, nodes, pods and manifests, and how much of them is answered at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tessera.inspect.dashboard import server
+from tessera.inspect.dashboard.source import FixedSource
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.simulation import simulate
+from tests.support.builders import cluster, gpu_pod, node
+from tests.support.cluster_states import quota, state_of
+from tests.support.page import HOST, Page, decoded
+from tests.unit.inspect.test_simulation import manifest
+
+HOSTILE = '<img src=x onerror=alert(1)>"\u2028\x07' + "x" * 200
+
+
+def pod_manifest(limits: dict[str, Any], kind: str = "Pod") -> str:
+    spec: dict[str, Any] = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+    if kind != "Pod":
+        spec = {"replicas": 3, "template": {"spec": spec}}
+    return json.dumps({"kind": kind, "metadata": {"name": "trial"}, "spec": spec})
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    nodes = [node("n1").gpus(2, memory=24_000).cordon("n1-1"), node("n2").gpus(1, memory=24_000)]
+    here = cluster(*nodes)
+    held = here.start(gpu_pod("held", mem=4_000, cores=30), ["n1"])
+    state = state_of(nodes, [held, gpu_pod("waits", mem=30_000)], quotas=[quota("poor", {"nvidia.com/gpumem": 1000})])
+    page = Page(FixedSource(OfflineCluster(state)))
+    yield page
+    await page.server.close()
+
+
+async def tried(page: Page, text: str | bytes) -> tuple[int, Any]:
+    response = await page.ask("/api/whatif", method="POST", body=text if isinstance(text, bytes) else text.encode())
+    return response.status, decoded(response)
+
+
+def lines(document: Any) -> str:
+    return "\n".join(line["text"] for line in document["lines"])
+
+
+async def test_a_card_is_told_with_its_holders_and_its_state(page: Page) -> None:
+    first = await page.get("/api/card?node=n1&card=n1-0")
+    assert "default/held 4000" in lines(first)
+    assert first["facts"]["freeMemory"] == "20000 MiB"
+    assert (await page.get("/api/card?node=n1&card=n1-1"))["facts"]["cordoned"] == "yes"
+
+
+async def test_a_node_is_told_with_all_its_cards(page: Page) -> None:
+    found = await page.get("/api/node?name=n1")
+    assert (found["facts"]["cards"], found["facts"]["closedCards"], found["facts"]["pods"]) == (2, 1, 1)
+    assert lines(found).count("n1-") == 2
+
+
+async def test_a_pod_is_told_as_explain_tells_it(page: Page) -> None:
+    assert "placed on n1" in lines(await page.get("/api/pod?namespace=default&name=held"))
+    waits = await page.get("/api/pod?namespace=default&name=waits")
+    assert "Any one of these changes would make it fit" in lines(waits)
+    assert waits["facts"]["verdict"] == "Refused"
+    assert waits["history"] == []
+
+
+@pytest.mark.parametrize(
+    "target", ["card?node=n1&card=x", "card", "node?name=x", "node", "pod?namespace=a&name=b", "pod"]
+)
+async def test_what_does_not_exist_is_not_found(page: Page, target: str) -> None:
+    response = await page.ask(f"/api/{target}")
+    assert response.status == 404
+    assert decoded(response)["error"]
+
+
+@pytest.mark.parametrize("target", ["state?time=5", "card?node=n1&card=n1-0&time=5", "journal", "pod?name=held&time=1"])
+async def test_without_a_journal_there_is_no_past(page: Page, target: str) -> None:
+    response = await page.ask(f"/api/{target}")
+    assert (response.status, "no journal" in decoded(response)["error"]) == (400, True)
+
+
+async def test_a_manifest_is_told_where_it_would_go_and_how_many_fit(page: Page) -> None:
+    status, found = await tried(page, pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000}))
+    assert status == 200
+    (one,) = found["pods"]
+    assert (one["fits"], one["node"], one["cards"]) == (True, "n1", ["n1-0"])
+    assert found["more"] == 4
+    assert "needs 10000 MiB; the most free on one card is 4000 of 24000 MiB" in found["stops"]
+
+
+async def test_all_copies_of_a_workload_are_tried(page: Page) -> None:
+    status, found = await tried(page, pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 15_000}, "Deployment"))
+    assert status == 200
+    assert [one["fits"] for one in found["pods"]] == [True, True, False]
+    assert found["pods"][-1]["why"]
+    assert found["more"] == 2
+
+
+async def test_a_quota_stops_a_copy_as_it_would_stop_a_pod(page: Page) -> None:
+    poor = json.loads(pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 2_000}))
+    poor["metadata"]["namespace"] = "poor"
+    _, found = await tried(page, json.dumps(poor))
+    assert found["pods"][0]["fits"] is False
+    assert found["more"] == 0
+
+
+async def test_trying_changes_nothing(page: Page) -> None:
+    ledger = page.state.source.engine.ledger
+    before, position = ledger.state(), ledger.arrays.now
+    text = pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000})
+    first = await tried(page, text)
+    assert await tried(page, text) == first
+    assert (ledger.state(), ledger.arrays.now) == (before, position)
+
+
+async def test_the_page_and_the_command_simulate_alike(page: Page) -> None:
+    source = page.state.source
+    assert isinstance(source, FixedSource)
+    _, found = await tried(page, pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 7_000}))
+    command = simulate(source.cluster, manifest(gpu=1, mem=7_000))
+    assert (found["more"], found["stops"]) == (command.fits_in_all, command.stop and command.stop.text)
+    assert found["pods"][0]["node"] == command.placed[0].node
+
+
+async def test_a_manifest_without_cards_is_no_question(page: Page) -> None:
+    _, found = await tried(page, pod_manifest({"cpu": 1}))
+    assert (found["pods"], found["more"]) == ([], None)
+
+
+BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nkind: Pod\nspec: {containers: [*b]}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff\xfe",
+        b"{",
+        b"[1, 2",
+        b"- - - -",
+        b"[" * 5_000,
+        b"just a word",
+        b"kind: Pod",
+        b"kind: Pod\nspec: {containers: main}",
+        b"kind: Pod\nspec: {nodeSelector: word, containers: [{name: a, resources: {limits: {nvidia.com/gpu: 1}}}]}",
+        b"kind: Pod\nspec: {tolerations: 5, containers: [{name: a, resources: {limits: {nvidia.com/gpu: 1}}}]}",
+        b"kind: Deployment\nspec: {replicas: many, template: {spec: {containers: [{}]}}}",
+        b"kind: Deployment\nspec: {replicas: -1, template: {spec: {containers: [{}]}}}",
+        b"kind: Deployment\nspec: {replicas: 1000000000, template: {spec: {containers: [{}]}}}",
+        b"kind: List\nitems: 5",
+        BOMB.encode(),
+        b"---\nkind: Pod\nspec: {containers: [{}]}\n" * 21,
+        b"!!python/object/apply:os.system ['true']",
+        b"2001-99-99",
+    ],
+)
+async def test_nonsense_gets_a_sentence(page: Page, text: bytes) -> None:
+    status, found = await tried(page, text)
+    assert status == 400, found
+    assert found["error"]
+
+
+async def test_questions_are_answered_one_at_a_time_and_only_so_many_wait(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_QUESTIONS", 2)
+    release, running = asyncio.Event(), 0
+
+    async def slow(*_: object) -> Any:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await release.wait()
+        running -= 1
+        return {}
+
+    monkeypatch.setattr(server, "try_manifests", slow)
+    waiting = [asyncio.create_task(tried(page, "x")) for _ in range(2)]
+    await asyncio.sleep(0)
+    status, found = await tried(page, "x")
+    assert (status, "try again" in found["error"]) == (503, True)
+    release.set()
+    assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
+    assert (await tried(page, "x"))[0] == 200
+
+
+async def test_only_so_many_viewers_are_connected(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_VIEWERS", 1)
+    stream = (await page.ask(f"/api/events?since={page.state.log.version}")).pieces
+    assert stream is not None
+    await anext(stream)
+    assert (await page.ask("/api/events")).status == 503
+    await stream.aclose()
+    assert (await page.ask("/api/events")).status == 200
+
+
+async def test_a_stream_ends_when_its_access_does(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REVIEW_SECONDS", -1.0)
+    version = (await page.get("/api/state"))["version"]
+    stream = (await page.ask(f"/api/events?since={version}")).pieces
+    assert stream is not None
+    await anext(stream)
+    page.access.token = "another"
+    page.state.log.append("totals", b"{}")
+    assert [piece async for piece in stream] == []
+
+
+@pytest.mark.parametrize("target", ["card?node=%s&card=%s", "node?name=%s", "pod?namespace=%s&name=%s"])
+async def test_hostile_questions_come_back_as_json_only(page: Page, target: str) -> None:
+    from urllib.parse import quote
+
+    response = await page.ask("/api/" + target.replace("%s", quote(HOSTILE)))
+    assert (response.status, response.content_type) == (404, "application/json")
+    assert HOSTILE in decoded(response)["error"]
+    assert b"\n" not in response.body
+    assert b"\x07" not in response.body
+
+
+async def test_hostile_names_of_a_cluster_are_json_strings() -> None:
+    names = [HOSTILE, "\x00\x1b[2J", "</script>"]
+    nodes = [node(name).gpus(1, model=name) for name in names]
+    held = [cluster(one).start(gpu_pod(name, mem=1_000), [one.name]) for name, one in zip(names, nodes, strict=True)]
+    page = Page(FixedSource(OfflineCluster(state_of(nodes, held))))
+    try:
+        state = await page.get("/api/state")
+        assert {one["name"] for one in state["nodes"]} == set(names) == set(state["models"])
+        assert {pod[1] for pod in state["pods"].values()} == set(names)
+        response = await page.ask("/api/shapes")
+        assert response.content_type == "application/json"
+    finally:
+        await page.server.close()
+
+
+@pytest.mark.parametrize("target", ["/api/card", "/api/node", "/api/pod", "/api/shapes", "/api/journal"])
+async def test_questions_need_the_token_too(page: Page, target: str) -> None:
+    assert (await page.ask(target, headers={b"Host": HOST})).status == 401
+    assert (await page.ask("/api/whatif", method="POST", body=b"x", headers={b"Host": HOST})).status == 401
+
+
+async def test_a_query_with_too_many_fields_is_refused(page: Page) -> None:
+    target = "/api/node?" + "&".join(f"a{number}=1" for number in range(40))
+    assert (await page.ask(target)).status == 400
+
+
+def test_a_manifest_is_bounded(page: Page) -> None:
+    assert page.routes["POST", "/api/whatif"].max_body_bytes == server.MAX_MANIFEST_BYTES
+    assert {route.max_body_bytes for (method, _), route in page.routes.items() if method == "GET"} == {0}
