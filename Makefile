@@ -11,6 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ_READY := $(VENV)/.ready-fuzz
+UI_READY := $(VENV)/.ready-ui
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 # python3 where it is new enough, otherwise the newest that is found; `make test PYTHON=/path/to/python` chooses another.
@@ -24,6 +25,10 @@ COMPILE = $(BIN)/uv pip compile --quiet --system-certs --upgrade --universal --p
 
 # Of Debian and Ubuntu: what runs containers, and what they are made of.
 NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
+# The browser of `make ui`, and letters for its pictures.
+UI_PACKAGES := chromium fonts-dejavu-core
+CHROMIUM ?= $(shell { command -v chromium || command -v chromium-browser || command -v google-chrome; } 2>/dev/null)
+PICTURES ?=
 
 # Seconds for each fuzz target; FUZZ_RUNS=1000000 sets the number of inputs instead.
 FUZZ_SECONDS ?= 2
@@ -42,7 +47,7 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness kubernetes packages image generate chart \
+.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness ui kubernetes packages image generate chart \
 	proto lock clean
 
 help: ## say what every verb does
@@ -119,6 +124,7 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.webhook --check
 	@$(BIN)/python -m bench.hostile --check
 	@$(BIN)/python -m bench.flood --check
+	@$(BIN)/python -m bench.page --check
 
 e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
 	@$(BIN)/python -m pytest tests/e2e -q -rsx
@@ -126,16 +132,26 @@ e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is he
 robustness: $(READY) ## break a real cluster for three minutes and judge its history (ROBUSTNESS_S=3600, ROBUSTNESS_SEED=1)
 	@ROBUSTNESS_S=$(ROBUSTNESS_S) ROBUSTNESS_SEED=$(ROBUSTNESS_SEED) $(BIN)/python -m tests.robustness
 
+ui: ## test the dashboard's page in Chromium (PICTURES=docs/images takes the pictures of the docs as well)
+ifeq ($(CHROMIUM),)
+	@echo "skipped: the page is tested in Chromium, which is not here; \`make packages\` installs it (root and apt)," \
+		"CHROMIUM=/path/to/chromium names another"
+else
+	@$(MAKE) $(UI_READY)
+	$(call heading,the page in $(CHROMIUM))
+	@CHROMIUM=$(CHROMIUM) PICTURES=$(abspath $(PICTURES)) $(BIN)/python -m pytest $(PARALLEL) tests/ui -rs
+endif
+
 kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
 	@$(BIN)/python tools/kubernetes/build.py
 
-packages: ## install what the kubelet of `make e2e` takes from Debian or Ubuntu, where you are root
-	@missing=; for name in $(NODE_PACKAGES); do \
+packages: ## install what `make e2e` and `make ui` take from Debian or Ubuntu, where you are root
+	@missing=; for name in $(NODE_PACKAGES) $(UI_PACKAGES); do \
 		[ "$$(dpkg-query --show --showformat '$${db:Status-Status}' $$name 2>/dev/null)" = installed ] || \
 			missing="$$missing $$name"; \
 	done; \
 	if ! command -v apt-get >/dev/null; then echo "nothing installed: there is no apt here"; \
-	elif [ -z "$$missing" ]; then echo "installed already: $(NODE_PACKAGES)"; \
+	elif [ -z "$$missing" ]; then echo "installed already: $(NODE_PACKAGES) $(UI_PACKAGES)"; \
 	elif [ "$$(id -u)" != 0 ]; then echo "nothing installed: as root, apt-get install$$missing"; \
 	else export DEBIAN_FRONTEND=noninteractive; \
 		install="apt-get install --yes --quiet --no-install-recommends$$missing"; \
@@ -159,6 +175,7 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)
 	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
 	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
+	@$(COMPILE) --group ui --constraint requirements/dev.txt --output-file requirements/ui.txt
 	@$(COMPILE) --group plugin --constraint requirements/dev.txt --output-file requirements/plugin.txt
 	@$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/runtime.txt
 	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
@@ -181,4 +198,9 @@ $(READY): pyproject.toml requirements/dev.txt
 $(FUZZ_READY): $(READY) requirements/fuzz.txt
 	@echo "==> $(VENV): the fuzzer"
 	@$(PIP) --require-hashes --requirement requirements/fuzz.txt
+	@touch $@
+
+$(UI_READY): $(READY) requirements/ui.txt
+	@echo "==> $(VENV): what drives a browser"
+	@$(PIP) --require-hashes --requirement requirements/ui.txt
 	@touch $@

@@ -236,7 +236,7 @@ class Bench:
             await several((self.api.create(PODS.path(MEASURED), each) for each in manifests), what="pods")
             await self.bound.until(lambda: len(self.bound.known) == count, what="pods to be there", watcher=watcher)
             await self._collect()
-            await self._settle(side)
+            await self.settle(side)
             audited = sum(1 for _ in self.plane.audited())
             side.kube_scheduler.start()
             await self.bound.until(lambda: bool(self.bound.at), what="the first bound pod", watcher=watcher)
@@ -269,7 +269,7 @@ class Bench:
         ):
             answer.raise_for_status()
 
-    async def _settle(self, side: Side) -> None:
+    async def settle(self, side: Side) -> None:
         """Waits until earlier work, above all lists of thousands of pods, no longer uses the processor."""
         programs = [*self.plane.programs.values(), *([side.extender] if side.extender is not None else [])]
         spent = sum(processor_seconds(program.pid) for program in programs)

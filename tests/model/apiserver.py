@@ -18,6 +18,7 @@ from tessera.kube.errors import ApiError
 from tessera.scheduler.kube_api import Annotations
 from tessera.wire.keys import FENCE
 from tessera.wire.objects import Metadata, Node, Pod, PodStatus, ResourceQuota
+from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tests.model.faults import LATEST_EFFECT, Faults
 from tests.model.tables import Table
 
@@ -180,6 +181,9 @@ class Client:
 
     async def get_node(self, name: str) -> Node:
         return await self._call(lambda: self.api.node(name), reads=True)
+
+    async def get_pod_group(self, kind: GroupObject, namespace: str, name: str) -> PodGroupObject:
+        raise ApiError(status=404, reason="NotFound", message=f"{kind.value} podgroups {namespace}/{name} not found")
 
     async def bind(
         self,

@@ -16,7 +16,7 @@ from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE
 from tessera.wire.objects import Pod
 from tests.model import device_usage
 from tests.model.apiserver import SimulatedApiserver
-from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, XPU_MEMORY
+from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, NEVER_WHOLE, XPU_MEMORY
 
 SETTLED_SECONDS = 150.0
 """a handover older than this may have been forgotten: its turn began before its binding was written"""
@@ -84,6 +84,7 @@ class Bindings:
         if not device_usage.wants_devices(pod):
             assert not device_usage.allocation(pod)
             return
+        assert NEVER_WHOLE not in (pod.metadata.labels or {}), "a member of a gang that never came together is bound"
         self._check_allocation(pod)
         self._check_cards(pod)
         self._check_quota(pod)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
+from tessera.core.gangs import GangMember, GangMisfit, plan_gang
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
@@ -17,6 +18,7 @@ from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod
+from tessera.wire.pod_groups import GANG, GANG_SIZE
 from tests.model import device_usage
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import LIMITS, Bindings
@@ -180,13 +182,52 @@ class Checker:
             excesses = self._bindings.excesses(name)
             assert all((name, uuid) in self._bindings.excused for uuid in excesses), excesses
             self._compare(engine, node)
+        self._check_gangs(engine, candidates)
         for uid, pod in pending.items():
             prepared, names = engine.requests.read(pod), candidates(pod)
+            if self._waits_for_gang(pod):
+                continue
             if isinstance(prepared, PreparedRequest) and names:
                 request: PodRequest = prepared.request
                 assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
                 answer = Selector(engine.ledger).select(request, names)
                 assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
+
+    def _gangs(self) -> dict[tuple[str, str], list[Pod]]:
+        """Those whose members all exist and live."""
+        found: dict[tuple[str, str], list[Pod]] = {}
+        for pod in self._api.pods.objects.values():
+            if pod.annotations.get(GANG) and pod.status.phase not in device_usage.OVER:
+                found.setdefault((pod.metadata.namespace, pod.annotations[GANG]), []).append(pod)
+        return {key: pods for key, pods in found.items() if len(pods) == int(pods[0].annotations[GANG_SIZE])}
+
+    def _waits_for_gang(self, pod: Pod) -> bool:
+        """Whether no other member is bound and lives: then the gang waits as a whole."""
+        namespace, gang = pod.metadata.namespace, pod.annotations.get(GANG)
+        bound = [
+            other
+            for other in self._api.pods.objects.values()
+            if (other.metadata.namespace, other.annotations.get(GANG)) == (namespace, gang)
+            and other.spec.node_name
+            and other.status.phase not in device_usage.OVER
+        ]
+        return bool(gang) and not bound
+
+    def _check_gangs(self, engine: Engine, candidates: Callable[[Pod], list[str]]) -> None:
+        """A gang is bound whole or not at all, and does not wait beside room for all of it."""
+        for (namespace, gang), pods in self._gangs().items():
+            bound = sum(bool(pod.spec.node_name) for pod in pods)
+            assert bound in (0, len(pods)), f"{bound} of {len(pods)} members of {namespace}/{gang} are bound"
+            prepared = [engine.requests.read(pod) for pod in pods]
+            if bound or not all(candidates(pod) for pod in pods):
+                continue
+            members = [
+                GangMember(each.request, engine.selector.candidates(candidates(pod)))
+                for each, pod in zip(prepared, pods, strict=True)
+                if isinstance(each, PreparedRequest)
+            ]
+            answer = plan_gang(engine.selector, members, required=len(members))
+            assert isinstance(answer, GangMisfit), f"gang {namespace}/{gang} waits beside room: {answer}"
 
     def _compare(self, engine: Engine, node: Node) -> None:
         """The ledger's numbers are those that are counted from the API objects."""

@@ -43,7 +43,8 @@ class Process:
         """in a fixed order, so that a life can be lived again"""
         self._is_taking_over = False
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
-        settings = Settings(journal=JournalSettings(memory_bytes=JOURNAL_BYTES))
+        # At rest nothing is left behind: what is held for a starving gang would be.
+        settings = Settings(journal=JournalSettings(memory_bytes=JOURNAL_BYTES), gang_starving_seconds=0.0)
         self.journal = Journal(settings, now=now, identity=name)
         self._replayed = 0
         """number of the last record whose decision was made again"""

@@ -90,6 +90,18 @@ def template(recipe: str) -> Pod:
     return (using_downward_api(built) if recipe.endswith("!") else built).api()
 
 
+NEVER_WHOLE = "never-whole"
+"""label of the members of a gang one of which is never created"""
+
+
+def in_gang(recipe: str, name: str, size: int, *, is_whole: bool) -> Pod:
+    built = template(recipe)
+    own = {"tessera.io/gang": name, "tessera.io/gang-size": str(size)}
+    labels = {} if is_whole else {NEVER_WHOLE: ""}
+    metadata = msgspec.structs.replace(built.metadata, annotations={**built.annotations, **own}, labels=labels)
+    return msgspec.structs.replace(built, metadata=metadata)
+
+
 def _can_carry(name: str, built: PodBuilder) -> bool:
     containers = (*built.init_containers, *built.containers)
     asks = any(GPU in container["resources"]["limits"] for container in containers)

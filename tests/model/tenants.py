@@ -31,6 +31,8 @@ class Tenants:
     rng: random.Random
     recipes: tuple[str, ...]
     nodes: tuple[str, ...]
+    gangs: int = 0
+    """created so far"""
 
     def create_pod(self) -> str | None:
         if len(self.api.pods.objects) >= PODS:
@@ -41,6 +43,20 @@ class Tenants:
             return None
         pod = self.api.create_pod(shapes.template(recipe), namespace=namespace, name=name)
         return f"{namespace}/{name} {pod.metadata.uid}: {recipe}"
+
+    def create_gang(self) -> str | None:
+        """All members at once, or all but one that never comes."""
+        size = self.rng.choice((2, 2, 3, 4, 5))
+        if len(self.api.pods.objects) + size > PODS:
+            return None
+        self.gangs += 1
+        namespace, name = self.rng.choice(NAMESPACES), f"g{self.gangs}"
+        recipes = self.rng.choices(self.recipes, k=2)
+        missing = self.rng.random() < 0.15
+        for number in range(size - missing):
+            template = shapes.in_gang(recipes[self.rng.random() < 0.2], name, size, is_whole=not missing)
+            self.api.create_pod(template, namespace=namespace, name=f"{name}-{number}")
+        return f"{namespace}/{name}: {size - missing} of {size} members, {' or '.join(recipes)}"
 
     def bind_directly(self) -> str | None:
         """Creates a pod with its node in the manifest, and unchecked annotations."""

@@ -66,6 +66,7 @@ class PodBuilder:
     node: str = ""
     status: Mapping[str, Any] = field(default_factory=dict)
     deleted: str | None = None
+    gates: tuple[str, ...] = ()
 
     def container(self, **asks: Any) -> PodBuilder:
         """An app container. `gpu`, `mem`, `percent`, `cores` are NVIDIA's; `limits` and `requests` any vendor's."""
@@ -103,6 +104,14 @@ class PodBuilder:
         statuses = [{"name": name, "state": {"terminated": {"exitCode": exit_code}}} for name in names]
         return replace(self, status={**self.status, "initContainerStatuses": statuses})
 
+    def gated(self, gate: str = "kueue.x-k8s.io/admission") -> PodBuilder:
+        return replace(self, gates=(*self.gates, gate))
+
+    def in_gang(self, name: str, size: int, **more: str) -> PodBuilder:
+        """A member of a gang; `more` are further annotations, without their prefix."""
+        own = {f"tessera.io/gang{key}": value for key, value in (("", name), ("-size", str(size)))}
+        return self.annotate(*own.items(), *((f"tessera.io/{key.replace('_', '-')}", v) for key, v in more.items()))
+
     def ended(self, phase: str = "Succeeded") -> PodBuilder:
         return replace(self, status={**self.status, "phase": phase})
 
@@ -122,6 +131,7 @@ class PodBuilder:
                 "nodeName": self.node,
                 "containers": list(self.containers),
                 "initContainers": list(self.init_containers),
+                "schedulingGates": [{"name": gate} for gate in self.gates],
             },
             "status": dict(self.status),
         }
@@ -203,6 +213,7 @@ class NodeBuilder:
     cards: tuple[Mapping[str, Any], ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     provides: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def gpu(
         self,
@@ -244,6 +255,9 @@ class NodeBuilder:
     def annotate(self, *pairs: tuple[str, str]) -> NodeBuilder:
         return replace(self, annotations={**self.annotations, **dict(pairs)})
 
+    def label(self, key: str, value: str) -> NodeBuilder:
+        return replace(self, labels={**self.labels, key: value})
+
     def cordon(self, *uuids: str) -> NodeBuilder:
         return self.annotate((CORDON, ",".join(uuids)))
 
@@ -264,6 +278,7 @@ class NodeBuilder:
             "metadata": {
                 "name": self.name,
                 "annotations": {**registered, **self.annotations},
+                "labels": dict(self.labels),
             },
             "status": {"capacity": dict(self.provides), "allocatable": dict(self.provides)},
         }

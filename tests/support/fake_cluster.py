@@ -17,6 +17,7 @@ import msgspec
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.kube_api import Annotations
 from tessera.wire.objects import Metadata, Node, Pod
+from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tests.support.builders import NodeBuilder, PodBuilder
 
 Object = TypeVar("Object", Pod, Node)
@@ -71,6 +72,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
         self.nodes: dict[str, Node] = {}
+        self.pod_groups: dict[tuple[GroupObject, str, str], PodGroupObject] = {}
         self.changes: deque[tuple[str, str]] = deque()
         """kind and key of what an informer has not seen"""
         self.full: set[str] = set()
@@ -128,6 +130,14 @@ class FakeCluster:
 
     async def get_node(self, name: str) -> Node:
         return await self._call("get_node", lambda: self._node(name))
+
+    async def get_pod_group(self, kind: GroupObject, namespace: str, name: str) -> PodGroupObject:
+        def found() -> PodGroupObject:
+            if (kind, namespace, name) not in self.pod_groups:
+                raise not_found(f"podgroups {namespace}/{name}")
+            return self.pod_groups[kind, namespace, name]
+
+        return await self._call("get_pod_group", found)
 
     async def bind(
         self,

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 H100, A100, L4, ASCEND = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", "Ascend910B3"
 MEMORY = {H100: 81559, A100: 40960, L4: 23034, ASCEND: 65536}
 NOW = 1_763_324_000.0
-MODEL, STATE, SLICES, USED = 2, 7, 10, 11
+MODEL, STATE, SLICES, USED, BUSY = 2, 7, 10, 11, 12
 """places in a card"""
 
 
@@ -86,6 +86,7 @@ class DescribedCluster:
             card[SLICES].append([uid, memory, cores, 1, in_use, busy, profile])
             if in_use is not None:
                 card[USED] = (card[USED] or 0) + in_use
+                card[BUSY] = (card[BUSY] or 0) + round((busy or 0) * cores / 100)
         return self._nodes_event({uid: self.pods[uid]}, node)
 
     def remove(self, namespace: str, name: str) -> Document:
@@ -126,7 +127,6 @@ class DescribedCluster:
     # -- documents
 
     def _nodes_event(self, pods: dict[str, list[Any] | None], *nodes: str) -> Document:
-        self.version += 1
         return {
             "version": self.version,
             "models": self.models,

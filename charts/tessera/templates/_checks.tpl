@@ -74,5 +74,5 @@ The names that only Tessera and the plugins write, as a pattern for CEL; {{`rese
 configuration adds have names of the same form.
 */}}
 {{- define "tessera.reservedPattern" -}}
-^(tessera[.]io/.*|hami[.]io/(vgpu-.*|bind-.*|.*-devices-(to-allocate|allocated)|kunlun-allocated))$
+^(tessera[.]io/([^g].*|g|g[^a].*|ga|ga[^n].*|gan|gan[^g].*)|hami[.]io/(vgpu-.*|bind-.*|.*-devices-(to-allocate|allocated)|kunlun-allocated))$
 {{- end -}}

@@ -31,6 +31,7 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
     examples=[
         ("tessera simulate pod -f pod.yaml", "where it would go now, and how many copies fit"),
         ("tessera simulate pod -f pod.yaml --count 20 --snapshot cluster.json", "20 copies on a snapshot"),
+        ("tessera simulate pod -f jobset.yaml", "whether a gang fits as a whole"),
         ("tessera simulate pod -f pod.yaml --cluster nodes.yaml", "on a cluster that does not exist yet"),
     ],
     codes="  0  all requested copies fit\n"
@@ -64,9 +65,10 @@ def command(
 
     from tessera.inspect.manifests import read_manifests
     from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.render.explanation import gang_lines
     from tessera.inspect.render.lines import StyledLine
     from tessera.inspect.render.simulation import simulation_lines
-    from tessera.inspect.simulation import simulate
+    from tessera.inspect.simulation import simulate, simulate_gangs
     from tessera.inspect.state import InspectionError
 
     if source.cluster_file and source.snapshot:
@@ -80,11 +82,15 @@ def command(
         home = sources.namespace_of(source, namespace)
         manifests = read_manifests(text, file=file, namespace=home, count=count)
         cluster = OfflineCluster(await sources.read_state(source, namespace=home))
+        gangs = simulate_gangs(cluster, manifests)
         found = [simulate(cluster, manifest, most=most, cards=cards) for manifest in manifests]
         width = sources.terminal_width()
-        lines = [line for one in found for line in (StyledLine(), *simulation_lines(one, width=width))]
+        lines = [line for gang in gangs for line in gang_lines(gang)]
+        lines = [line for one in found for line in (StyledLine(), *simulation_lines(one, width=width))] + lines
         documents = [{**msgspec.to_builtins(one), "allFit": one.all_fit, "byNode": one.by_node} for one in found]
+        for document in documents[:1]:
+            document |= {"gangs": msgspec.to_builtins(gangs)} if gangs else {}
         sources.print_answer("Simulations", cluster.state, documents, output=output, lines=lines[1:])
-        return all(one.all_fit for one in found)
+        return all(one.all_fit for one in found) and all(gang.fits for gang in gangs)
 
     sources.exit_with(sources.run_async(work))

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     NODE_UNAVAILABLE = "node usage unavailable"
     NODE_INSUFFICIENT_DEVICE = "NodeInsufficientDevice"
     VENDOR_UNKNOWN = "Device type not found"
+    GANG_WAITING = "GangWaiting"
 
     CARD_NOT_HEALTHY = "CardNotHealth"
     CARD_UNHEALTHY = "CardUnhealthy"
@@ -43,7 +44,13 @@ class Reason(StrEnum):
 
 
 NODE_REASONS = frozenset(
-    {Reason.NODE_UNREGISTERED, Reason.NODE_UNAVAILABLE, Reason.NODE_INSUFFICIENT_DEVICE, Reason.VENDOR_UNKNOWN}
+    {
+        Reason.NODE_UNREGISTERED,
+        Reason.NODE_UNAVAILABLE,
+        Reason.NODE_INSUFFICIENT_DEVICE,
+        Reason.VENDOR_UNKNOWN,
+        Reason.GANG_WAITING,
+    }
 )
 
 
@@ -114,6 +121,8 @@ class Misfit:
     def text(self) -> str:
         """HAMi's wire form: `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`, entries sorted as strings."""
         first = self.counts[0][0] if self.counts else Reason.NODE_UNAVAILABLE
+        if first is Reason.GANG_WAITING:
+            return self.detail  # A gang is refused as a whole: kube-scheduler shows one reason for all nodes.
         if first in NODE_REASONS:
             return first.value
         return ", ".join(sorted(f"{count}/{self.total} {reason.value}" for reason, count in self.counts))

@@ -217,7 +217,7 @@ class Selector:
         return self._select(pod, candidates, math.inf)
 
     def select_within(
-        self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: int
+        self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float
     ) -> Selected | Refused | Unfinished:
         """The same, but `Unfinished` after `work` checks of one request on one card by the plain rule."""
         try:

@@ -16,6 +16,7 @@ from tessera.core.ledger import GrantState
 from tessera.core.misfits import Reason
 from tessera.inspect.choice import Fits
 from tessera.inspect.demand import ExpectedDemand, last_refusal
+from tessera.inspect.gang_standing import GangStanding, gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
@@ -43,6 +44,8 @@ class PodVerdict(Enum):
     NO_DEVICES = "NoDevices"
     ENDED = "Ended"
     UNACCOUNTED = "Unaccounted"
+    GANG_WAITING = "GangWaiting"
+    """it fits, but its gang does not"""
     UNJUDGED = "Unjudged"
     """it waits, and nodes could not be listed"""
 
@@ -68,6 +71,7 @@ class Explanation:
     """nodes that kube-scheduler's own filters exclude before Tessera is asked"""
     expected: ExpectedDemand | None = None
     """expected demand; None if the policies do not look ahead"""
+    gang: GangStanding | None = None
     said: str = ""
     """kube-scheduler's last message about the pod"""
 
@@ -75,15 +79,24 @@ class Explanation:
     def is_good(self) -> bool:
         """Whether devices do not keep the pod from running."""
         return self.status not in (
-            PodVerdict.REFUSED, PodVerdict.INVALID, PodVerdict.UNACCOUNTED, PodVerdict.UNJUDGED
+            PodVerdict.REFUSED, PodVerdict.INVALID, PodVerdict.UNACCOUNTED, PodVerdict.UNJUDGED,
+            PodVerdict.GANG_WAITING,
         )  # fmt: skip
 
 
 def find_pod(cluster: OfflineCluster, name: str, namespace: str) -> str:
-    """The key of a pod named NAME or NAMESPACE/NAME. Raises InspectionError if there is none."""
+    """The key of a pod named NAME or NAMESPACE/NAME, or of a waiting member of the gang of that name.
+
+    Raises InspectionError if there is neither.
+    """
     key = name if "/" in name else f"{namespace}/{name}"
     if key in cluster.pods:
         return key
+    home, _, alone = key.partition("/")
+    gang = cluster.engine.gangs.registry.get(home, alone)
+    if gang is not None:
+        members = gang.pending() or list(gang.members.values())
+        return min(f"{member.request.namespace}/{member.request.name}" for member in members)
     elsewhere = sorted(other for other in cluster.pods if other.endswith(f"/{name}"))
     if elsewhere and "/" not in name:
         raise InspectionError(f"no pod {key}; did you mean {' or '.join(elsewhere[:3])}?")
@@ -113,6 +126,8 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     names, kept_off = cluster.candidates(document)
     verdict = judge(cluster.engine.selector, prepared.request, names, cards=cards)
     status = PodVerdict.FITS if isinstance(verdict, Fits) else PodVerdict.REFUSED
+    if status is PodVerdict.FITS and base.gang is not None and not base.gang.fits:
+        status = PodVerdict.GANG_WAITING
     notes = base.notes
     if isinstance(verdict, FitsNowhere) and any(Reason.CARD_CORDONED.value in group.reason for group in verdict.groups):
         notes += (_closed_note(cluster, names),)
@@ -153,6 +168,7 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedR
         problem=bad_pod_text(prepared) if isinstance(prepared, BadPod) else "",
         notes=(*_notes(cluster, pod, asks=asks or isinstance(prepared, BadPod)), *_mistakes(cluster, pod, prepared)),
         expected=expected_demand(cluster, prepared),
+        gang=gang_of(cluster, pod.metadata.uid) if cluster.state.nodes_seen else None,
         said=last_refusal(document) or "",
     )
 

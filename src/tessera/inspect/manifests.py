@@ -24,7 +24,9 @@ def read_manifests(text: str, *, file: str, namespace: str, count: int | None, t
     items = [item for document in yaml_documents(text, file, trusted=trusted) for item in _items(document)]
     if not items:
         raise InspectionError(f"{file}: contains no pod")
-    return [_manifest(item, file=file, namespace=namespace, count=count) for item in items]
+    return [
+        _manifest(part, file=file, namespace=namespace, count=count) for item in items for part in _jobs(item, file)
+    ]
 
 
 def _items(document: Any) -> list[Any]:
@@ -32,6 +34,22 @@ def _items(document: Any) -> list[Any]:
         items = document.get("items")
         return items if isinstance(items, list) else []
     return [document]
+
+
+def _jobs(document: Any, file: str) -> list[Any]:
+    """The Jobs of a JobSet, each with as many pods as all its replicas have; other documents as they are."""
+    if not isinstance(document, dict) or document.get("kind") != "JobSet":
+        return [document]
+    own, spec = document.get("metadata") or {}, document.get("spec") or {}
+    jobs = []
+    for job in spec.get("replicatedJobs") or ():
+        template = (job.get("template") or {}).get("spec") if isinstance(job, dict) else None
+        if not isinstance(template, dict):
+            raise InspectionError(f"{file}: a replicated Job of JobSet {own.get('name', '')} has no template")
+        pods = int(job.get("replicas", 1)) * int(template.get("parallelism", 1))
+        name = f"{own.get('name', 'jobset')}-{job.get('name', 'job')}"
+        jobs.append({"kind": "Job", "metadata": {**own, "name": name}, "spec": {**template, "parallelism": pods}})
+    return jobs
 
 
 def _manifest(document: Any, *, file: str, namespace: str, count: int | None) -> Manifest:

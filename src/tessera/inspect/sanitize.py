@@ -20,8 +20,9 @@ from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.mistakes import is_misspelt
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.objects import TEMPLATE_HASH, Pod
+from tessera.wire.pod_groups import GROUP_KEYS
 
-OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
+OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io", "scheduling.k8s.io", "kueue.x-k8s.io"})
 
 CONDITIONS = frozenset({"Ready", "PodScheduled"})
 
@@ -107,14 +108,14 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
             "metadata": {
                 **_pick(metadata, "name", "generateName", "namespace", "uid", "creationTimestamp", "deletionTimestamp"),
                 "annotations": _annotations(metadata, kept),
-                "labels": _pick(metadata.get("labels") or {}, TEMPLATE_HASH),
+                "labels": _pick(metadata.get("labels") or {}, TEMPLATE_HASH, *sorted(GROUP_KEYS)),
                 "ownerReferences": [
                     _pick(each, "kind", "name", "controller") for each in metadata.get("ownerReferences") or ()
                 ],
             },
             "spec": {
                 **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
-                **_pick(spec, "schedulingGates"),
+                **_pick(spec, "schedulingGates", "schedulingGroup"),
                 "affinity": {"nodeAffinity": affinity} if affinity else None,
                 "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
                 "containers": [_container(each) for each in spec.get("containers") or ()],

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
+from tessera.inspect.gang_standing import GangStanding, plan_members
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.request import RequestSummary, summarize_request
@@ -29,6 +31,7 @@ from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Pod
+from tessera.wire.pod_groups import PodGroup, read_pod_group
 
 MAX_COPIES = 10_000
 """how many copies are tried at most when counting how many fit"""
@@ -150,6 +153,27 @@ def simulate_in_steps(
         cluster.engine.cycles.observe_gone(uid)
         cluster.remove_host_load(_host_key(uid))
     return replace(result, placed=tuple(placed))
+
+
+def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> list[GangStanding]:
+    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing."""
+    cluster.state.require_nodes()
+    gangs: dict[tuple[str, str], tuple[PodGroup, list[tuple[PodRequest, Json]]]] = {}
+    for manifest in manifests:
+        group = read_pod_group(msgspec.convert(manifest.pod, Pod))
+        if not isinstance(group, PodGroup):
+            continue
+        _, members = gangs.setdefault((manifest.namespace, group.name), (group, []))
+        for number in range(1, manifest.count + 1):
+            document, _ = _admit(cluster, manifest, number)
+            prepared = None if document is None else cluster.prepare(msgspec.convert(document, Pod))
+            if document is not None and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
+                members.append((prepared.request, document))
+    return [
+        plan_members(cluster, namespace, name, members, topology=group.topology)
+        for (namespace, name), (group, members) in gangs.items()
+        if members
+    ]
 
 
 def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:

@@ -77,3 +77,12 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", True)
 SELF_SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", False)
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", False)
 SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
+POD_GROUPS = {
+    group: Resource(group, version, "podgroups", True)
+    for group, version in (
+        ("scheduling.x-k8s.io", "v1alpha1"),
+        ("scheduling.volcano.sh", "v1beta1"),
+        ("scheduling.k8s.io", "v1alpha2"),
+    )
+}
+"""of coscheduling, Volcano and Kubernetes itself, by API group"""

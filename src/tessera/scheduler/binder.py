@@ -1,6 +1,7 @@
 """POST /bind: one atomic write of node and allocation, once it is the pod's turn on that node.
 
     RESERVED, UNCERTAIN, or placed again after a restart
+      -> a member of a gang waits for the others (`gang_coordinator`)
       -> BINDING: the reservation no longer expires
       -> turn and node lock, where the plugin needs them
       -> Binding with all annotations; the pod's uid, and the version that the decision saw, are its preconditions
@@ -25,7 +26,6 @@ from enum import Enum
 import msgspec
 import structlog
 
-from tessera.core.grants import Placement
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.filter import Filter
@@ -93,6 +93,7 @@ class Binder:
     ) -> None:
         self._cycles = cycles
         self._filter = filter_
+        self._gangs = filter_.gangs
         self._api = api
         self._vendors = vendors
         self._tenure = tenure
@@ -112,8 +113,11 @@ class Binder:
         try:
             outcome = None if self._has_reservation(cycle, args) else await self._reserve_again(cycle, args)
             if outcome is None:
+                outcome = await self._await_gang(cycle, args)
+            if outcome is None:
                 outcome = await self._bind(cycle, args)
         finally:
+            self._gangs.leave(args.pod_uid)
             self._cycles.unclaim(cycle)
         self._observer.on_bind(BindEvent(args.pod_namespace, args.pod_name, args.pod_uid, outcome.error, args.node))
         return encode_binding_result(outcome.error)
@@ -157,15 +161,12 @@ class Binder:
         problem = self._filter.reserve_on(prepared, args.node)
         return Outcome(WriteResult.VOID, problem) if problem else None
 
-    def _has_cards(self, placement: Placement) -> bool:
-        """Whether the node still has every card of the placement."""
-        cards = self._cycles.ledger.devices(placement.node)
-        for containers in placement.grants.values():
-            for grants in containers:
-                for grant in grants:
-                    if grant.uuid not in cards:
-                        return False
-        return True
+    async def _await_gang(self, cycle: PodCycle, args: BindingArgs) -> Outcome | None:
+        """None once the pod may be bound: at once, or when all members of its gang have come."""
+        problem = await self._gangs.enter(args.pod_uid)
+        if problem:
+            return Outcome(WriteResult.NOT_BOUND, problem)
+        return None if self._has_reservation(cycle, args) else self._overtaken(args)
 
     # -- the write
 
@@ -179,7 +180,7 @@ class Binder:
         is_writing = False
         try:
             problem = ""
-            if ticket is not None and self._has_cards(placement):
+            if ticket is not None and cycles.has_cards(placement):
                 problem = await cycles.queue.enter(ticket)
             if cycle.state is not CycleState.BINDING:
                 outcome = self._overtaken(args)
@@ -187,7 +188,7 @@ class Binder:
                 outcome = Outcome(WriteResult.NOT_BOUND, problem)
             elif not cycles.may_be_written(cycle):
                 outcome = Outcome(WriteResult.NOT_BOUND, NOT_LEADING)
-            elif not self._has_cards(placement):
+            elif not cycles.has_cards(placement):
                 may_land = cycle.written_at is not None
                 result = WriteResult.NOT_BOUND if may_land else WriteResult.VOID
                 outcome = Outcome(result, f"node {args.node} lost its devices")

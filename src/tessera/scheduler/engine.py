@@ -7,7 +7,7 @@ One event loop runs all of it. The engine does not read the API by itself: somet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import structlog
@@ -22,6 +22,8 @@ from tessera.scheduler.binder import Binder
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.filter import Filter
+from tessera.scheduler.gang_coordinator import GangCoordinator, GangTimes
+from tessera.scheduler.gang_holds import GangHolds, NodeLabels
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch
@@ -31,7 +33,7 @@ from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.takeover import Takeover
+from tessera.scheduler.takeover import AT_ONCE, Takeover
 from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
 from tessera.vendors.drafts import BadPod
@@ -87,12 +89,23 @@ class Engine:
             reservation_seconds=settings.reservation_seconds,
             observer=observer,
         )
+        self._began, self._wakes = int(clock.now()), 0
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
+        self.labels = NodeLabels()
+        self.gangs = GangCoordinator(
+            GangHolds(self.selector, self.cycles, self.labels),
+            self.cycles,
+            self.requests,
+            times=GangTimes(
+                patience=settings.gang_seconds, bind=settings.turn_seconds, starving=settings.gang_starving_seconds
+            ),
+            observer=observer,
+        )
         self.filter = Filter(
-            self.selector, self.cycles, self.requests, vendors=self.vendors, demand=self._demand, observer=observer
+            self.selector, self.cycles, self.requests, gangs=self.gangs, demand=self._demand, observer=observer
         )
         self.binder = Binder(
             self.cycles,
@@ -107,8 +120,7 @@ class Engine:
             self.vendors,
             hosts=self._hosts,
             observer=observer,
-            on_listed=self._on_pod_listed,
-            on_synced=self.on_synced,
+            listener=self,
         )
         self.nodes = NodeInformer(
             self.ledger, self.vendors, selector=settings.node_selector, clock=clock, listener=self
@@ -136,6 +148,7 @@ class Engine:
     def step_down(self) -> None:
         """The tenure is over."""
         self.tenure.end()
+        self.gangs.end_term()
         self.cycles.end_term()
         self._observer.on_step_down()
 
@@ -170,13 +183,21 @@ class Engine:
 
     # -- told by the informers
 
+    def on_pod(self, pod: Pod) -> None:
+        self.gangs.observe(pod)
+
+    def on_pod_gone(self, uid: str) -> None:
+        self.gangs.forget(uid)
+
     def on_node(self, node: Node) -> None:
         self.queue.observe_node(node)
+        self.labels.put(node)
         if self._hosts is not None:
             self._hosts.put_node(node)
 
     def on_node_gone(self, name: str) -> None:
         self.queue.forget_node(name)
+        self.labels.drop(name)
         if self._hosts is not None:
             self._hosts.drop_node(name)
 
@@ -194,10 +215,13 @@ class Engine:
         if self._uses_forecast and self.pods.has_synced and self.nodes.has_synced:
             # What a pod asks for is seen against the cards that there are, so both lists are needed.
             self._demand.start(self._read_request)
+        if not self.missing():
+            # Before any other decision: what is missing of gangs that an earlier process has bound in part.
+            self.gangs.recover()
         # What was gained while decisions had to wait woke no pod.
         self.unschedulable.on_room()
 
-    def _on_pod_listed(self, pod: Pod) -> None:
+    def on_pod_listed(self, pod: Pod) -> None:
         if self._uses_forecast:
             self._demand.note_listed(pod)
 
@@ -220,12 +244,11 @@ class Engine:
         if self.is_leader:
             self.nodes.tick()
         self.cycles.tick()
+        self.gangs.tick()
         self._spawn(self.binder.look_up_unconfirmed())
 
     async def wake_pods(self) -> None:
-        """For ever: when capacity was freed, make kube-scheduler ask again for pods that fit now."""
-        # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
-        began, serial = int(self._clock.now()), 0
+        """For ever: when capacity was freed, make kube-scheduler ask again for pods that fit now, gangs first."""
         room = self.unschedulable.room
         while True:
             await room.wait()
@@ -234,24 +257,49 @@ class Engine:
                 # The room stays; whether it helps is seen once decisions can be made again.
                 asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                 continue
+            await self._read_gang_sizes()
+            async for members in self.gangs.retry():
+                waking = iter(members)
+                await asyncio.gather(*[self._wake_members(waking) for _ in range(min(AT_ONCE, len(members)))])
             async for pod in self.unschedulable.wake(self.selector):
-                if self.missing():
-                    self.unschedulable.on_wake_failed(pod.uid)
-                    room.set()
-                    continue
-                serial += 1
-                # kube-scheduler may ask before the patch is answered.
-                self._observer.on_woken(pod)
-                try:
-                    await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
-                except KubeError as error:
-                    if isinstance(error, ApiError) and error.status == NOT_FOUND:
-                        self._forget_refused(pod.uid)
-                        continue
-                    self.unschedulable.on_wake_failed(pod.uid)
-                    # Perhaps nothing else ever happens: the room that is there must be enough to try again.
-                    asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
-                    log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+                await self._wake(pod, self.unschedulable.on_wake_failed)
+
+    async def _wake_members(self, members: Iterator[PodRequest]) -> None:
+        for member in members:
+            await self._wake(member, self.gangs.on_wake_failed)
+
+    async def _wake(self, pod: PodRequest, on_failed: Callable[[str], None]) -> None:
+        if self.missing():
+            on_failed(pod.uid)
+            self.unschedulable.on_room()
+            return
+        self._wakes += 1
+        # kube-scheduler may ask before the patch is answered.
+        self._observer.on_woken(pod)
+        try:
+            # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
+            await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{self._began}.{self._wakes}"})
+        except KubeError as error:
+            if isinstance(error, ApiError) and error.status == NOT_FOUND:
+                self._forget_refused(pod.uid)
+                return
+            on_failed(pod.uid)
+            # Perhaps nothing else ever happens: the room that is there must be enough to try again.
+            asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
+            log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+
+    async def _read_gang_sizes(self) -> None:
+        """Of groups whose size is in an object."""
+        for namespace, group in self.gangs.registry.unsized(self._clock.monotonic()):
+            if group.where is None:
+                continue
+            try:
+                found = await self._api.get_pod_group(group.where, namespace, group.name)
+            except KubeError as error:
+                log.warning("PodGroup not read", group=f"{namespace}/{group.name}", error=str(error))
+                continue
+            if found.minimum is not None:
+                self.gangs.registry.set_minimum(namespace, group.name, found.minimum)
 
     def _forget_refused(self, uid: str) -> None:
         cycle = self.cycles.get(uid)

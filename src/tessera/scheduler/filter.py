@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 
 from msgspec import Raw
@@ -18,28 +18,47 @@ from msgspec import Raw
 from tessera.core.evaluation import UNREGISTERED
 from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
 from tessera.core.fit import fit_pod
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
+from tessera.scheduler.gang_coordinator import GangCoordinator
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.unschedulable_pods import MOST_WORK
 from tessera.services.failpoints import Failpoint, failpoint
-from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.node_reader import node_facts
 from tessera.wire.errors import WireError
 from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
+from tessera.wire.objects import Pod
 
 ENCODED_REFUSALS = 32
 """kept: a backlog is refused with the same few again and again"""
 
 NO_NODES = "extender args name no nodes"
 UNFINISHED = "finding a node takes longer than one call may; the search goes on"
+
+
+class GangRefusals:
+    """The last refusals of gangs: most members of one are refused with the same reason for the same candidates."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, int], tuple[Candidates, Misfit, Refused]] = OrderedDict()
+
+    def of(self, candidates: Candidates, misfit: Misfit) -> Refused:
+        key = (id(candidates), id(misfit))
+        known = self._known.get(key)
+        if known is None:
+            known = (candidates, misfit, Refused(dict.fromkeys(candidates.names, misfit)))
+            self._known[key] = known
+            if len(self._known) > ENCODED_REFUSALS:
+                self._known.popitem(last=False)
+        return known[2]
 
 
 class Filter:
@@ -51,7 +70,7 @@ class Filter:
         cycles: PodCycles,
         requests: RequestReader,
         *,
-        vendors: Mapping[str, Vendor],
+        gangs: GangCoordinator,
         demand: DemandTracker,
         observer: SchedulerObserver,
     ) -> None:
@@ -59,10 +78,11 @@ class Filter:
         self._ledger = selector.ledger
         self._cycles = cycles
         self.requests = requests
-        self._vendors = vendors
+        self.gangs = gangs
         self._demand = demand
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
+        self._refusals = GangRefusals()
         self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
         self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
@@ -105,14 +125,21 @@ class Filter:
             return self._simulate(prepared.request, args.nodes)
         if args.node_names is None:
             return encode_filter_result(error=NO_NODES)
-        return self._decide(prepared, CandidateList(args.node_names, self._candidate_lists))
+        return self._decide(args.pod, prepared, CandidateList(args.node_names, self._candidate_lists))
 
-    def _decide(self, prepared: PreparedRequest, named: CandidateList) -> bytes:
+    def _decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateList) -> bytes:
         request, began = prepared.request, time.perf_counter()
         cycle = self._cycles.get(request.uid)
         standing = self._standing_answer(request, cycle, named)
         if standing is not None:
             return standing
+        of_gang = self.gangs.decide(pod, request, named)
+        if isinstance(of_gang, Misfit):
+            return self._refuse_member(request, named.resolve(), of_gang)
+        if of_gang is not None:
+            taken = time.perf_counter() - began
+            self._observer.on_bind_decision(BindDecision(request, of_gang, of_gang.node, taken))
+            return self._place(prepared, of_gang, partial(brief_success_text, of_gang))
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
         was_refused = cycle is not None and cycle.state is CycleState.REFUSED
@@ -131,14 +158,21 @@ class Filter:
             return self._encode(answer)
         if not was_refused:
             self._demand.note_request(request)
-        placement = answer.placement
         self._report(request, answer, named, began)
+        return self._place(prepared, answer.placement, partial(self._describe_success, answer))
+
+    def _place(self, prepared: PreparedRequest, placement: Placement, describe: Callable[[], str]) -> bytes:
         self._cycles.reserve(prepared, placement)
         self._after_reserve()
-        self._observer.on_placed(
-            PlacedEvent(request, partial(self._describe_success, answer), partial(brief_success_text, placement))
-        )
+        self._observer.on_placed(PlacedEvent(prepared.request, describe, partial(brief_success_text, placement)))
         return encode_filter_result(node_names=[placement.node])
+
+    def _refuse_member(self, request: PodRequest, candidates: Candidates, misfit: Misfit) -> bytes:
+        """The gang waits as a whole: it wakes its members itself."""
+        refused = self._refusals.of(candidates, misfit)
+        is_first = self.gangs.note_refusal(request.uid, misfit.text)
+        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text))
+        return self._encode(refused)
 
     def _report(
         self, request: PodRequest, answer: Selected | Refused | Unfinished, named: CandidateList, began: float
@@ -206,10 +240,10 @@ class Filter:
     def _simulate(self, request: PodRequest, nodes: Raw) -> bytes:
         """The given nodes as if they were empty: what an autoscaler wants to know about a new node."""
         given = {entry.node.name: entry for entry in decode_nodes(nodes)}
-        ledger = Ledger(self._vendors)
+        ledger = Ledger(self.requests.vendors)
         ledger.quotas = self._ledger.quotas  # No new node helps a namespace whose quota is used up.
         for entry in given.values():
-            facts = node_facts(entry.node, self._vendors)
+            facts = node_facts(entry.node, self.requests.vendors)
             if facts.devices or facts.problem:
                 ledger.observe_node(facts)
         answer = Selector(ledger).select(request, list(given))

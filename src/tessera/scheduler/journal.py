@@ -56,7 +56,14 @@ from tessera.scheduler.journal_entries import (
     count_grants,
 )
 from tessera.scheduler.journal_ring import JournalRing, JournalState
-from tessera.scheduler.observer import BindDecision, BindEvent, FilterDecision, ReleasedEvent, SchedulerObserver
+from tessera.scheduler.observer import (
+    BindDecision,
+    BindEvent,
+    FilterDecision,
+    GangEvent,
+    ReleasedEvent,
+    SchedulerObserver,
+)
 from tessera.scheduler.settings import Settings
 from tessera.wire import journal
 from tessera.wire.journal import CandidateMask, PodRef, Record
@@ -330,6 +337,18 @@ class Journal(SchedulerObserver):
     def on_evicted(self, request: PodRequest, node: str, message: str) -> None:
         pod = PodRef(request.namespace, request.name, request.uid)
         self._note(journal.Evicted(time=self._now(), sequence=self.sequence + 1, pod=pod, node=node, message=message))
+
+    def on_gang(self, event: GangEvent) -> None:
+        self._note(
+            journal.Gang(
+                time=self._now(),
+                sequence=self.sequence + 1,
+                namespace=event.namespace,
+                name=event.name,
+                state=event.state,
+                text=event.text,
+            )
+        )
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
         self._note(

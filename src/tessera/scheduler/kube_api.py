@@ -1,4 +1,4 @@
-"""The six calls that the scheduling pipeline makes to the apiserver. Each has a deadline; none is retried here."""
+"""The calls that the scheduling pipeline makes to the apiserver. Each has a deadline; none is retried here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import structlog
 
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject
-from tessera.kube.resources import NODES, PODS
+from tessera.kube.resources import NODES, POD_GROUPS, PODS
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.wire.objects import Node, Pod
+from tessera.wire.pod_groups import GroupObject, PodGroupObject
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +30,8 @@ class KubeApi(Protocol):
         ...
 
     async def get_node(self, name: str) -> Node: ...
+
+    async def get_pod_group(self, kind: GroupObject, namespace: str, name: str) -> PodGroupObject: ...
 
     def bind(
         self,
@@ -66,6 +69,9 @@ class KubeApiClient:
 
     async def get_node(self, name: str) -> Node:
         return await self._client.get(NODES.path(name=name), Node)
+
+    async def get_pod_group(self, kind: GroupObject, namespace: str, name: str) -> PodGroupObject:
+        return await self._client.get(POD_GROUPS[kind.value].path(namespace, name), PodGroupObject)
 
     def bind(
         self,

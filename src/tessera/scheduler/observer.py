@@ -32,8 +32,8 @@ class FilterDecision(msgspec.Struct, frozen=True, gc=False):
 
 
 class BindDecision(msgspec.Struct, frozen=True, gc=False):
-    """A bind call placed a pod that has no reservation on the node that it names, or could not. Reported before the
-    ledger changes."""
+    """A pod was placed on one given node, or could not be: on the node that a bind call names, where it has no
+    reservation, or on the node that is held for a member of a gang. Reported before the ledger changes."""
 
     request: PodRequest
     answer: Placement | Misfit
@@ -77,6 +77,18 @@ class BindEvent(msgspec.Struct, frozen=True):
         return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
 
 
+class GangEvent(msgspec.Struct, frozen=True):
+    """A gang is in another state, or waits for another reason."""
+
+    namespace: str
+    name: str
+    state: str
+    """of `gang.GangState`"""
+    text: str
+    members: tuple[str, ...]
+    """uids"""
+
+
 class ReleasedEvent(msgspec.Struct, frozen=True):
     """What a pod held is free."""
 
@@ -103,6 +115,9 @@ class SchedulerObserver:
         pass
 
     def on_bind(self, event: BindEvent) -> None:
+        pass
+
+    def on_gang(self, event: GangEvent) -> None:
         pass
 
     def on_released(self, event: ReleasedEvent) -> None:
@@ -161,6 +176,10 @@ class ObserverGroup(SchedulerObserver):
     def on_bind(self, event: BindEvent) -> None:
         for member in self._members:
             member.on_bind(event)
+
+    def on_gang(self, event: GangEvent) -> None:
+        for member in self._members:
+            member.on_gang(event)
 
     def on_released(self, event: ReleasedEvent) -> None:
         for member in self._members:

@@ -202,6 +202,14 @@ class PodCycles:
         self._apply(Transition.GIVE_UP, cycle)
         self._release(cycle)
 
+    def hold(self, request: PodRequest, placement: Placement) -> None:
+        """Hold a placement for a member of a gang, under a uid that is no pod's, until `release_hold`."""
+        self.ledger.reserve(request, placement, deadline=math.inf)
+
+    def release_hold(self, uid: str) -> None:
+        """Give a held placement back, for a member that takes it or for all."""
+        self.ledger.give_up(uid)
+
     def forget(self, cycle: PodCycle) -> None:
         """REFUSED -> PENDING: the API does not know the pod any more."""
         self._apply(Transition.FORGET, cycle)
@@ -223,6 +231,16 @@ class PodCycles:
     def may_be_written(self, cycle: PodCycle) -> bool:
         """Whether no other replica has led since the placement was chosen."""
         return cycle.term == self.term
+
+    def has_cards(self, placement: Placement) -> bool:
+        """Whether the node still has every card of the placement."""
+        cards = self.ledger.devices(placement.node)
+        for containers in placement.grants.values():
+            for grants in containers:
+                for grant in grants:
+                    if grant.uuid not in cards:
+                        return False
+        return True
 
     def start_bind(self, cycle: PodCycle) -> None:
         """RESERVED, UNCERTAIN -> BINDING: the reservation no longer expires."""

@@ -6,7 +6,8 @@ capacity that was freed or added is reported to `UnschedulablePods`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
@@ -31,6 +32,26 @@ RUNNING = "Running"
 """kubelet starts no container before each one of the pod has its devices"""
 
 
+class PodListener(Protocol):
+    """What the pod informer tells about pods."""
+
+    def on_pod_listed(self, pod: Pod) -> None:
+        """A pod of a list that is not complete yet."""
+        ...
+
+    def on_pod(self, pod: Pod) -> None:
+        """The API shows the pod; its record and the ledger have seen it."""
+        ...
+
+    def on_pod_gone(self, uid: str) -> None:
+        """The pod was deleted."""
+        ...
+
+    def on_synced(self) -> None:
+        """A list is complete that decisions have waited for."""
+        ...
+
+
 class PodInformer:
     """Handler of the pod informer."""
 
@@ -41,17 +62,14 @@ class PodInformer:
         *,
         hosts: HostResources | None,
         observer: SchedulerObserver,
-        on_listed: Callable[[Pod], None],
-        on_synced: Callable[[], None],
+        listener: PodListener,
     ) -> None:
-        """`on_listed` gets every pod of a list that is not complete yet, `on_synced` hears when it is: once."""
         self._cycles = cycles
         self._vendors = vendors
         self._reader = PodReader(vendors)
         self._hosts = hosts
         self._observer = observer
-        self._on_listed = on_listed
-        self._on_synced = on_synced
+        self._listener = listener
         self._uids: dict[str, str] = {}
         self.has_synced = False
 
@@ -61,7 +79,7 @@ class PodInformer:
             self.drop(key)
         self._uids[key] = uid
         if not self.has_synced:
-            self._on_listed(pod)
+            self._listener.on_pod_listed(pod)
         if self._hosts is not None:
             self._hosts.put_pod(pod)
         facts = self._reader.facts(pod)
@@ -72,6 +90,7 @@ class PodInformer:
             self._observe_gone(uid, why="deleted" if pod.metadata.deletion_timestamp else "ended")
         else:
             self._cycles.observe_pending(uid)
+        self._listener.on_pod(pod)
 
     def drop(self, key: str) -> None:
         uid = self._uids.pop(key, None)
@@ -79,11 +98,12 @@ class PodInformer:
             if self._hosts is not None:
                 self._hosts.drop_pod(uid)
             self._observe_gone(uid)
+            self._listener.on_pod_gone(uid)
 
     def synced(self) -> None:
         is_first, self.has_synced = not self.has_synced, True
         if is_first:
-            self._on_synced()
+            self._listener.on_synced()
 
     def forget(self) -> None:
         """The vendors have changed."""

@@ -57,7 +57,7 @@ class RequestReader:
     """Reads pods with the same vendors."""
 
     def __init__(self, vendors: Mapping[str, Vendor], defaults: PolicyDefaults, demand: DemandTracker) -> None:
-        self._vendors = vendors
+        self.vendors = vendors
         self._demand = demand
         self._switches = enforcement_switches(vendors)
         self._reader = PodReader(vendors, defaults)
@@ -65,7 +65,7 @@ class RequestReader:
 
     def forget(self) -> None:
         """The vendors have changed."""
-        self._switches = enforcement_switches(self._vendors)
+        self._switches = enforcement_switches(self.vendors)
         self._reader.forget()
         self._known.clear()
 
@@ -91,13 +91,13 @@ class RequestReader:
             return request
         if not request.asks_for_devices:
             return PreparedRequest(request, uses_downward_api=False)
-        references = read_references(pod, self._vendors)
+        references = read_references(pod, self.vendors)
         if references.misplaced is not None:
             return BadPod(references.misplaced, ADDED_LATER)
-        narrowed = _narrowed(request, self._vendors)
+        narrowed = _narrowed(request, self.vendors)
         if isinstance(narrowed, BadPod):
             return narrowed
-        uses_downward_api = references.has_any and references.cover(request, self._vendors)
+        uses_downward_api = references.has_any and references.cover(request, self.vendors)
         return PreparedRequest(narrowed, uses_downward_api)
 
     def _key(self, pod: Pod) -> Hashable | None:

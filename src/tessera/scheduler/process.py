@@ -26,6 +26,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
+from tessera.scheduler.gang import GangState
 from tessera.scheduler.http_api import (
     Routes,
     extender_routes,
@@ -283,8 +284,11 @@ class Process(SchedulerObserver):
                 refused=len(engine.unschedulable),
                 uncertain=engine.cycles.count(CycleState.UNCERTAIN),
                 unfenced=engine.takeover.left,
+                gangs_waiting=engine.gangs.count(GangState.WAITING),
+                gangs_planned=engine.gangs.count(GangState.PLANNED) + engine.gangs.count(GangState.COMPLETING),
             )
         )
+        self.metrics.gangs(**engine.gangs.take_totals())
         self.metrics.keep_only(service.ledger.node_names())
         self.metrics.set_leader(service.is_leader)
         self.metrics.set_certificate_expiry(self._tls.expiry)

@@ -226,6 +226,10 @@ class Settings(ClusterAccess):
         "How long a decision waits for its bind.")
     turn_seconds: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
         "Longest wait inside bind; below the extender's httpTimeout (30s in the chart).")
+    gang_seconds: float = Group.PLACEMENT("gang-timeout", SPAN, 20.0,
+        "How long the plan of a gang waits for its next member.")
+    gang_starving_seconds: float = Group.PLACEMENT("gang-starvation-timeout", DURATION, 300.0,
+        "How long a gang waits before what becomes free is held for it; 0: it never is.")
     node_lock: NodeLockMode = Group.PLACEMENT("node-lock", choice(NodeLockMode), NodeLockMode.AUTO,
         "Use of the node-lock annotation; auto: on nodes whose plugin needs it.")
     node_lock_seconds: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,

@@ -97,14 +97,14 @@ class UnschedulablePods:
     async def wake(self, selector: Selector) -> AsyncIterator[PodRequest]:
         """Pods that fit now, oldest first within a shape. Each is woken once until it is refused again."""
         for shape in list(self._shapes):
-            fits: dict[Candidates, bool] = {}
+            known: dict[Candidates, bool] = {}
             woken = 0
             for pod in [pod for pod in self._shapes.get(shape, {}).values() if not pod.is_woken]:
-                if pod.candidates not in fits:
-                    if len(fits) == LISTS_AT_ONCE:
+                if pod.candidates not in known:
+                    if len(known) == LISTS_AT_ONCE:
                         continue
-                    fits[pod.candidates] = await _fits(selector, pod)
-                if fits[pod.candidates] and pod.request.uid in self._pods:
+                    known[pod.candidates] = await fits(selector, pod.request, pod.candidates)
+                if known[pod.candidates] and pod.request.uid in self._pods:
                     pod.is_woken = True
                     yield pod.request
                     woken += 1
@@ -118,9 +118,10 @@ class UnschedulablePods:
             self._shapes[shape][uid].is_woken = False
 
 
-async def _fits(selector: Selector, pod: UnschedulablePod) -> bool:
+async def fits(selector: Selector, request: PodRequest, candidates: Candidates) -> bool:
+    """Whether a pod fits one of these nodes, decided in slices between other work."""
     for _ in range(MOST_SLICES):
-        answer = selector.select_within(pod.request, pod.candidates, MOST_WORK)
+        answer = selector.select_within(request, candidates, MOST_WORK)
         is_finished = not isinstance(answer, Unfinished)
         await asyncio.sleep(0 if is_finished else PAUSE_SECONDS)
         if is_finished:

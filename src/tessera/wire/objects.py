@@ -95,6 +95,12 @@ class SchedulingGate(Partial, frozen=True):
     name: str = ""
 
 
+class SchedulingGroup(Partial, frozen=True):
+    """The pod's group, where the server has GangScheduling."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(Partial, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
@@ -102,6 +108,7 @@ class PodSpec(Partial, frozen=True):
     scheduler_name: str = ""
     runtime_class_name: str | None = None
     scheduling_gates: list[SchedulingGate] | None = None
+    scheduling_group: SchedulingGroup | None = None
 
 
 class Terminated(Partial, frozen=True):

@@ -22,6 +22,7 @@ from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.registry import build_vendors, schemas
 from tessera.wire import keys
 from tessera.wire.device_config import load_device_config
+from tessera.wire.pod_groups import GANG, GANG_MIN, GANG_SIZE, GANG_TOPOLOGY
 
 ROOT = Path(__file__).parents[3]
 SYSTEM = "tessera-system"
@@ -202,9 +203,15 @@ def reserved_patterns() -> set[str]:
 def test_everything_that_the_scheduler_writes_is_guarded_and_nothing_that_tenants_write() -> None:
     (pattern,) = reserved_patterns()
     vendors = build_vendors(None, Switches(ascend=True, iluvatar=True))
-    ours = {*reserved_keys(vendors), RESERVED_PREFIX + "anything", keys.RETRY, keys.visible_devices(0)}
+    ours = {
+        *reserved_keys(vendors),
+        *(RESERVED_PREFIX + name for name in ("anything", "g", "gate", "ganymede")),
+        keys.RETRY,
+        keys.visible_devices(0),
+    }
     assert {key for key in ours if not re.search(pattern, key)} == set()
     wishes = {keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS, keys.NUMA_BIND, "not-tessera.io/x"}
+    wishes |= {GANG, GANG_SIZE, GANG_MIN, GANG_TOPOLOGY}
     for vendor in vendors.values():
         known = vendor.keys
         wishes |= {known.use_models, known.avoid_models, *known.use_uuids, *known.avoid_uuids, known.mode}

@@ -206,6 +206,42 @@ async def test_a_node_with_mig_cards_is_not_said_to_fit_a_pod_that_cannot_go_the
     assert ([each.node for each in found.verdict.best], found.verdict.fitting) == (["n1"], 1)
 
 
+async def test_a_member_is_told_where_its_gang_stands() -> None:
+    members = [gpu_pod(f"g-{i}").in_gang("g", 3) for i in range(3)]
+    cluster = OfflineCluster(state_of([node("n1").gpus(2, slots=1)], members))
+    found = explain(cluster, "default/g-0")
+    assert (found.status, found.is_good) == (PodVerdict.GANG_WAITING, False)
+    assert found.gang is not None
+    assert found.gang.text.startswith("3 x 1 NVIDIA: 2 of 3 members fit; short of 1 card")
+    assert "default/g-0: waits for its gang" in told(found)
+    assert "Gang default/g, 3 members" in told(found)
+    assert find_pod(cluster, "g", "default") == "default/g-0"
+
+
+@pytest.mark.parametrize(
+    ("exist", "gated", "text", "fits"),
+    [
+        (3, 0, "3 x 1 NVIDIA: all 3 members fit together", True),
+        (2, 0, "2 of 3 members exist", False),
+        (2, 1, "2 of 3 members exist, 1 more wait for their schedulingGates", False),
+    ],
+)
+async def test_the_state_of_a_gang_is_told_in_words(exist: int, gated: int, text: str, fits: bool) -> None:
+    members = [gpu_pod(f"g-{i}").in_gang("g", 3) for i in range(exist)]
+    members += [gpu_pod(f"late-{i}").in_gang("g", 3).gated() for i in range(gated)]
+    gang = explain(OfflineCluster(state_of([node("n1").gpus(4)], members)), "default/g-0").gang
+    assert gang is not None
+    assert (gang.text, gang.fits) == (text, fits)
+
+
+async def test_a_gang_that_is_bound_in_part_is_told_what_is_missing() -> None:
+    bound = gpu_pod("g-0", mem=1000).in_gang("g", 2).on("n1", "n1-0,NVIDIA,1000,0:;")
+    waiting = gpu_pod("g-1", mem=1000).in_gang("g", 2)
+    gang = explain(OfflineCluster(state_of([node("n1").gpus(1)], [bound, waiting])), "default/g-1").gang
+    assert gang is not None
+    assert gang.text == "1 of 2 members are bound; the rest: 1 x 1 NVIDIA (1000 MiB): all 1 members fit together"
+
+
 async def test_a_wrong_model_is_answered_with_the_models_that_there_are() -> None:
     nodes = [node("n1").gpus(2, model="NVIDIA L4"), node("n2").gpus(1, model="NVIDIA A100")]
     asking = gpu_pod("p", mem=100).annotate(("nvidia.com/use-gputype", "T4"))

@@ -8,7 +8,7 @@ from tessera.inspect.description import read_description
 from tessera.inspect.manifests import Manifest, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.simulation import simulation_lines
-from tessera.inspect.simulation import Simulation, simulate
+from tessera.inspect.simulation import Simulation, simulate, simulate_gangs
 from tessera.inspect.state import InspectionError, Setup
 from tests.support.builders import NOW, cluster, gpu_pod, node
 from tests.support.cluster_states import quota, state_of
@@ -152,3 +152,39 @@ def test_a_count_wins_over_replicas() -> None:
 def test_a_file_without_a_pod_says_what_is_wrong(text: str, words: str) -> None:
     with pytest.raises(InspectionError, match=words):
         read_manifests(text, file="f", namespace="default", count=None)
+
+
+JOB_SET = """
+kind: JobSet
+metadata: {name: train, namespace: default}
+spec:
+  replicatedJobs:
+    - name: driver
+      template: {spec: {template: &pod
+        {metadata: {annotations: {tessera.io/gang: train, tessera.io/gang-size: "5", tessera.io/gang-topology: rack}},
+         spec: {containers: [{name: c, image: x, resources: {limits: {nvidia.com/gpu: 1}}}]}}}}
+    - name: worker
+      replicas: 2
+      template: {spec: {parallelism: 2, template: *pod}}
+"""
+
+
+async def test_a_job_set_is_tried_as_one_gang() -> None:
+    manifests = read_manifests(JOB_SET, file="f", namespace="default", count=None)
+    assert [(each.name, each.count) for each in manifests] == [("train-driver", 1), ("train-worker", 4)]
+    racks = [node(f"n{i}").gpus(4, slots=1).label("rack", f"r{i % 2}") for i in range(4)]
+    [fits] = simulate_gangs(OfflineCluster(state_of(racks, [])), manifests)
+    assert (fits.fits, fits.text) == (True, "5 x 1 NVIDIA: all 5 members fit together, in 1 of rack: r0")
+    [short] = simulate_gangs(OfflineCluster(state_of(racks[:1], [])), manifests)
+    assert not short.fits
+    assert short.text.startswith("5 x 1 NVIDIA: 4 of 5 members fit; short of 1 card")
+
+
+async def test_pods_of_no_gang_are_not_tried_as_one() -> None:
+    assert simulate_gangs(world(), [manifest(gpu=1)]) == []
+
+
+async def test_a_job_without_a_template_is_refused() -> None:
+    broken = "kind: JobSet\nmetadata: {name: train}\nspec: {replicatedJobs: [{name: a}]}"
+    with pytest.raises(InspectionError, match="a replicated Job of JobSet train has no template"):
+        read_manifests(broken, file="f", namespace="default", count=None)

@@ -630,3 +630,30 @@ def test_a_huge_pod_is_answered_within_bounds() -> None:
     assert answer.allowed
     assert len(answer.warnings) == 15
     assert all(len(warning) < 300 for warning in answer.warnings)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "text"),
+    [
+        ({"tessera.io/gang": "g"}, 'the gang "g" needs tessera.io/gang-size: the number of its members'),
+        ({"tessera.io/gang": "g", "tessera.io/gang-size": "x"}, 'tessera.io/gang-size is "x"; write a whole number'),
+    ],
+)
+def test_a_gang_without_a_size_that_can_be_meant_is_refused_with_what_to_write(
+    annotations: dict[str, str], text: str
+) -> None:
+    document = pod(GPU)
+    document["metadata"]["annotations"] = annotations
+    answer = verdict(document)
+    assert not answer.allowed
+    assert text in answer.message
+
+
+def test_a_member_of_a_gang_is_admitted_and_a_size_without_a_gang_gets_a_warning() -> None:
+    document = pod(GPU)
+    document["metadata"]["annotations"] = {"tessera.io/gang": "g", "tessera.io/gang-size": "2"}
+    assert verdict(document).allowed
+    document["metadata"]["annotations"] = {"tessera.io/gang-size": "2"}
+    answer = verdict(document)
+    assert answer.allowed
+    assert "tessera.io/gang-size has no effect without tessera.io/gang: NAME" in answer.warnings

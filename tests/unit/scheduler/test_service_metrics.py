@@ -142,3 +142,13 @@ def test_two_services_in_one_process_count_apart_and_nothing_tells_when_counting
     one.wrote("bind")
     assert ("tessera_api_writes_total", "bind") not in values(other)
     assert b"_created" not in one.render()
+
+
+def test_gangs_are_counted() -> None:
+    metrics = Metrics()
+    metrics.set_levels(Levels(gangs_waiting=2, gangs_planned=1))
+    metrics.gangs(bound=3, given_up=4)
+    metrics.gangs(bound=1, given_up=0)
+    found = values(metrics)
+    assert [found[name,] for name in ("tessera_gangs_waiting", "tessera_gangs_planned")] == [2, 1]
+    assert [found[name,] for name in ("tessera_gangs_bound_total", "tessera_gang_plans_given_up_total")] == [4, 4]

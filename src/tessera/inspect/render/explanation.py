@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tessera.core.misfits import plain_reasons
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict
+from tessera.inspect.gang_standing import GangStanding
 from tessera.inspect.render.choice import choice_lines
 from tessera.inspect.render.lines import Style, StyledLine, TableColumn, count_of, join_names, table
 from tessera.inspect.render.usage import short_model
@@ -24,8 +25,19 @@ STYLES = {
     PodVerdict.REFUSED: Style.BAD,
     PodVerdict.INVALID: Style.BAD,
     PodVerdict.UNACCOUNTED: Style.BAD,
+    PodVerdict.GANG_WAITING: Style.BAD,
     PodVerdict.UNJUDGED: Style.WARN,
 }
+
+
+SAID = (
+    PodVerdict.FITS,
+    PodVerdict.REFUSED,
+    PodVerdict.INVALID,
+    PodVerdict.GANG_WAITING,
+    PodVerdict.UNJUDGED,
+)
+"""verdicts with which kube-scheduler's own message is shown"""
 
 
 def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterator[StyledLine]:
@@ -34,6 +46,8 @@ def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterat
         yield StyledLine(f"note: {note}", Style.WARN)
     if found.problem:
         yield StyledLine(found.problem, Style.BAD).indented()
+    if found.gang is not None:
+        yield from gang_lines(found.gang)
     if found.request is not None:
         yield from request_lines(found.request)
     if found.status is PodVerdict.PLACED:
@@ -42,7 +56,7 @@ def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterat
         yield from _would_go(found, found.verdict)
     elif found.verdict is not None:
         yield from refusal_lines(found.verdict, found.kept_off, width=width)
-    if found.said and found.status in (PodVerdict.FITS, PodVerdict.REFUSED, PodVerdict.INVALID, PodVerdict.UNJUDGED):
+    if found.said and found.status in SAID:
         yield from section("kube-scheduler's last message", [StyledLine(found.said)])
 
 
@@ -63,6 +77,12 @@ def unseen_lines(state: ClusterState) -> Iterator[StyledLine]:
 def request_lines(request: RequestSummary) -> Iterator[StyledLine]:
     lines = [StyledLine(one.text) for one in request.asked]
     yield from section("Requests", [*lines, StyledLine("; ".join(wish.text for wish in request.wishes))])
+
+
+def gang_lines(gang: GangStanding) -> Iterator[StyledLine]:
+    least = "" if gang.minimum == gang.size else f", at least {gang.minimum} together"
+    heading = f"Gang {gang.namespace}/{gang.name}, {count_of(gang.size, 'member')}{least}"
+    yield from section(heading, [StyledLine(gang.text, Style.GOOD if gang.fits else Style.BAD)])
 
 
 def refusal_lines(
@@ -107,6 +127,8 @@ def _headline(found: Explanation) -> str:
     match found.status:
         case PodVerdict.PLACED:
             return f"placed on {found.node}"
+        case PodVerdict.GANG_WAITING:
+            return "waits for its gang"
         case PodVerdict.FITS:
             node = found.verdict.node if isinstance(found.verdict, Fits) else "?"
             return f"not placed yet; it fits on {node}"

@@ -32,6 +32,7 @@ from tessera.vendors.quota_mistakes import find_quota_mistakes
 from tessera.wire import admission
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Container, Metadata, Pod
+from tessera.wire.pod_groups import BadPodGroup, read_pod_group
 from tessera.wire.quotes import shortened
 
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -164,6 +165,11 @@ def _complete(
         if mistake.is_refused:
             return admission.denied(mistake.text)
         draft.warn(mistake.text)
+    group = read_pod_group(pod)
+    if isinstance(group, BadPodGroup):
+        if group.name and request is not None:
+            return admission.denied(group.text)
+        draft.warn(group.text)
     if request is not None:
         for text in islice(_broken_quotas(request, namespace, vendors, ledger), MAX_QUOTA_WARNINGS):
             draft.warn(text)

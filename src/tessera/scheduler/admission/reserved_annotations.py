@@ -1,4 +1,4 @@
-"""Annotations that only Tessera may write on pods: the record of an allocation, and everything under its own prefix.
+"""Annotations that only Tessera may write on pods: the record of an allocation, and what is under its own prefix.
 
 A tenant who could write these would hold cards without a grant, or take another pod's slice. The webhook refuses them
 at creation; the admission policy that guards later changes uses the same lists.
@@ -11,9 +11,12 @@ from collections.abc import Iterable, Mapping
 from tessera.vendors.base import Vendor
 from tessera.wire import keys
 from tessera.wire.objects import Metadata
+from tessera.wire.pod_groups import GANG
 from tessera.wire.quotes import shortened
 
 RESERVED_PREFIX = "tessera.io/"
+WISH_PREFIX = GANG
+"""under it, but of annotations that tenants write"""
 RESERVED_LABELS = frozenset({keys.ASSIGNED_NODE})
 
 _BINDING = (keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS)
@@ -34,9 +37,13 @@ def reserved_on(metadata: Metadata, vendors: Mapping[str, Vendor]) -> list[str]:
     found = [f"label {name}" for name in sorted(RESERVED_LABELS.intersection(labels))] if labels else []
     if annotations:
         known = reserved_keys(vendors)
-        taken = (name for name in annotations if name in known or name.startswith(RESERVED_PREFIX))
+        taken = (name for name in annotations if name in known or _is_ours(name))
         found = [*(f"annotation {name}" for name in sorted(taken)), *found]
     return found
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(RESERVED_PREFIX) and not name.startswith(WISH_PREFIX)
 
 
 def listed(names: Iterable[str]) -> str:

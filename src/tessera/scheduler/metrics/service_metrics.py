@@ -45,6 +45,10 @@ class Levels:
     """bindings that were not answered and could not be looked up yet"""
     unfenced: int = 0
     """pods that a take-over has yet to touch"""
+    gangs_waiting: int = 0
+    """gangs without a plan"""
+    gangs_planned: int = 0
+    """gangs whose places are held, or that are being bound"""
 
 
 class Metrics:
@@ -80,7 +84,15 @@ class Metrics:
             "unfenced": Gauge(
                 "tessera_pods_unfenced", "Pods to be touched before this replica decides.", registry=registry
             ),
+            "gangs_waiting": Gauge("tessera_gangs_waiting", "Gangs that wait for members or room.", registry=registry),
+            "gangs_planned": Gauge(
+                "tessera_gangs_planned", "Gangs whose places are held, or that are being bound.", registry=registry
+            ),
         }
+        self._gangs_bound = Counter("tessera_gangs_bound", "Gangs that became whole.", registry=registry)
+        self._gangs_given_up = Counter(
+            "tessera_gang_plans_given_up", "Plans of gangs that came to nothing.", registry=registry
+        )
         self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
         for tally in (*self._seconds.values(), self._writes):
             registry.register(tally)
@@ -148,6 +160,11 @@ class Metrics:
                 self._counted.popitem(last=False)
         for reason in known[1]:
             self._refusals.labels(reason.value).inc()
+
+    def gangs(self, *, bound: int, given_up: int) -> None:
+        """More gangs than before became whole, and more plans were given up."""
+        self._gangs_bound.inc(bound)
+        self._gangs_given_up.inc(given_up)
 
     def wrote(self, verb: str) -> None:
         """One write was sent to the apiserver: bind, patch, create, ..."""

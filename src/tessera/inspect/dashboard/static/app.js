@@ -148,7 +148,6 @@ export class App {
     if (main.firstChild !== view.element) fill(main, view.element);
     this.details.show(cluster, place, this.prepared().scene.style.lookOf);
     view.update(change);
-    performance.mark('tessera-shown', { detail: cluster.version });
   }
 
   // -- what stands above the view

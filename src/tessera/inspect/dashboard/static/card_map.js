@@ -6,7 +6,7 @@
 
 import { cardKey } from './cluster.js';
 import { h, visible } from './dom.js';
-import { count, mib, percent, plural, size } from './format.js';
+import { count, mib, percent, plural, size, sizeOf } from './format.js';
 import { Layout, LEVELS, fittingLevel } from './layout.js';
 import { Painter, readTheme } from './painter.js';
 
@@ -16,8 +16,8 @@ import { Painter, readTheme } from './painter.js';
  * @typedef {import('./groups.js').Section} Section
  * @typedef {{
  *   sections: Section[], cluster: Cluster, zoom: number | null, style: Omit<import('./painter.js').Style, 'theme'>,
- *   isDim: (card: Card) => boolean, selected: string,
- * }} Scene
+ *   isDim: (card: Card) => boolean, selected: Set<string>, selectedNode: string,
+ * }} Scene  `selected`: the keys of cards
  */
 
 /** Milliseconds for which a changed card is outlined. */
@@ -44,11 +44,12 @@ export class CardMap {
     /** @type {import('./layout.js').Position | null} */
     this.cursor = null;
     this.cursorKey = '';
+    /** what was scrolled to last, so that the reader may scroll away from it */
+    this.revealed = '';
     this.levelNumber = 0;
     /** @type {Map<string, number>} */
     this.flashes = new Map();
     this.frame = 0;
-    /** when the last frame was on screen; the measuring script reads it */
     this.paintedVersion = -1;
     this.#listen();
   }
@@ -81,8 +82,19 @@ export class CardMap {
     this.spacer.style.height = `${this.layout.height + 2 * PADDING}px`;
     this.cursor = null;
     if (this.cursorKey) this.#restoreCursor();
+    this.#revealSelection(scene);
     this.#resizeCanvas(clientWidth, clientHeight);
     this.draw();
+  }
+
+  /** A link to a card, a node or a pod must show it, also if the map is longer than the screen. @param {Scene} scene */
+  #revealSelection({ selected, selectedNode }) {
+    const [key = ''] = selected;
+    const wanted = key || selectedNode;
+    if (wanted === this.revealed) return;
+    this.revealed = wanted;
+    const position = key ? this.#positionOf(key) : wanted ? this.layout?.findNode(selectedNode) : null;
+    if (position) this.#scrollTo(position);
   }
 
   /** @param {number} width @param {number} height */
@@ -130,7 +142,12 @@ export class CardMap {
       else this.#paintBlocks(number, painter, scene, now);
     }
     if (this.cursor && document.activeElement === scroller) this.#outline(layout.box(this.cursor), style.theme.accent, 2, 2);
-    this.paintedVersion = scene.cluster.version;
+    if (this.paintedVersion !== scene.cluster.version) {
+      // For `bench/page.py`. One entry, because the browser keeps all of them.
+      this.paintedVersion = scene.cluster.version;
+      performance.clearMarks('tessera-painted');
+      performance.mark('tessera-painted', { detail: this.paintedVersion });
+    }
     for (const [key, until] of this.flashes) if (until < now) this.flashes.delete(key);
     if (this.flashes.size) this.draw();
   }
@@ -153,35 +170,49 @@ export class CardMap {
     const row = layout.rows[number];
     const { theme } = painter.style;
     for (let block = 0; block < row.blocks.length; block += 1) {
-      const { label, problem, cards } = row.blocks[block];
-      const x = row.lefts[block];
-      const width = layout.blockWidth(row.blocks[block]);
-      if (layout.level.label) {
-        const fontSize = layout.level.label >= 20 ? 12.5 : 11;
-        painter.text(problem ? `⚠ ${label}: ${problem}` : label, x, row.top + layout.level.label - 6, {
-          colour: problem ? theme.bad : theme.text, size: fontSize, width, weight: 600,
-        });
-      }
-      if (cards.length === 0) {
-        painter.context.setLineDash([3, 3]);
-        painter.context.strokeStyle = problem ? theme.bad : theme.line;
-        painter.context.lineWidth = 1;
-        painter.context.strokeRect(x + 0.5, row.top + layout.level.label + 0.5, width - 1, layout.level.height - 1);
-        painter.context.setLineDash([]);
-      }
+      const { note, cards } = row.blocks[block];
+      if (layout.level.label) this.#paintPanel(number, block, painter, scene);
       for (let place = 0; place < cards.length; place += 1) {
         const card = cards[place];
         const box = layout.box({ row: number, block, place });
-        painter.cell(card, box, scene.isDim(card));
-        const key = this.flashes.size || scene.selected ? cardKey(card) : '';
+        painter.cell(card, box, { isDim: scene.isDim(card), showsModel: note === '' });
+        const key = this.flashes.size || scene.selected.size ? cardKey(card) : '';
         const until = this.flashes.get(key);
         if (until && until > now) {
           painter.context.globalAlpha = Math.min(1, (until - now) / (FLASH / 2));
           this.#outline(box, theme.accent, 2, 1);
           painter.context.globalAlpha = 1;
         }
-        if (key && key === scene.selected) this.#outline(box, theme.text, 2, 2);
+        if (key && scene.selected.has(key)) this.#outline(box, theme.text, 2, 2);
       }
+    }
+  }
+
+  /** The surface of a block, and its name. @param {number} number @param {number} block @param {Painter} painter @param {Scene} scene */
+  #paintPanel(number, block, painter, scene) {
+    const layout = /** @type {Layout} */ (this.layout);
+    const { context, style: { theme } } = painter;
+    const { label, note, node, problem, cards } = layout.rows[number].blocks[block];
+    const box = layout.blockBox(number, block);
+    const { pad, label: labelHeight } = layout.level;
+    const isSelected = node === scene.selectedNode;
+    context.beginPath();
+    context.roundRect(box.x + 0.5, box.y + 0.5, box.width - 1, box.height - 1, 6);
+    context.fillStyle = theme.surface;
+    context.fill();
+    context.strokeStyle = isSelected ? theme.text : problem ? theme.bad : theme.border;
+    context.lineWidth = isSelected ? 2 : 1;
+    context.stroke();
+    const fontSize = labelHeight >= 20 ? 12.5 : 11;
+    const width = box.width - 2 * pad;
+    const y = box.y + pad + labelHeight - 9;
+    const colour = problem ? theme.bad : theme.text;
+    const taken = painter.text(problem ? `⚠ ${label}` : label, box.x + pad, y, { colour, size: fontSize, width, weight: 600 });
+    const rest = problem && cards.length ? problem : note;
+    if (rest && width - taken > 40) painter.text(rest, box.x + pad + taken + 8, y, { colour: problem && cards.length ? theme.bad : theme.muted, size: fontSize - 1, width: width - taken - 8 });
+    if (cards.length === 0) {
+      const inside = { x: box.x + pad, y: box.y + pad + labelHeight - 2, width, height: layout.level.height + 2 };
+      painter.paragraph(problem || 'No cards', inside, { colour: theme.muted, size: fontSize - 1 });
     }
   }
 
@@ -196,8 +227,24 @@ export class CardMap {
   // -- cursor and keys
 
   #restoreCursor() {
-    const slash = this.cursorKey.lastIndexOf('/');
-    this.cursor = this.layout?.find(this.cursorKey.slice(0, slash), this.cursorKey.slice(slash + 1)) ?? null;
+    this.cursor = this.#positionOf(this.cursorKey);
+  }
+
+  /** @param {string} key */
+  #positionOf(key) {
+    return this.layout?.find(key) ?? null;
+  }
+
+  /** @param {import('./layout.js').Position} position */
+  #scrollTo(position) {
+    const layout = /** @type {Layout} */ (this.layout);
+    const box = layout.box(position);
+    const { scroller } = this;
+    const above = box.y - layout.level.label - layout.level.pad;
+    if (above < scroller.scrollTop) scroller.scrollTop = Math.max(0, above);
+    const below = box.y + box.height + 2 * PADDING + 4 - scroller.clientHeight;
+    if (below > scroller.scrollTop) scroller.scrollTop = below;
+    return box;
   }
 
   /** Put the cursor on a card and show it. @param {import('./layout.js').Position | null} position */
@@ -206,12 +253,7 @@ export class CardMap {
     if (!position || !card || !this.layout) return;
     this.cursor = position;
     this.cursorKey = cardKey(card);
-    const box = this.layout.box(position);
-    const { scroller } = this;
-    const above = box.y - this.layout.level.label;
-    if (above < scroller.scrollTop) scroller.scrollTop = Math.max(0, above);
-    const below = box.y + box.height + 2 * PADDING + 4 - scroller.clientHeight;
-    if (below > scroller.scrollTop) scroller.scrollTop = below;
+    const box = this.#scrollTo(position);
     this.listener.announce(describe(card, /** @type {Scene} */ (this.scene).cluster));
     this.#showTip(box, card);
     this.draw();
@@ -276,7 +318,9 @@ export class CardMap {
     const position = this.#hit(event);
     this.scroller.classList.toggle('over', position !== null);
     const card = position && this.layout?.cardAt(position);
+    const block = position && this.layout?.rows[position.row].blocks[position.block];
     if (position && card && this.layout) this.#showTip(this.layout.box(position), card);
+    else if (position && block?.problem && this.layout) this.#placeTip(this.layout.blockBox(position.row, position.block), h('strong', null, block.node), h('span', null, block.problem));
     else this.#hideTip();
   }
 
@@ -303,19 +347,24 @@ export class CardMap {
 
   /** @param {import('./layout.js').Box} box @param {Card} card */
   #showTip(box, card) {
-    const { tip, scroller } = this;
     const cluster = /** @type {Scene} */ (this.scene).cluster;
     const granted = card.slices.reduce((sum, slice) => sum + slice.memory, 0);
-    tip.replaceChildren(
+    this.#placeTip(box,
       h('strong', null, `${card.node} · card ${card.index}`),
       h('span', null, [card.model, card.mode, card.state].filter(Boolean).join(' · ')),
-      h('span', null, `${size(granted)} of ${size(card.memory)} granted${card.used === null ? '' : `, ${size(card.used)} used`}`),
+      h('span', null, `${sizeOf(granted, card.memory)} granted${card.used === null ? '' : `, ${size(card.used)} used`}`),
       ...card.slices.slice(0, 6).map((slice) => {
         const pod = cluster.pods.get(slice.pod);
         return h('span', { class: 'tip-slice' }, h('span', null, pod ? `${pod.namespace}/${pod.name}` : slice.pod), h('span', { class: 'number' }, mib(slice.memory)));
       }),
       ...(card.slices.length > 6 ? [h('span', null, `and ${count(card.slices.length - 6)} more`)] : []),
     );
+  }
+
+  /** @param {import('./layout.js').Box} box @param {...HTMLElement} content */
+  #placeTip(box, ...content) {
+    const { tip, scroller } = this;
+    tip.replaceChildren(...content);
     tip.hidden = false;
     const left = box.x + PADDING + box.width / 2;
     const width = tip.offsetWidth;

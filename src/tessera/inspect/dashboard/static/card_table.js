@@ -68,12 +68,12 @@ export class CardTable {
       h('td', { class: 'number' }, h('a', { href: this.listener.cardLink(card), 'aria-label': `card ${card.index} of ${card.node}` }, card.index)),
       h('td', null, card.model),
       h('td', null, card.mode),
-      h('td', { class: card.state ? 'bad' : '' }, card.state || 'healthy'),
-      h('td', { class: 'number' }, mib(sum(card, (slice) => slice.memory))),
-      h('td', { class: 'number' }, card.used === null ? '–' : mib(card.used)),
+      h('td', { class: card.state.startsWith('unhealthy') ? 'bad' : card.state ? '' : 'muted' }, card.state || 'healthy'),
+      h('td', { class: card.slices.length ? 'number' : 'number muted' }, mib(sum(card, (slice) => slice.memory))),
+      h('td', { class: card.used ? 'number' : 'number muted' }, card.used === null ? '–' : mib(card.used)),
       h('td', { class: 'number' }, mib(card.memory)),
-      h('td', { class: 'number' }, `${sum(card, (slice) => slice.cores)}/${card.cores}`),
-      h('td', null, pods.length ? pods : '–'));
+      h('td', { class: card.slices.length ? 'number' : 'number muted' }, `${sum(card, (slice) => slice.cores)}/${card.cores}`),
+      h('td', { class: pods.length ? '' : 'muted' }, pods.length ? pods : '–'));
   }
 
   /** @param {number} total */

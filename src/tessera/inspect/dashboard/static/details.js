@@ -7,7 +7,7 @@
 import { get } from './api.js';
 import { bar, properties, swatch } from './controls.js';
 import { fill, h } from './dom.js';
-import { clock, count, duration, mib, moment, percent, plural, size } from './format.js';
+import { clock, count, duration, mib, moment, percent, plural, size, withoutUuids } from './format.js';
 import { NOTHING, go, linkTo, readPlace } from './place.js';
 
 /**
@@ -154,7 +154,7 @@ export class Details {
         ...asked,
         version: waiting ?? 'gone',
         nodes: waiting
-          ? [h('p', { class: 'note warn' }, `Waiting since ${moment(waiting.since)}`), properties([['Asks', waiting.asks], ['Why', waiting.why], ['Nearest', waiting.nearest], ['What would fit', waiting.change]])]
+          ? [h('p', { class: 'note warn' }, `Waiting since ${moment(waiting.since)}`), properties([['Asks', waiting.asks], ['Why', waiting.why], ['Nearest', waiting.nearest], ['Smallest change', waiting.change]])]
           : [h('p', { class: 'note' }, 'This pod holds no card now.')],
       };
     }
@@ -168,7 +168,7 @@ export class Details {
       h('h3', null, `Holds slices of ${plural(cards.length, 'card')}`),
       h('ul', { class: 'slices' }, ...cards.flatMap((card) => card.slices.filter((slice) => slice.pod === pod.uid).map((slice) =>
         h('li', null, swatch(lookOf(slice)), h('a', { href: cardLink(card) }, `Card ${card.index}`), h('span', { class: 'slice-model' }, slice.profile || card.model),
-          h('span', { class: 'number' }, `${mib(slice.memory)}, ${slice.cores} %`), used(slice))))),
+          h('span', { class: 'number' }, amounts(slice)), used(slice))))),
     ];
     return { ...asked, version: [pod, cards.map((card) => [card.index, card.slices.filter((slice) => slice.pod === pod.uid)])], nodes };
   }
@@ -181,12 +181,15 @@ export class Details {
     if (!this.answer.hasChildNodes()) fill(this.answer, h('p', { class: 'muted' }, 'Asking …'));
     try {
       const found = await get(path, query, request.signal);
-      if (!request.signal.aborted) fill(this.answer, ...answerNodes(found));
+      if (!request.signal.aborted) fill(this.answer, ...answerNodes(found, path));
     } catch (error) {
       if (!request.signal.aborted) fill(this.answer, h('p', { class: 'note warn' }, error instanceof Error ? error.message : String(error)));
     }
   }
 }
+
+/** @param {import('./cluster.js').Slice} slice */
+const amounts = (slice) => `${mib(slice.memory)}${slice.cores ? `, ${slice.cores} % cores` : ''}`;
 
 /** @param {Card} card */
 const granted = (card) => card.slices.reduce((sum, slice) => sum + slice.memory, 0);
@@ -204,7 +207,7 @@ function sliceRow(slice, cluster, lookOf) {
   return h('li', null, swatch(lookOf(slice)),
     pod ? h('a', { href: podLink(pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`) : slice.pod,
     slice.profile ? h('span', { class: 'slice-model' }, slice.profile) : null,
-    h('span', { class: 'number' }, `${mib(slice.memory)}, ${slice.cores} %`), used(slice));
+    h('span', { class: 'number' }, amounts(slice)), used(slice));
 }
 
 /** @param {string} name @param {number} part @param {number} whole @param {(value: number) => string} format @param {number | null} inUse */
@@ -216,19 +219,23 @@ function meter(name, part, whole, format, inUse) {
     inUse === null ? null : h('span', { class: 'meter-used' }, `${format(inUse)} used`));
 }
 
-/** @param {any} found */
-function answerNodes(found) {
+/** @param {any} found @param {string} path */
+function answerNodes(found, path) {
   const nodes = [];
   if (found.lines?.length) {
-    nodes.push(h('h3', null, 'What explain says'));
-    nodes.push(h('div', { class: 'lines', tabindex: '0', role: 'region', 'aria-label': 'What explain says' }, ...found.lines.map((/** @type {any} */ line) => h('div', { class: `line style-${line.style}` }, line.text || '\u00a0'))));
+    const isTable = path !== 'pod';
+    const title = isTable ? 'What top says' : 'What explain says';
+    const lines = h('div', { class: isTable ? 'lines table' : 'lines', tabindex: '0', role: 'region', 'aria-label': title }, ...found.lines.map((/** @type {any} */ line) => h('div', { class: `line style-${line.style}` }, line.text || '\u00a0')));
+    // A table is wider than the panel, and the panel has its figures: the reader may unfold it.
+    if (isTable) nodes.push(h('details', { class: 'more-lines' }, h('summary', null, title), lines));
+    else nodes.push(h('h3', null, title), lines);
   }
   const facts = Object.entries(found.facts ?? {}).filter(([, value]) => value !== null && value !== '' && typeof value !== 'object');
   if (facts.length) nodes.push(h('h3', null, 'Facts'), properties(facts.map(([key, value]) => [words(key), String(value)])));
   if (found.history?.length) {
     nodes.push(h('h3', null, 'History'));
     nodes.push(h('ol', { class: 'history' }, ...found.history.map((/** @type {any} */ record) =>
-      h('li', null, h('a', { href: link({ view: 'time', time: record.time }), class: 'number' }, clock(record.time)), h('span', null, record.text ?? record.kind)))));
+      h('li', null, h('a', { href: link({ view: 'time', time: record.time }), class: 'number' }, clock(record.time)), h('span', { title: record.text ?? '' }, withoutUuids(record.text ?? record.kind))))));
   }
   return nodes;
 }

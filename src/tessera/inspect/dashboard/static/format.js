@@ -22,6 +22,29 @@ export function size(value) {
   return mib(value);
 }
 
+/** A part of a whole, both in MiB, with the unit that suits the whole. @param {number} part @param {number} whole */
+export function sizeOf(part, whole) {
+  const [number, unit] = size(whole).split(' ');
+  const factor = { PiB: 2 ** 30, TiB: 2 ** 20, GiB: 2 ** 10 }[unit] ?? 1;
+  const scaled = part / factor;
+  return `${number.includes('.') ? scaled.toFixed(1) : scaled > 0 && scaled < 9.95 ? Number(scaled.toFixed(1)) : count(scaled)} of ${number} ${unit}`;
+}
+
+/** A number of cards, of which a share may be taken. @param {number} cards */
+export function cardCount(cards) {
+  return Number.isInteger(cards) || cards >= 100 ? count(cards) : cards.toFixed(1);
+}
+
+/** Text about cards that are named by their index already. @param {string} text */
+export function withoutUuids(text) {
+  return text.replace(/ \((?:[A-Z]+-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)/gi, '');
+}
+
+/** A model's name without what all cards of its maker share. @param {string} model */
+export function shortModel(model) {
+  return model.replace(/^NVIDIA[ -]/i, '').replace(/^(Tesla|GeForce) /i, '').replace(/-/g, ' ').replace(/ (HBM\d\w*|PCIe|SXM\d)$/i, '');
+}
+
 /** @param {number} part @param {number} whole */
 export function percent(part, whole) {
   if (!(whole > 0)) return '–';
@@ -31,11 +54,14 @@ export function percent(part, whole) {
 
 /** @param {number} seconds */
 export function duration(seconds) {
+  if (seconds > 0 && seconds < 9.95) return `${Number(seconds.toFixed(1))} s`;
   const s = Math.max(0, Math.round(seconds));
+  const join = (/** @type {number} */ large, /** @type {string} */ unit, /** @type {number} */ small, /** @type {string} */ rest) => `${large} ${unit}${small ? ` ${small} ${rest}` : ''}`;
   if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  // Seconds matter to the reader for ten minutes at most.
+  if (s < 3600) return join(Math.floor(s / 60), 'min', s < 600 ? s % 60 : 0, 's');
+  if (s < 86400) return join(Math.floor(s / 3600), 'h', Math.floor((s % 3600) / 60), 'min');
+  return join(Math.floor(s / 86400), 'd', Math.floor((s % 86400) / 3600), 'h');
 }
 
 /** @param {number} value */

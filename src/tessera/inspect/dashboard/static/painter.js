@@ -4,7 +4,7 @@
  * empty. Larger cells add a line for the cores, what is used of each slice, and names.
  */
 
-import { size } from './format.js';
+import { shortModel, size, sizeOf } from './format.js';
 import { visible } from './dom.js';
 import { heat, inkOn } from './palette.js';
 
@@ -13,7 +13,7 @@ import { heat, inkOn } from './palette.js';
  * @typedef {import('./cluster.js').Slice} Slice
  * @typedef {import('./palette.js').Look} Look
  * @typedef {import('./layout.js').Box} Box
- * @typedef {{free: string, line: string, text: string, muted: string, bad: string, rest: string, surface: string, accent: string}} Theme
+ * @typedef {{free: string, line: string, text: string, muted: string, bad: string, rest: string, surface: string, border: string, accent: string}} Theme
  * @typedef {{theme: Theme, isDark: boolean, byUse: boolean, lookOf: (slice: Slice) => Look | null, nameOf: (slice: Slice) => string}} Style
  */
 
@@ -22,6 +22,8 @@ const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", 
 const NAMED = 100;
 /** Cells at least this wide have a line for the cores, and show what is used. */
 const DETAILED = 50;
+/** Cells that are narrower than this have one colour: that of the largest slice, as high as what is granted. */
+const DIVIDED = 12;
 
 /** @param {HTMLElement} element @returns {Theme} */
 export function readTheme(element) {
@@ -29,7 +31,7 @@ export function readTheme(element) {
   const read = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`).trim();
   return {
     free: read('cell'), line: read('cell-line'), text: read('text'), muted: read('muted'), bad: read('bad'), rest: read('rest'),
-    surface: read('surface'), accent: read('accent'),
+    surface: read('surface'), border: read('line'), accent: read('accent'),
   };
 }
 
@@ -41,7 +43,7 @@ export class Painter {
     this.style = style;
     /** @type {Map<string, CanvasPattern | string>} */
     this.fills = new Map();
-    /** @type {Map<string, string>} */
+    /** @type {Map<string, {short: string, width: number}>} */
     this.shortened = new Map();
   }
 
@@ -84,13 +86,42 @@ export class Painter {
     return { fill: look.striped ? this.hatch(look.colour, isDark ? '#0008' : '#fff7', 2) : look.colour, ink: look.ink };
   }
 
-  /** @param {Card} card @param {Box} box @param {boolean} isDim */
-  cell(card, box, isDim) {
+  /** @param {Card} card @param {Box} box @param {{isDim: boolean, showsModel: boolean}} options */
+  cell(card, box, { isDim, showsModel }) {
     const { context } = this;
-    context.globalAlpha = isDim ? 0.16 : 1;
-    if (box.width >= NAMED) this.#namedCell(card, box);
-    else this.#plainCell(card, box);
-    context.globalAlpha = 1;
+    if (isDim) context.globalAlpha = 0.16;
+    if (box.width >= NAMED) this.#namedCell(card, box, showsModel);
+    else if (box.width >= DIVIDED) this.#plainCell(card, box);
+    else this.#smallCell(card, box);
+    if (isDim) context.globalAlpha = 1;
+  }
+
+  /** @param {Card} card @param {Box} box */
+  #smallCell(card, box) {
+    const { context } = this;
+    const { theme } = this.style;
+    context.fillStyle = theme.free;
+    context.fillRect(box.x, box.y, box.width, box.height);
+    let granted = 0;
+    /** @type {Slice | null} */
+    let largest = null;
+    for (const slice of card.slices) {
+      granted += slice.memory;
+      if (!largest || slice.memory > largest.memory) largest = slice;
+    }
+    if (largest) {
+      const share = card.memory > 0 ? Math.min(1, granted / card.memory) : 1;
+      const height = Math.max(1, Math.round(share * box.height));
+      context.fillStyle = this.fillOf(largest).fill;
+      context.fillRect(box.x, box.y + box.height - height, box.width, height);
+    }
+    if (card.state.startsWith('unhealthy')) {
+      context.fillStyle = theme.bad;
+      context.fillRect(box.x, box.y, box.width, box.height);
+    } else if (card.state !== '') {
+      context.fillStyle = theme.muted;
+      context.fillRect(box.x, box.y, box.width, 1);
+    }
   }
 
   /** @param {Card} card @param {Box} box */
@@ -103,15 +134,17 @@ export class Painter {
     this.#mark(card, box);
   }
 
-  /** @param {Card} card @param {Box} box */
-  #namedCell(card, box) {
+  /** @param {Card} card @param {Box} box @param {boolean} showsModel */
+  #namedCell(card, box, showsModel) {
     const isLarge = box.height >= 70;
     const head = isLarge ? 18 : 13;
     const { theme } = this.style;
     const right = card.state ? card.state.split(':')[0] : card.mode && card.mode !== 'hami-core' ? card.mode : '';
-    const rightWidth = right ? this.text(right, box.x + box.width, box.y + head - 5, { colour: card.state ? theme.bad : theme.muted, size: isLarge ? 11 : 9.5, align: 'right', width: box.width / 2 }) : 0;
-    const name = isLarge ? `${card.index}  ${shortModel(card.model)}` : `${card.index} ${shortModel(card.model)}`;
-    this.text(name, box.x, box.y + head - 5, { colour: theme.muted, size: isLarge ? 11 : 9.5, width: box.width - rightWidth - 6 });
+    const isBad = card.state.startsWith('unhealthy');
+    const fontSize = isLarge ? 11 : 10;
+    const rightWidth = right ? this.text(right, box.x + box.width, box.y + head - 4, { colour: isBad ? theme.bad : card.state ? theme.text : theme.muted, size: fontSize, align: 'right', width: box.width * 0.7 }) : 0;
+    const name = showsModel ? `${card.index}  ${shortModel(card.model)}` : String(card.index);
+    this.text(name, box.x, box.y + head - 4, { colour: theme.muted, size: fontSize, width: box.width - rightWidth - 6 });
     const foot = isLarge ? 17 : 0;
     const strip = isLarge ? 5 : 4;
     const memory = { x: box.x, y: box.y + head, width: box.width, height: box.height - head - foot - strip - 2 };
@@ -121,8 +154,8 @@ export class Painter {
       const granted = card.slices.reduce((sum, slice) => sum + slice.memory, 0);
       const cores = card.slices.reduce((sum, slice) => sum + slice.cores, 0);
       const y = box.y + box.height - 3;
-      const taken = this.text(`${granted ? `${cores}/${card.cores}` : card.cores} cores`, box.x + box.width, y, { colour: theme.muted, size: 11, align: 'right', width: box.width / 2 });
-      this.text(granted ? `${size(granted)} of ${size(card.memory)}` : `${size(card.memory)} free`, box.x, y, { colour: granted ? theme.text : theme.muted, size: 11, width: box.width - taken - 8 });
+      const taken = granted ? this.text(`${card.cores ? Math.round((100 * cores) / card.cores) : 0} % cores`, box.x + box.width, y, { colour: theme.muted, size: 11, align: 'right', width: box.width / 2 }) : 0;
+      this.text(granted ? sizeOf(granted, card.memory) : `${size(card.memory)} free`, box.x, y, { colour: granted ? theme.text : theme.muted, size: 11, width: box.width - taken - 8 });
     }
     this.#mark(card, memory);
   }
@@ -138,7 +171,7 @@ export class Painter {
     for (const slice of card.slices) {
       const share = total > 0 ? slice.memory / total : 1 / Math.max(card.slots, card.slices.length);
       const width = share * box.width;
-      const gap = box.width >= 12 && x + width < box.x + box.width - 0.5 ? 1 : 0;
+      const gap = x + width < box.x + box.width - 0.5 ? 1 : 0;
       const { fill, ink } = this.fillOf(slice);
       context.fillStyle = fill;
       context.fillRect(x, box.y, Math.max(width - gap, 1), box.height);
@@ -182,6 +215,7 @@ export class Painter {
       context.lineWidth = line;
       context.strokeRect(box.x + line / 2, box.y + line / 2, box.width - line, box.height - line);
       if (box.width < DETAILED) {
+        // too small for hatching
         context.beginPath();
         context.moveTo(box.x, box.y);
         context.lineTo(box.x + box.width, box.y + box.height);
@@ -189,12 +223,12 @@ export class Painter {
         context.lineTo(box.x, box.y + box.height);
         context.stroke();
       }
-    } else if (card.state !== '' && box.width >= 12) {
+    } else if (card.state !== '') {
       context.strokeStyle = theme.muted;
       context.lineWidth = 1;
       context.strokeRect(box.x + 0.5, box.y + 0.5, box.width - 1, box.height - 1);
     }
-    if (card.mode === 'mig' && box.width >= 12 && box.width < NAMED) {
+    if (card.mode === 'mig' && box.width < NAMED) {
       // a corner cut off: the card is divided by its hardware
       const side = Math.min(7, box.height / 2.2);
       context.fillStyle = theme.text;
@@ -217,10 +251,27 @@ export class Painter {
     context.textAlign = align;
     context.direction = 'ltr';
     context.fillStyle = colour;
-    const short = this.#shorten(visible(text), width, `${weight} ${fontSize}`);
-    if (!short) return 0;
-    context.fillText(short, x, y);
-    return align === 'right' ? context.measureText(short).width : 0;
+    const { short, width: taken } = this.#shorten(text, width, `${weight} ${fontSize}`);
+    if (short) context.fillText(short, x, y);
+    return taken;
+  }
+
+  /**
+   * Text in as many lines as it has room for. @param {string} text @param {Box} box @param {{colour: string, size: number}} options
+   */
+  paragraph(text, box, { colour, size: fontSize }) {
+    const { context } = this;
+    context.font = `400 ${fontSize}px ${FONT}`;
+    const lineHeight = Math.round(fontSize * 1.4);
+    const most = Math.max(1, Math.floor(box.height / lineHeight));
+    const lines = [''];
+    for (const word of visible(text).slice(0, 400).split(' ')) {
+      const longer = lines[lines.length - 1] ? `${lines[lines.length - 1]} ${word}` : word;
+      if (lines.length < most && lines[lines.length - 1] && context.measureText(longer).width > box.width) lines.push(word);
+      else lines[lines.length - 1] = longer;
+    }
+    const top = box.y + (box.height - lines.length * lineHeight) / 2;
+    for (const [at, line] of lines.entries()) this.text(line, box.x, top + at * lineHeight + fontSize, { colour, size: fontSize, width: box.width });
   }
 
   /** @param {string} text @param {number} width @param {string} font */
@@ -228,7 +279,7 @@ export class Painter {
     const key = `${font} ${Math.round(width)} ${text}`;
     const known = this.shortened.get(key);
     if (known !== undefined) return known;
-    let short = text.slice(0, 200);
+    let short = visible(text).slice(0, 200);
     if (this.context.measureText(short).width > width) {
       let low = 0;
       let high = short.length;
@@ -240,8 +291,9 @@ export class Painter {
       short = low > 1 ? `${[...short.slice(0, low)].join('')}…` : '';
     }
     if (this.shortened.size > 20_000) this.shortened.clear();
-    this.shortened.set(key, short);
-    return short;
+    const found = { short, width: short ? this.context.measureText(short).width : 0 };
+    this.shortened.set(key, found);
+    return found;
   }
 }
 
@@ -249,9 +301,4 @@ export class Painter {
 export function shareUsed(slice) {
   if (slice.used !== null && slice.memory > 0) return slice.used / slice.memory;
   return (slice.utilization ?? 0) / 100;
-}
-
-/** @param {string} model */
-export function shortModel(model) {
-  return model.replace(/^NVIDIA[ -]/i, '').replace(/^(Tesla|GeForce) /i, '').replace(/-/g, ' ').replace(/ (HBM\d\w*|PCIe|SXM\d)$/i, '');
 }

@@ -59,11 +59,13 @@ export class Looks {
     const room = LOOKS - this.numbers.size;
     const chosen = fresh.sort(([a, x], [b, y]) => y - x || (a < b ? -1 : 1)).slice(0, Math.max(0, room)).map(([key]) => key);
     const taken = new Set(this.numbers.values());
-    // Plain colours first: up to eight keys need no stripes.
+    // Plain colours first: up to eight keys need no stripes, and up to four get the colours that differ most.
     const plain = LOOKS / 2;
+    const near = amounts.size <= 4 ? 4 : plain;
     for (const key of chosen.sort()) {
       const wish = hash(key);
-      const order = Array.from({ length: plain }, (_, step) => (wish + step) % plain);
+      const first = Array.from({ length: near }, (_, step) => (wish + step) % near);
+      const order = [...first, ...Array.from({ length: plain - near }, (_, step) => near + step)];
       const number = [...order, ...order.map((colour) => plain + colour)].find((free) => !taken.has(free)) ?? 0;
       taken.add(number);
       this.numbers.set(key, number);

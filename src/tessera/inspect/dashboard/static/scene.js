@@ -1,6 +1,7 @@
 // @ts-check
 /** From the cluster and the reader's place: which cards are shown, how slices look, and the legend that says so. */
 
+import { cardKey } from './cluster.js';
 import { parseFilter } from './filter.js';
 import { groupCards } from './groups.js';
 import { LEVELS } from './layout.js';
@@ -29,6 +30,15 @@ function keyOf(slice, cluster, colour) {
 /** @param {import('./cluster.js').Pod} pod */
 export function ownerName(pod) {
   return pod.ownerName ? `${pod.namespace}/${pod.ownerName}` : `${pod.namespace}/${pod.name}`;
+}
+
+/** The keys of the cards that the details are about. @param {Cluster} cluster @param {Place} place */
+function selectedCards(cluster, place) {
+  if (place.card) return new Set([`${place.node}/${place.card}`]);
+  if (!place.pod) return new Set(/** @type {string[]} */ ([]));
+  const slash = place.pod.indexOf('/');
+  const pod = cluster.podNamed(place.pod.slice(0, slash), place.pod.slice(slash + 1));
+  return new Set(pod ? cluster.cardsOf(pod.uid).map(cardKey) : []);
 }
 
 export class SceneMaker {
@@ -76,7 +86,8 @@ export class SceneMaker {
           nameOf: (slice) => cluster.pods.get(slice.pod)?.name ?? slice.pod,
         },
         isDim,
-        selected: place.card ? `${place.node}/${place.card}` : '',
+        selected: selectedCards(cluster, place),
+        selectedNode: place.card ? '' : place.node,
       },
       legend: [...amounts].map(([key, memory]) => ({ key, memory, look: known.get(key) ?? null })).sort((a, b) => b.memory - a.memory),
       matching,

@@ -52,8 +52,8 @@ export function createCardsView(app) {
   const stage = h('div', { class: 'stage' });
   const help = h('p', { id: 'map-help', class: 'hidden' }, 'Arrow keys move between cards, Enter opens a card, Shift Enter its node. The table shows the same.');
   const more = h('details', { class: 'view-options' }, h('summary', null, 'View'), h('div', null, grouping.element, colours.element, find.element, form.element));
-  const element = h('section', { class: 'view cards-view', 'aria-label': 'Cards' },
-    h('div', { class: 'toolbar' }, search, found, more, zoom), legend, stage, help);
+  const toolbar = h('div', { class: 'toolbar' }, search, found, more, zoom);
+  const element = h('section', { class: 'view cards-view', 'aria-label': 'Cards' }, toolbar, legend, stage, help);
   // Open on a wide screen, where there is room; a button on a phone.
   const wide = matchMedia('(min-width: 1000px)');
   const adapt = () => more.toggleAttribute('open', wide.matches);
@@ -111,10 +111,11 @@ export function createCardsView(app) {
       find.set(place.find ? '1' : '');
       form.set(place.table ? '1' : '');
       find.element.hidden = place.filter === '';
+      toolbar.hidden = cluster.nodes.size === 0;
+      legend.hidden = place.table || cluster.nodes.size === 0;
+      grouping.element.hidden = colours.element.hidden = place.table;
       if (cluster.nodes.size === 0) {
         fill(stage, noCards(cluster));
-        fill(legend);
-        fill(found);
         return;
       }
       const prepared = app.prepared();
@@ -169,7 +170,8 @@ function marks(cluster) {
   if ([...seen].some((state) => state !== 'unhealthy' && state !== 'mig')) entries.push(['cordoned', 'Takes no pods']);
   if (seen.has('mig')) entries.push(['mig', 'MIG']);
   if (isMeasured) entries.push(['used', 'Used']);
-  return entries.map(([kind, text], at) => h('li', { class: `legend-entry mark-entry${at === 0 ? ' first' : ''}` }, h('span', { class: `mark mark-${kind}`, 'aria-hidden': 'true' }), text));
+  return [h('li', { class: 'marks' }, h('ul', { 'aria-label': 'Patterns' },
+    ...entries.map(([kind, text]) => h('li', { class: 'legend-entry mark-entry' }, h('span', { class: `mark mark-${kind}`, 'aria-hidden': 'true' }), text))))];
 }
 
 /** @param {import('../cluster.js').Cluster} cluster */

@@ -5,7 +5,7 @@ import { get } from '../api.js';
 import { emptyState } from '../controls.js';
 import { nodeLink, podLink } from '../details.js';
 import { fill, h, svg } from '../dom.js';
-import { clock, count, moment } from '../format.js';
+import { clock, count, moment, withoutUuids } from '../format.js';
 import { go, readPlace } from '../place.js';
 import { createMap } from './cards.js';
 
@@ -14,12 +14,17 @@ import { createMap } from './cards.js';
 const BINS = 240;
 const LISTED = 150;
 const MOST = 5000;
+/** Milliseconds between two requests for decisions that were made while the page is open. */
+const REFRESH = 2000;
 /** Milliseconds without a move of the slider before the state is fetched. */
 const SETTLED = 120;
 
 const KINDS = new Map([
   ['placed', 'placed'], ['bind', 'placed'], ['refused', 'refused'], ['denied', 'refused'], ['unfinished', 'refused'],
 ]);
+
+/** @param {JournalRecord} record @returns {'placed' | 'refused' | 'other'} */
+const kindOf = (record) => /** @type {'placed' | 'refused' | 'other'} */ (KINDS.get(record.kind) ?? 'other');
 
 /** @param {import('../app.js').App} app */
 export function createTimeView(app) {
@@ -39,15 +44,16 @@ export function createTimeView(app) {
     } });
   const when = h('output', { for: 'slider', class: 'when number' });
   const ends = h('div', { class: 'ends number' }, h('span'), h('span'));
-  const back = h('button', { type: 'button', title: 'The decision before ([)', onclick: () => step(-1) }, '‹ Before');
+  const back = h('button', { type: 'button', title: 'The decision before ([)', onclick: () => step(-1) }, '‹ Previous');
   const on = h('button', { type: 'button', title: 'The next decision (])', onclick: () => step(1) }, 'Next ›');
   const live = h('button', { type: 'button', class: 'primary', onclick: () => go({ time: null }) }, 'Back to now');
   const list = h('ol', { class: 'records', 'aria-label': 'Decisions', tabindex: '0' });
   const note = h('p', { class: 'muted' });
+  const tally = h('ul', { class: 'tally number', 'aria-label': 'Up to this moment' });
   const stage = h('div', { class: 'stage' }, map.element);
   const content = h('div', { class: 'time-content' },
     h('div', { class: 'time-bar' }, h('div', { class: 'time-head' }, when, h('div', { class: 'buttons' }, back, on, live)), h('div', { class: 'track' }, ticks, slider, ends)),
-    h('div', { class: 'time-body' }, h('div', { class: 'decisions' }, h('h2', null, 'Decisions'), note, list), stage));
+    h('div', { class: 'time-body' }, h('div', { class: 'decisions' }, h('div', { class: 'decisions-head' }, h('h2', null, 'Decisions'), tally), note, list), stage));
   const element = h('section', { class: 'view time-view', 'aria-label': 'Time' });
 
   /** @param {number} time */
@@ -64,7 +70,8 @@ export function createTimeView(app) {
 
   function label() {
     const time = Number(slider.value);
-    fill(when, readPlace().time === null && time >= range.to ? 'Now' : moment(time));
+    // The slider rounds to its step.
+    fill(when, readPlace().time === null && time > range.to - 0.01 ? 'Now' : moment(time));
     slider.setAttribute('aria-valuetext', moment(time));
   }
 
@@ -73,7 +80,7 @@ export function createTimeView(app) {
     const span = Math.max(range.to - range.from, 0.001);
     for (const record of records) {
       const bin = bins[Math.min(BINS - 1, Math.max(0, Math.floor(((record.time - range.from) / span) * BINS)))];
-      bin[/** @type {'placed' | 'refused' | 'other'} */ (KINDS.get(record.kind) ?? 'other')] += 1;
+      bin[kindOf(record)] += 1;
     }
     const most = Math.max(1, ...bins.map((bin) => bin.placed + bin.refused + bin.other));
     const bars = [];
@@ -93,14 +100,19 @@ export function createTimeView(app) {
     const time = readPlace().time ?? Infinity;
     const before = records.filter((record) => record.time <= time + 0.0005);
     const shown = before.slice(-LISTED).reverse();
+    const counts = { placed: 0, refused: 0, other: 0 };
+    for (const record of before) counts[kindOf(record)] += 1;
+    fill(tally, ...Object.entries(counts).filter(([, number]) => number).map(([kind, number]) => h('li', null, h('span', { class: `dot dot-${kind}`, 'aria-hidden': 'true' }), `${count(number)} ${kind}`)));
     fill(note, shown.length < before.length ? `The last ${count(shown.length)} of ${count(before.length)}` : problem);
-    fill(list, ...shown.map((record, at) => h('li', { class: `record kind-${KINDS.get(record.kind) ?? 'other'}${at === 0 ? ' current' : ''}` },
+    fill(list, ...shown.map((record, at) => h('li', { class: `record kind-${kindOf(record)}${at === 0 ? ' current' : ''}` },
       h('button', { type: 'button', class: 'link number', title: 'Show this moment', onclick: () => travel(record.time) }, clock(record.time)),
       h('span', { class: 'record-kind' }, record.kind),
       h('span', { class: 'record-text' },
-        record.pod ? h('a', { href: podLink(.../** @type {[string, string]} */ (split(record.pod))) }, record.pod) : null, record.pod ? ' ' : null,
-        record.node ? h('a', { href: nodeLink(record.node) }, record.node) : null, record.node ? ' ' : null,
-        record.text))));
+        record.pod || record.node ? h('span', { class: 'record-names' },
+          record.pod ? h('a', { href: podLink(.../** @type {[string, string]} */ (split(record.pod))) }, record.pod) : null,
+          record.pod && record.node ? ' → ' : null,
+          record.node ? h('a', { href: nodeLink(record.node) }, record.node) : null) : null,
+        record.text ? h('span', { class: record.pod ? 'muted' : '', title: record.text }, withoutUuids(record.text)) : null))));
     if (shown.length === 0) fill(list, h('li', { class: 'muted' }, 'No decisions up to this moment.'));
   }
 
@@ -124,6 +136,25 @@ export function createTimeView(app) {
     app.update();
   }
 
+  let refresh = 0;
+  /** What was decided since; only while the reader is at the end of the journal. */
+  async function follow() {
+    refresh = 0;
+    const cluster = app.store.live;
+    if (!cluster?.source.live || !element.isConnected || readPlace().time !== null) return;
+    const last = records[records.length - 1];
+    try {
+      const found = await get('journal', { from: last ? last.time : range.from, limit: MOST });
+      const fresh = found.records.filter((/** @type {JournalRecord} */ record) => record.sequence > (last?.sequence ?? 0));
+      records = [...records, ...fresh].slice(-MOST);
+      range.to = Math.max(range.to, cluster.now());
+      drawTicks();
+      if (fresh.length) app.update();
+    } catch {
+      // the banner says if the server is gone; the next change asks again
+    }
+  }
+
   return {
     element,
     map,
@@ -140,6 +171,7 @@ export function createTimeView(app) {
       }
       if (element.firstChild !== content) fill(element, content);
       load();
+      if (change && change.kind !== 'connection' && !refresh) refresh = setTimeout(follow, REFRESH);
       const { time } = readPlace();
       slider.min = String(range.from);
       slider.max = String(range.to);

@@ -3,7 +3,7 @@
 
 import { bar, emptyState } from '../controls.js';
 import { fill, h, reconcile } from '../dom.js';
-import { count, duration, percent, size } from '../format.js';
+import { cardCount, count, duration, percent, size, sizeOf } from '../format.js';
 import { NOTHING, linkTo, readPlace } from '../place.js';
 
 /** @param {import('../app.js').App} app */
@@ -12,7 +12,7 @@ export function createTotalsView(app) {
   const namespaces = h('tbody');
   const models = h('tbody');
   const tables = h('div', { class: 'totals-tables' },
-    totalsTable('By namespace', ['Namespace', 'Cards', 'Memory granted', 'Cores', 'Used'], namespaces),
+    totalsTable('By namespace', ['Namespace', 'Cards', 'Memory granted', 'Cores', 'Used of it'], namespaces),
     totalsTable('By model', ['Model', 'Cards', 'Memory granted', 'Cores', 'Free'], models));
   const element = h('section', { class: 'view scroll totals-view', 'aria-label': 'Totals' }, figures, tables);
 
@@ -48,14 +48,11 @@ function row(name, one, whole, last) {
   const parts = [{ share: one.granted.memory / whole.memory, kind: 'granted' }];
   if (one.used) parts.push({ share: one.used.memory / whole.memory, kind: 'used' });
   return h('tr', null, h('th', { scope: 'row' }, name),
-    h('td', { class: 'number' }, one.cards === undefined ? amount(one.granted.cards) : `${amount(one.granted.cards)} of ${count(one.cards)}`),
+    h('td', { class: 'number' }, one.cards === undefined ? cardCount(one.granted.cards) : `${cardCount(one.granted.cards)} of ${count(one.cards)}`),
     h('td', { class: 'number with-bar' }, h('span', null, size(one.granted.memory)), h('span', { class: 'muted' }, percent(one.granted.memory, whole.memory)), bar(parts)),
     h('td', { class: 'number' }, percent(one.granted.cores, whole.cores)),
     h('td', { class: 'number' }, last));
 }
-
-/** @param {number} cards */
-const amount = (cards) => (Number.isInteger(cards) ? count(cards) : cards.toFixed(1));
 
 /** @param {any} totals @param {import('../cluster.js').Cluster} cluster */
 function figureList(totals, cluster) {
@@ -64,21 +61,21 @@ function figureList(totals, cluster) {
   const figure = (title, value, note, parts) => h('div', { class: 'figure' }, h('h2', null, title), h('p', { class: 'value number' }, value), parts ? bar(parts) : null, h('p', { class: 'muted' }, note));
   const share = (/** @type {number} */ part, /** @type {number} */ whole) => (whole ? part / whole : 0);
   const list = [
-    figure('Memory granted', percent(granted.memory, total.memory), `${size(granted.memory)} of ${size(total.memory)} on ${count(totals.cards)} cards`,
+    figure('Memory granted', percent(granted.memory, total.memory), `${sizeOf(granted.memory, total.memory)} on ${count(totals.cards)} cards`,
       [{ share: share(granted.memory, total.memory), kind: 'granted' }]),
     figure('Cores granted', percent(granted.cores, total.cores), `${count(granted.cores / 100)} of ${count(total.cores / 100)} cards' worth`,
       [{ share: share(granted.cores, total.cores), kind: 'granted' }]),
     used
-      ? figure('Memory used', percent(used.memory, granted.memory), `${size(used.memory)} of what is granted`, [{ share: share(used.memory, granted.memory), kind: 'used' }])
+      ? figure('Memory used', percent(used.memory, granted.memory), `${sizeOf(used.memory, granted.memory)} that are granted`, [{ share: share(used.memory, granted.memory), kind: 'used' }])
       : figure('Memory used', '–', 'Unknown: the monitor gives no figures here'),
     figure('Fragmented', percent(fragmented.memory, total.memory), `${size(fragmented.memory)} free, but of no use for what pods ask`,
       [{ share: share(fragmented.memory, total.memory), kind: 'warn' }]),
   ];
   if (idle) {
-    list.push(figure('Idle grants', amount(idle.cards ?? 0), `cards' worth, ${size(idle.memory ?? 0)}, held by pods that do nothing`, [{ share: share(idle.memory ?? 0, total.memory), kind: 'warn' }]));
+    list.push(figure('Idle grants', `${cardCount(idle.cards ?? 0)} cards`, `${size(idle.memory ?? 0)} held by pods that use nothing of it`, [{ share: share(idle.memory ?? 0, total.memory), kind: 'warn' }]));
   }
   list.push(figure('Waiting', count(cluster.waiting.size), waits && waits.longest !== null && waits.count
-    ? `half under ${duration(waits.p50)}, 95 % under ${duration(waits.p95)}, longest ${duration(waits.longest)}`
+    ? `half under ${duration(Math.max(1, waits.p50))}, 95 % under ${duration(Math.max(1, waits.p95))}, longest ${waits.longest < 1 ? 'below 1 s' : duration(waits.longest)}`
     : 'No waits are recorded yet'));
   return list;
 }

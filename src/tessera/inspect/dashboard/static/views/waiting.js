@@ -43,7 +43,7 @@ export function createWaitingView(app) {
           h('span', { class: 'namespace' }, `${pod.namespace}/`), pod.name)),
         h('span', { class: 'asks' }, pod.asks),
         h('time', { class: 'age number', 'data-since': pod.since, title: pod.since === null ? '' : `since ${moment(pod.since)}` }, age(pod.since))),
-      h('dl', { class: 'reasons' }, ...row('Why', pod.why), ...row('Nearest', pod.nearest), ...row('Would fit', pod.change, 'change')),
+      h('dl', { class: 'reasons' }, ...row('Why', pod.why), ...row('Nearest', pod.nearest), ...row('Smallest change', pod.change, 'change')),
       h('p', { class: 'waiting-foot' }, [pod.owner ? `${pod.owner[0]} ${pod.owner[1]}` : '', pod.attempts ? plural(pod.attempts, 'attempt') : ''].filter(Boolean).join(' · ')));
   }
 
@@ -76,7 +76,7 @@ export function createWaitingView(app) {
         return words.every((word) => text.includes(word));
       }).sort(ORDERS[order.value]);
       fill(title, `${plural(all.length, 'pod waits', 'pods wait')}`);
-      search.hidden = order.hidden = all.length === 0;
+      toolbar.hidden = all.length === 0;
       reconcile(list, matching.slice(0, shown), (pod) => pod.uid, item);
       fill(foot, matching.length > shown ? h('button', { type: 'button', onclick: () => { shown += PAGE; app.update(); } }, `Show more of ${count(matching.length)}`) : null);
       if (all.length === 0) fill(empty, emptyState('Nothing waits', 'Every pod that asks for a card has one.'));

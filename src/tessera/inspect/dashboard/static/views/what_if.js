@@ -24,7 +24,7 @@ spec:
 
 /** @param {import('../app.js').App} app */
 export function createWhatIfView(app) {
-  const manifest = h('textarea', { id: 'manifest', class: 'manifest', rows: '18', spellcheck: 'false', autocomplete: 'off', 'aria-describedby': 'manifest-help',
+  const manifest = h('textarea', { id: 'manifest', class: 'manifest', rows: '16', spellcheck: 'false', autocomplete: 'off', 'aria-describedby': 'manifest-help',
     onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) ask(); } });
   manifest.value = SAMPLE;
   const button = h('button', { type: 'button', class: 'primary', onclick: () => ask() }, 'Try it');
@@ -34,8 +34,8 @@ export function createWhatIfView(app) {
     h('div', { class: 'what-if-form' },
       h('h2', null, h('label', { for: 'manifest' }, 'Manifest')),
       h('p', { id: 'manifest-help', class: 'muted' }, 'A pod, or a workload that makes pods. Nothing is created.'),
-      manifest, h('div', { class: 'buttons' }, button, h('span', { class: 'muted' }, 'Ctrl Enter')), result),
-    h('div', null, h('h2', null, 'Room for the usual shapes'), shapes));
+      manifest, h('div', { class: 'buttons' }, button, h('span', { class: 'muted' }, h('kbd', null, 'Ctrl'), ' ', h('kbd', null, 'Enter'))), result),
+    h('div', null, h('h2', null, 'Room for the usual shapes'), h('p', { class: 'muted' }, 'How many more of each would fit now, if nothing else came.'), shapes));
   /** @type {AbortController | null} */
   let request = null;
   let askedFor = -1;
@@ -47,7 +47,7 @@ export function createWhatIfView(app) {
     fill(result, h('p', { class: 'muted' }, 'Trying …'));
     try {
       const found = await post('whatif', manifest.value, mine.signal);
-      if (!mine.signal.aborted) fill(result, ...verdicts(found));
+      if (!mine.signal.aborted) fill(result, ...verdicts(found, app.store.shown));
     } catch (error) {
       if (!mine.signal.aborted) fill(result, h('p', { class: 'note bad' }, error instanceof Error ? error.message : String(error)));
     }
@@ -82,14 +82,21 @@ export function createWhatIfView(app) {
 
 let loadedAt = 0;
 
-/** @param {any} found */
-function verdicts(found) {
+/** @param {any} found @param {import('../cluster.js').Cluster | null} cluster */
+function verdicts(found, cluster) {
+  /** @param {string} node @param {string} uuid */
+  const cardName = (node, uuid) => {
+    const card = cluster?.card(node, uuid);
+    return card ? `card ${card.index}` : uuid;
+  };
   const nodes = found.pods.map((/** @type {any} */ pod) => h('article', { class: `verdict ${pod.fits ? 'fits' : 'misfits'}` },
     h('h3', null, h('span', { class: 'verdict-mark', 'aria-hidden': 'true' }, pod.fits ? '✓' : '✕'), pod.name, pod.fits ? ' fits' : ' does not fit'),
-    pod.fits ? h('p', null, 'On ', h('a', { href: nodeLink(pod.node) }, pod.node), pod.cards?.length ? `: ${pod.cards.join(', ')}` : '') : null,
-    h('dl', { class: 'reasons' }, ...['why', 'nearest', 'change'].flatMap((key) => (pod[key] ? [h('dt', null, { why: 'Why', nearest: 'Nearest', change: 'Would fit' }[key]), h('dd', { class: key }, pod[key])] : [])))));
+    pod.fits ? h('p', null, 'On ', h('a', { href: nodeLink(pod.node) }, pod.node), pod.cards?.length ? `: ${pod.cards.map((/** @type {string} */ uuid) => cardName(pod.node, uuid)).join(', ')}` : '') : null,
+    h('dl', { class: 'reasons' }, ...['why', 'nearest', 'change'].flatMap((key) => (pod[key] ? [h('dt', null, { why: pod.fits ? 'Note' : 'Why', nearest: 'Nearest', change: 'Smallest change' }[key]), h('dd', { class: key }, pod[key])] : [])))));
   if (typeof found.more === 'number') {
-    nodes.push(h('p', { class: 'more' }, h('strong', { class: 'number' }, count(found.more)), ` of ${found.pods.length > 1 ? 'all of it' : 'it'} ${found.more === 1 ? 'fits' : 'fit'} now.`, found.stops ? h('span', { class: 'muted' }, ` Then: ${found.stops}`) : null));
+    const what = found.pods.length > 1 ? ['set of these pods', 'sets of these pods'] : ['such pod', 'such pods'];
+    nodes.push(h('p', { class: 'more' }, h('strong', { class: 'number' }, count(found.more)), ` ${found.more === 1 ? `${what[0]} fits` : `${what[1]} fit`} now.`),
+      found.stops ? h('p', { class: 'muted' }, `What stops the next one: ${found.stops}`) : null);
   }
-  return nodes.length ? nodes : [h('p', { class: 'note' }, `${plural(0, 'pod')}: the manifest asks for no card.`)];
+  return nodes.filter((/** @type {Node | null} */ node) => node !== null).length ? nodes : [h('p', { class: 'note' }, `${plural(0, 'pod')}: the manifest asks for no card.`)];
 }

@@ -1,0 +1,276 @@
+"""Places all members of a gang at once: a placement for each of them, or the whole reason why not.
+
+Members are placed one after the other on the ledger by the rule that places single pods, the largest first, and
+everything is taken back before the answer: a plan changes nothing. Members of one shape share what the selector has
+cached, so a member costs about as much as the next pod of a Deployment.
+
+The search is sufficient, not complete. For members of one shape that ask for whole cards, or for one card each, it
+finds a plan wherever there is one. For others a choice that suits one member can spoil it for another, so small gangs
+are tried again with other orders and card choices; `tests/property/core/test_gangs.py` measures what is left.
+
+With domains (the values of one node label), the gang goes to as few of them as possible: the smallest domain that
+seems to hold all; else the largest one first. What a domain holds is estimated from the arrays, and only the order of
+the domains depends on that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tessera.core import screen
+from tessera.core.arrays import Ints
+from tessera.core.grants import Placement
+from tessera.core.near_misses import near_miss
+from tessera.core.requests import WHOLE_CARD_CORES, PodRequest
+from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
+
+FEW_MEMBERS = 64
+"""members up to which a gang that does not fit is tried in other ways: it costs as many times as long"""
+CARD_CHOICES = ("binpack", "spread")
+"""device policies that only say which cards are preferred: one is tried for the other"""
+
+
+class GangMember(NamedTuple):
+    """One pod to be placed."""
+
+    request: PodRequest
+    candidates: Candidates | None = None
+    """None: all nodes"""
+
+
+class Placed(NamedTuple):
+    """A member and its place."""
+
+    request: PodRequest
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class GangPlan:
+    """Places that can all be taken at the same time, in the order in which they were found."""
+
+    places: tuple[Placed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GangMisfit:
+    """Why a gang does not fit."""
+
+    text: str
+    places: tuple[Placed, ...]
+    """for the members that would fit"""
+
+
+class Domains(NamedTuple):
+    """Nodes by the value of one label."""
+
+    label: str
+    by_node: Mapping[str, str]
+    """nodes without the label are left out"""
+
+
+def plan_gang(
+    selector: Selector,
+    members: Sequence[GangMember],
+    *,
+    required: int,
+    domains: Domains | None = None,
+    work: float = math.inf,
+) -> GangPlan | GangMisfit | Unfinished:
+    """Places for all members, or for at least `required` of them. Changes nothing but caches.
+
+    `work` bounds the plain rule for one member, as in `Selector.select_within`.
+    """
+    first: GangMisfit | None = None
+    for ordered, card_choice in _variants(members):
+        trial = _Trial(selector, ordered, required=required, work=work, card_choice=card_choice)
+        answer = trial.run(domains)
+        if not isinstance(answer, GangMisfit):
+            return answer
+        first = first or answer
+    assert first is not None  # the members themselves are the first variant
+    return first
+
+
+def describe_members(requests: Sequence[PodRequest]) -> str:
+    """Such as `8 x 4 H100` or `1 x 8 NVIDIA, 7 x 4 NVIDIA`."""
+    kinds = Counter(map(_describe, requests))
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items(), key=lambda item: (item[1], item[0])))
+
+
+class _Trial:
+    """One try on the ledger, which is as before when it ends."""
+
+    def __init__(
+        self, selector: Selector, members: Sequence[GangMember], *, required: int, work: float, card_choice: str
+    ) -> None:
+        self._selector = selector
+        self._ledger = selector.ledger
+        self._members = members
+        self._required = required
+        self._work = work
+        self._card_choice = card_choice
+        self._placed: dict[int, Placed] = {}
+        """by position in `members`"""
+        self._refused: tuple[GangMember, Refused] | None = None
+        """the first member that did not fit"""
+
+    def run(self, domains: Domains | None) -> GangPlan | GangMisfit | Unfinished:
+        listener, self._ledger.listener = self._ledger.listener, None
+        try:
+            if not self._place(domains):
+                return Unfinished()
+            places = tuple(self._placed.values())
+            return GangPlan(places) if len(places) >= self._required else GangMisfit(self._text(), places)
+        finally:
+            for position in self._placed:
+                self._ledger.release(_uid(position))
+            self._ledger.listener = listener
+
+    def _place(self, domains: Domains | None) -> bool:
+        """Whether the search is finished."""
+        if domains is not None:
+            for within in self._by_domain(domains):
+                if not self._fill(within):
+                    return False
+                if len(self._placed) == len(self._members):
+                    return True
+        return self._fill(None)
+
+    def _by_domain(self, domains: Domains) -> Iterator[Candidates]:
+        """The domains in the order in which they are filled, each with what is free then."""
+        names: dict[str, list[str]] = {}
+        for name in self._ledger.node_names():
+            if name in domains.by_node:
+                names.setdefault(domains.by_node[name], []).append(name)
+        left = {domain: self._selector.candidates(found) for domain, found in sorted(names.items())}
+        while left:
+            missing = [member for i, member in enumerate(self._members) if i not in self._placed]
+            holds = {domain: self._estimate(candidates, missing[0].request) for domain, candidates in left.items()}
+            enough = [domain for domain in left if holds[domain] >= len(missing)]
+            best = min(enough, key=lambda d: (holds[d], d)) if enough else max(left, key=lambda d: (holds[d], d))
+            yield left.pop(best)
+
+    def _fill(self, within: Candidates | None) -> bool:
+        """Place what fits; whether that is finished."""
+        hopeless: set[Hashable] = set()
+        for position, member in enumerate(self._members):
+            request, candidates = member.request, member.candidates
+            kind = (request.shape, request.namespace, id(candidates))
+            if position in self._placed or kind in hopeless:
+                continue
+            tried = _with_card_choice(request, self._card_choice)
+            answer = self._selector.select_within(tried, self._among(candidates, within), self._work)
+            if isinstance(answer, Unfinished):
+                return False
+            if isinstance(answer, Selected):
+                self._ledger.reserve(_named(request, position), answer.placement, deadline=math.inf)
+                self._placed[position] = Placed(request, answer.placement)
+            else:
+                hopeless.add(kind)
+                if within is None and self._refused is None:
+                    self._refused = member, answer
+        return True
+
+    def _among(self, own: Candidates | None, within: Candidates | None) -> Candidates:
+        order = self._ledger.arrays.order
+        if own is None and within is None:
+            return Candidates(order, np.ones(len(order.names), dtype=np.bool_), ())
+        current = [
+            each if each.order is order else self._selector.candidates(each.names)
+            for each in (own, within)
+            if each is not None
+        ]
+        if len(current) == 1:
+            return current[0]
+        return Candidates(order, current[0].named & current[1].named, ())
+
+    def _estimate(self, candidates: Candidates, request: PodRequest) -> int:
+        """About how many members like this one the nodes hold."""
+        asked = next((each for _, each in request.requests), None)
+        rules = self._ledger.rules.get(asked.vendor) if asked is not None else None
+        if asked is None or rules is None:
+            return 0
+        arrays, rows = self._ledger.arrays, candidates.rows
+        takes = screen.judge(arrays, screen.question(request, asked, rules), rows) == screen.TAKES
+        memory = screen.memory_asked(asked, arrays.memory[:, rows])
+        room = np.minimum(
+            arrays.slots[:, rows] - arrays.used[:, rows],
+            (arrays.memory[:, rows] - arrays.used_memory[:, rows]) // np.maximum(memory, 1),
+        )
+        if asked.cores:
+            room = np.minimum(room, (arrays.cores[:, rows] - arrays.used_cores[:, rows]) // asked.cores)
+        by_node: Ints = np.where(takes, np.maximum(room, 1), 0).sum(axis=0) // max(asked.count, 1)
+        return int(by_node.sum())
+
+    def _text(self) -> str:
+        """While the members that fit are still on the ledger: what comes nearest is what is left beside them."""
+        fitting, required = len(self._placed), self._required
+        missing = [member.request for i, member in enumerate(self._members) if i not in self._placed]
+        short = sum(asked.count for request in missing[: required - fitting] for _, asked in request.requests)
+        parts = [
+            f"{describe_members([member.request for member in self._members])}: {fitting} of {required} members fit",
+            f"short of {short} card{'s' if short != 1 else ''}",
+        ]
+        if self._refused is not None:
+            member, refused = self._refused
+            candidates = self._among(member.candidates, None)
+            near = near_miss(self._ledger, member.request, candidates.rows)
+            if near is not None:
+                parts.append(near.text)
+            elif refused.reason_counts:
+                parts.append(f"most nodes: {refused.reason_counts[0][0]}")
+        return "; ".join(parts)
+
+
+def _variants(members: Sequence[GangMember]) -> Iterator[tuple[list[GangMember], str]]:
+    """Orders of the members, and which cards to prefer; empty: as each member says."""
+    ordered = sorted(members, key=_largest_first)
+    yield ordered, ""
+    if len(members) > FEW_MEMBERS:
+        return
+    orders = [ordered, ordered[::-1]] if len({member.request.shape for member in members}) > 1 else [ordered]
+    for choice in ("", *CARD_CHOICES):
+        for order in orders:
+            if choice or order is not ordered:
+                yield order, choice
+
+
+def _with_card_choice(request: PodRequest, policy: str) -> PodRequest:
+    if not policy or request.device_policy not in CARD_CHOICES or request.device_policy == policy:
+        return request
+    return replace(request, device_policy=policy)
+
+
+def _largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
+    request = member.request
+    asked = [each for _, each in request.requests]
+    memory = sum(each.count * (each.memory or each.percent) for each in asked)
+    cores = sum(each.count * each.cores for each in asked)
+    return -sum(each.count for each in asked), -memory, -cores, request.name, request.uid
+
+
+def _describe(request: PodRequest) -> str:
+    parts = []
+    for _, asked in request.requests:
+        models = request.constraint(asked.vendor).use_models
+        amounts = [f"{asked.memory} MiB"] if asked.memory else []
+        amounts += [f"{asked.cores} cores"] if 0 < asked.cores < WHOLE_CARD_CORES else []
+        kind = "/".join(model.upper() for model in models) or asked.vendor
+        parts.append(f"{asked.count} {kind}" + (f" ({', '.join(amounts)})" if amounts else ""))
+    return " + ".join(parts)
+
+
+def _uid(position: int) -> str:
+    """No pod has such a uid."""
+    return f"gang-trial/{position}"
+
+
+def _named(request: PodRequest, position: int) -> PodRequest:
+    return request.called(uid=_uid(position), namespace=request.namespace, name=request.name)

@@ -1,0 +1,183 @@
+"""One gang as the scheduler knows it: its members, the holds for them, and its state.
+
+     the API shows a member, or filter meets one
+                      |
+                      v      the whole gang fits: a hold for every member
+      .----------> WAITING ------------------------------------------------------> PLANNED
+      |               |  ^                                                            |
+      |               |  '--- no progress in time, a plan that cannot be kept,        |
+      |               |       or this replica stops deciding: all is released --------|
+      |               |                                                               |
+      | no member is  | the API shows some members bound:                             | every required member
+      | bound, or     | an earlier process ended while it wrote                       | has come to bind
+      | being bound   v                                                               v
+      '---------- COMPLETING <--------------------------------------------------------'
+      |               |
+      |               | the required members are bound
+      |               v
+      '------------ WHOLE
+
+A *hold* is a place in the ledger for one member, kept under a name of its own. A member takes a hold of its shape at
+its filter call, so there can be a hold for a member that does not exist yet.
+
+    WAITING       nothing is held (except for the gang whose turn it is, see `gang_coordinator`); members are refused
+    PLANNED       members get their holds, and their binds wait; nothing is written
+    COMPLETING    Bindings are, or may be, written: no bind waits, and what is missing has its holds
+    WHOLE         members come and go like single pods: a replacement waits for no other member
+
+What is held is memory of this process alone. What is bound is shown by the API, and a new process continues from that.
+This module has no clock and writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tessera.core.grants import Placement
+from tessera.core.misfits import Misfit
+from tessera.core.requests import PodRequest
+from tessera.core.selection import CandidateNames, Candidates
+from tessera.wire.pod_groups import PodGroup
+
+
+class GangState(Enum):
+    """See the drawing."""
+
+    WAITING = "waiting"
+    PLANNED = "planned"
+    COMPLETING = "completing"
+    WHOLE = "whole"
+
+
+class MemberState(Enum):
+    """What the API shows of a member. A member that failed or is gone is none."""
+
+    GATED = "gated"
+    """by a schedulingGate: not counted and not planned"""
+    PENDING = "pending"
+    BOUND = "bound"
+    DONE = "done"
+    """succeeded, or asks for no cards: counted, but not waited for"""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A pod of the gang."""
+
+    request: PodRequest
+    state: MemberState
+    is_refused: bool = False
+    """filter refused it, and it sleeps until it is woken"""
+    text: str = ""
+    """of its last refusal"""
+    candidates: Candidates | None = None
+    """of its last filter call"""
+    unseen_ticks: int = 0
+    """while only filter knows it"""
+    is_shown: bool = False
+    """by the API"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hold:
+    """A place that is held for a member."""
+
+    uid: str
+    request: PodRequest
+    placement: Placement
+
+
+@dataclass(slots=True, eq=False)
+class Gang:
+    """Changed by `gang_coordinator` and `gang_holds` only."""
+
+    namespace: str
+    group: PodGroup
+    since: float
+    """when it began to wait, on the monotonic clock"""
+    state: GangState = GangState.WAITING
+    members: dict[str, Member] = field(default_factory=dict)
+    """by uid, in the order in which they were met"""
+    counts: Counter[MemberState] = field(default_factory=Counter)
+    """of the members, by state"""
+    holds: dict[Hashable, list[Hold]] = field(default_factory=dict)
+    """free ones, by shape"""
+    waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
+    """by uid; the result is empty, or why the gang was given up"""
+    released: set[str] = field(default_factory=set)
+    """uids of members whose bind goes on since the gang was complete"""
+    reason: str = ""
+    """why it waits"""
+    misfit: Misfit | None = None
+    """the same, as the answer to its members' filter calls"""
+    tried: Hashable = None
+    """what the last plan that failed depended on"""
+    is_unfinished: bool = False
+    """planning took more work than one call may do"""
+    must_ask: bool = False
+    """members of the last plan did not come in time: next time kube-scheduler must have asked for all of them before"""
+    failures: int = 0
+    """plans given up since the last one that was bound"""
+    not_before: float = 0.0
+    """the next plan, after one that was given up"""
+    deadline: float = 0.0
+    """of the plan, or of what is held"""
+    ends: float = 0.0
+    """of the plan, whatever the progress"""
+    replans: int = 0
+    serial: int = 0
+    """of its holds"""
+
+    @property
+    def name(self) -> str:
+        return f"{self.namespace}/{self.group.name}"
+
+    @property
+    def free_holds(self) -> int:
+        return sum(map(len, self.holds.values()))
+
+    def count(self, *states: MemberState) -> int:
+        return sum(self.counts[state] for state in states)
+
+    def add(self, uid: str, member: Member) -> None:
+        self.members[uid] = member
+        self.counts[member.state] += 1
+
+    def remove(self, uid: str) -> None:
+        self.counts[self.members.pop(uid).state] -= 1
+
+    def set_state(self, member: Member, state: MemberState) -> None:
+        self.counts[member.state] -= 1
+        member.state = state
+        self.counts[state] += 1
+
+    def pending(self) -> list[Member]:
+        return [member for member in self.members.values() if member.state is MemberState.PENDING]
+
+    @property
+    def required(self) -> int:
+        """Members that must be placed and bound together: without those that are done, unless all have come again."""
+        minimum, pending = self.group.minimum, self.count(MemberState.PENDING, MemberState.BOUND)
+        return minimum if pending >= minimum else max(1, minimum - self.count(MemberState.DONE))
+
+    def present(self) -> int:
+        """Members that exist and are not gated."""
+        return self.count(MemberState.PENDING, MemberState.BOUND)
+
+    def take(self, shape: Hashable, allowed: CandidateNames | None = None) -> Hold | None:
+        """Remove a free hold of this shape whose node is allowed; None if there is none."""
+        found = self.holds.get(shape, [])
+        for i, hold in enumerate(found):
+            if allowed is None or hold.placement.node in allowed:
+                del found[i]
+                if not found:
+                    del self.holds[shape]
+                return hold
+        return None
+
+    def put(self, hold: Hold) -> None:
+        self.holds.setdefault(hold.request.shape, []).append(hold)

@@ -1,0 +1,181 @@
+"""The places in the ledger that are kept for members of gangs: how they are found, taken and released.
+
+A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_coordinator` ends it. A
+member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
+nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+
+from tessera.core.fit import fit_pod
+from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, Placed, plan_gang
+from tessera.core.grants import Placement
+from tessera.core.requests import PodRequest
+from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
+from tessera.scheduler.gang import Gang, Hold, Member
+from tessera.scheduler.pod_cycle import CycleState, PodCycles
+from tessera.scheduler.unschedulable_pods import fits
+from tessera.wire.objects import Node
+
+HOLD_PREFIX = "gang/"
+"""of the uids of holds; no pod's uid has a slash"""
+UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})
+"""labels that every node has its own value of: not worth the memory, the node's name is the same"""
+
+
+class NodeLabels:
+    """The labels of all nodes. Equal words are kept once, so a node costs a dictionary of pointers."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, dict[str, str]] = {}
+
+    def put(self, node: Node) -> None:
+        labels = {sys.intern(key): sys.intern(value) for key, value in node.labels.items() if key not in UNIQUE_LABELS}
+        self._labels[node.name] = labels
+
+    def drop(self, name: str) -> None:
+        self._labels.pop(name, None)
+
+    def domains(self, label: str) -> Domains | None:
+        """The nodes by the value of this label; None if no label is asked for."""
+        if not label:
+            return None
+        if label in UNIQUE_LABELS:
+            return Domains(label, {name: name for name in self._labels})
+        return Domains(label, {name: labels[label] for name, labels in self._labels.items() if label in labels})
+
+
+class GangHolds:
+    """The holds of all gangs on one ledger."""
+
+    def __init__(self, selector: Selector, cycles: PodCycles, labels: NodeLabels) -> None:
+        self._selector = selector
+        self._cycles = cycles
+        self._labels = labels
+
+    def is_placed(self, uid: str) -> bool:
+        """Whether the pod has a placement of its own that the API does not show yet."""
+        cycle = self._cycles.get(uid)
+        return cycle is not None and cycle.state in (
+            CycleState.RESERVED,
+            CycleState.BINDING,
+            CycleState.UNCERTAIN,
+            CycleState.BOUND,
+        )
+
+    def unplaced(self, gang: Gang) -> list[Member]:
+        """Members that wait for a place."""
+        return [member for member in gang.pending() if not self.is_placed(member.request.uid)]
+
+    def plan(
+        self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf
+    ) -> GangPlan | GangMisfit | Unfinished:
+        """Places for all members that have none, and for `missing` ones that do not exist yet.
+
+        These ask for what the `asking` member asks for.
+        """
+        waiting = self.unplaced(gang)
+        members = [GangMember(member.request, _candidates(member, asking)) for member in waiting]
+        model = asking or (waiting[0] if waiting else None)
+        if model is not None:
+            members += [GangMember(_to_come(gang, model.request, i), model.candidates) for i in range(missing)]
+        placed = gang.present() - len(waiting)
+        required = min(max(gang.required - placed, 0), len(members))
+        domains = self._labels.domains(gang.group.topology)
+        return plan_gang(self._selector, members, required=required, domains=domains, work=work)
+
+    async def prepare(self, gang: Gang) -> None:
+        """Judge the members' shapes on all nodes, between other work: then a plan is quick."""
+        for member in {member.request.shape: member for member in self.unplaced(gang)}.values():
+            names = self._selector.ledger.node_names()
+            candidates = member.candidates or self._selector.candidates(names)
+            await fits(self._selector, member.request, candidates)
+
+    def hold(self, gang: Gang, places: Iterable[Placed]) -> None:
+        for request, placement in places:
+            self.hold_one(gang, request, placement)
+
+    def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
+        gang.serial += 1
+        uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{gang.serial}"
+        held = request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
+        self._cycles.hold(held, placement)
+        gang.put(Hold(uid, held, placement))
+
+    def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
+        """A placement on the node of a hold, if it is one of these nodes; the hold is free for the member from now on.
+
+        The node may have changed since it was planned, so the plain rule decides again. A hold that does not fit any
+        more is dropped.
+        """
+        ledger = self._selector.ledger
+        while (hold := gang.take(request.shape, named)) is not None:
+            self._cycles.release_hold(hold.uid)
+            view = ledger.node(hold.placement.node)
+            rooms = ledger.rooms(request.namespace, request.vendors)
+            answer = None if view is None else fit_pod(view, request, ledger.rules, rooms)
+            if isinstance(answer, Placement):
+                return answer
+        return None
+
+    def move(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
+        """A place on one of these nodes instead of a hold on another one; None if that is not possible."""
+        hold = gang.take(request.shape)
+        if hold is None:
+            return None
+        self._cycles.release_hold(hold.uid)
+        answer = self._selector.select(request, named)
+        if isinstance(answer, Selected):
+            return answer.placement
+        self.hold_one(gang, hold.request, hold.placement)
+        return None
+
+    def exchange(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
+        """A place on one of these nodes, whatever that means for the other holds; these are found again beside it."""
+        holds = [hold for found in gang.holds.values() for hold in found]
+        self.release(gang)
+        answer = self._selector.select(request, named)
+        if not isinstance(answer, Selected):
+            for hold in holds:
+                self.hold_one(gang, hold.request, hold.placement)
+            return None
+        self.hold_one(gang, request, answer.placement)
+        others = [hold.request for hold in holds]
+        if request.shape in {other.shape for other in others}:
+            others.remove(next(other for other in others if other.shape == request.shape))
+        for other in others:
+            again = self._selector.select(other, self._selector.ledger.node_names())
+            if isinstance(again, Selected):
+                self.hold_one(gang, other, again.placement)
+        return self.take(gang, request, named)
+
+    def release(self, gang: Gang) -> None:
+        holds: Sequence[Hold] = [hold for found in gang.holds.values() for hold in found]
+        gang.holds.clear()
+        for hold in holds:
+            self._cycles.release_hold(hold.uid)
+        if holds:
+            self._cycles.unschedulable.on_room()
+
+    def give_up(self, gang: Gang) -> None:
+        """Release the holds, and what members have reserved and is not being written."""
+        self.release(gang)
+        for uid in gang.members:
+            cycle = self._cycles.get(uid)
+            if cycle is not None and cycle.state is CycleState.RESERVED:
+                self._cycles.give_up(cycle)
+
+
+def _candidates(member: Member, asking: Member | None) -> Candidates | None:
+    """Its own, if it has asked before; else those of the asking member, if both want the same."""
+    if member.candidates is None and asking is not None and member.request.shape == asking.request.shape:
+        return asking.candidates
+    return member.candidates
+
+
+def _to_come(gang: Gang, model: PodRequest, position: int) -> PodRequest:
+    return model.called(uid=f"to-come/{position}", namespace=gang.namespace, name=f"{gang.group.name}-{position}")

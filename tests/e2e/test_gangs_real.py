@@ -1,0 +1,117 @@
+"""Gangs with a real kube-apiserver and a stock kube-scheduler: bound whole or not at all, whatever dies in between."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.core.audit import audit
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.services.failpoints import VARIABLE, Failpoint
+from tests.e2e.cluster import Cluster, cluster
+from tests.e2e.cluster_check import replayed
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.replica import until
+from tests.support.product import gpu_pod
+
+POINTS = (Failpoint.AFTER_RESERVE, Failpoint.BEFORE_WRITE, Failpoint.AFTER_WRITE)
+
+
+def nodes() -> list[SimulatedNode]:
+    return [SimulatedNode(f"n{i}", gpu_cards(f"n{i}", 4), agent="env") for i in range(3)]
+
+
+def gang(name: str, size: int, *, exist: int | None = None, **more: str) -> list[Json]:
+    own = {"tessera.io/gang": name, "tessera.io/gang-size": str(size), **more}
+    return [gpu_pod(f"{name}-{i}", annotations=own, gpu=1, cores=100) for i in range(size if exist is None else exist)]
+
+
+def names(manifests: list[Json]) -> list[str]:
+    return [each["metadata"]["name"] for each in manifests]
+
+
+def bound(found: Cluster, manifests: list[Json]) -> int:
+    return sum(bool(found.pod(name)["spec"].get("nodeName")) for name in names(manifests))
+
+
+async def test_a_gang_is_bound_when_its_last_member_exists_and_not_before(plane: ControlPlane) -> None:
+    members = gang("train", 12)
+    async with cluster(plane, nodes(), "--gang-timeout=1s") as found:
+        await found.create(*members[:11])
+        assert "gang " in await found.refused("train-0")
+        assert bound(found, members[:11]) == 0
+        small = gpu_pod("small", gpu=1, cores=100)
+        await found.run(small)
+        await found.delete("small")
+        await found.gone("small")
+        assert bound(found, members[:11]) == 0
+        await found.create(members[11])
+        await found.running(*names(members))
+        await found.at_rest()
+        assert found.missing_rights() == set()
+
+
+async def test_of_two_gangs_that_fit_alone_but_not_together_one_is_bound_whole(plane: ControlPlane) -> None:
+    one, other = gang("a", 8), gang("b", 8)
+    mixed = [each for pair in zip(one, other, strict=True) for each in pair]
+    async with cluster(plane, nodes(), scheduling=False) as found:
+        await found.create(*mixed)
+        found.replica.kube_scheduler.start()
+        await found.wait_for(lambda: 8 in (bound(found, one), bound(found, other)), what="one gang to be bound")
+        first, second = (one, other) if bound(found, one) else (other, one)
+        text = await found.refused(second[0]["metadata"]["name"])
+        assert "4 of 8 members fit; short of 4 cards" in text
+        assert bound(found, second) == 0
+        await found.delete(*names(first))
+        await found.running(*names(second))
+
+
+@pytest.mark.parametrize("hit", [1, 5])
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: str(point.value))
+async def test_a_gang_is_whole_in_the_end_wherever_the_scheduler_dies(
+    plane: ControlPlane, point: Failpoint, hit: int
+) -> None:
+    members, thieves = gang("train", 12), [gpu_pod(f"thief-{i}", gpu=1, cores=100) for i in range(3)]
+    async with cluster(plane, nodes(), scheduling=False) as found:
+        await found.create(*members)
+        found.replica.kube_scheduler.start()
+        tessera = found.replica.tessera
+        tessera.kill()
+        tessera.start(**{VARIABLE: f"{point.value}=kill@{hit}"})
+
+        async def is_dead() -> bool:
+            return not tessera.is_running
+
+        await until(is_dead, what=f"the end at {point.value}")
+        assert audit(await replayed(found.api)) == []
+        is_begun = bound(found, members) > 0
+        assert is_begun or hit == 1 or point is Failpoint.AFTER_RESERVE
+        tessera.start()
+        await found.replica.ready()
+        if is_begun:
+            # They would fit, were it not for what is missing of the gang.
+            await found.create(*thieves)
+        await found.running(*names(members))
+        assert not is_begun or bound(found, thieves) == 0
+        assert found.wrong_slices() == []
+
+
+async def test_a_gated_member_is_not_planned_before_its_gate_is_gone(plane: ControlPlane) -> None:
+    members = gang("train", 3)
+    gated = {**members[2], "spec": {**members[2]["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
+    async with cluster(plane, nodes(), "--gang-timeout=1s") as found:
+        await found.create(*members[:2], gated)
+        assert "2 of 3 members exist" in await found.wait_for(
+            lambda: _refusal(found, "train-0", "2 of 3 members exist"), what="the refusal"
+        )
+        path = f"/api/v1/namespaces/{found.namespace}/pods/train-2"
+        await found.api.patch(path, {"spec": {"schedulingGates": None}})
+        await found.running(*names(members))
+
+
+def _refusal(found: Cluster, name: str, words: str) -> str:
+    for condition in found.pod(name).get("status", {}).get("conditions", ()):
+        if condition["type"] == "PodScheduled" and words in condition.get("message", ""):
+            return str(condition["message"])
+    return ""

@@ -1,0 +1,131 @@
+"""A lost connection, a return, and readers whom the server does not know."""
+
+from __future__ import annotations
+
+from tests.ui.browser import Viewer
+from tests.ui.conftest import Readers
+from tests.ui.scripted_page import ScriptedPage
+
+
+def _allow_refusals(viewer: Viewer) -> None:
+    viewer.allowed += ("Failed to load resource",)
+
+
+async def test_a_lost_connection_is_told_and_what_was_known_stays(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served)
+    await served.stop()
+    await viewer.until_text(".banner.bad", "Connection lost.")
+    await viewer.until_text(".banner.bad", "You see the cluster as it was at")
+    assert await viewer.text("#phase") == "Disconnected"
+    assert "30 cards" in await viewer.text(".found")
+
+
+async def test_after_a_return_the_events_that_were_missed_follow(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served, "view=waiting")
+    await served.stop()
+    await viewer.until_text(".banner.bad", "Connection lost.")
+    await served.send("waiting", served.cluster.wait("vision", "train-4", why="came in the meantime"))
+    loads = sum(request.path == "/api/state" for request in served.requests)
+    await served.start()
+    await viewer.page.get_by_role("button", name="Try now").click()
+    await viewer.until_text(".waiting-pod dd", "came in the meantime")
+    await viewer.until("document.querySelectorAll('.banner').length === 0")
+    assert await viewer.text("#phase") == "Live"
+    assert sum(request.path == "/api/state" for request in served.requests) == loads, "the events were enough"
+
+
+async def test_after_too_long_an_absence_the_state_is_fetched_again(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served, "view=waiting")
+    await served.stop()
+    await viewer.until_text(".banner.bad", "Connection lost.")
+    await served.send("waiting", served.cluster.wait("vision", "train-4", why="came in the meantime"))
+    served.forget_events()
+    await served.start()
+    await viewer.page.get_by_role("button", name="Try now").click()
+    await viewer.until_text(".waiting-pod dd", "came in the meantime")
+    assert sum(request.path == "/api/state" for request in served.requests) == 2
+
+
+async def test_the_page_returns_by_itself(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served)
+    await served.stop()
+    await viewer.until_text("#phase", "Disconnected")
+    await served.start()
+    await viewer.until_text("#phase", "Live")
+
+
+async def test_the_alert_is_not_read_again_each_second(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served)
+    await served.stop()
+    await viewer.page.evaluate(
+        """() => {
+          window.alerts = 0;
+          new MutationObserver((changes) => {
+            const added = changes.flatMap((change) => [...change.addedNodes]);
+            window.alerts += added.filter((node) => node.role === 'alert').length;
+          }).observe(document.querySelector('#banners'), { childList: true, subtree: true });
+        }"""
+    )
+    await viewer.until_text(".banner.bad", "The server does not respond.")
+    first = await viewer.text(".banner.bad .number")
+    await viewer.until("(first) => document.querySelector('.banner.bad .number').textContent !== first", first)
+    # once for how the connection ended, and once for the first attempt that failed
+    assert await viewer.page.evaluate("window.alerts") <= 2
+
+
+async def test_a_server_that_never_answered_is_told(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served)
+    _allow_refusals(viewer)
+    served.refusal = (503, "the scheduler is not the leader")
+    await viewer.page.reload()
+    await viewer.until_text(".empty", "The server does not respond")
+    await viewer.until_text(".empty", "the scheduler is not the leader")
+    served.refusal = None
+    await viewer.until_text(".found", "30 cards")
+
+
+async def test_without_a_token_the_reader_is_asked_for_one(readers: Readers, served: ScriptedPage) -> None:
+    served.token = "right"
+    viewer = await readers.arrive(served.url)
+    _allow_refusals(viewer)
+    await viewer.open()
+    await viewer.until_text(".empty", "Sign in")
+    assert await viewer.text("#phase") == "No access"
+    await viewer.page.get_by_label("Bearer token").fill("right")
+    await viewer.page.get_by_role("button", name="Continue").click()
+    await viewer.until_text(".found", "30 cards")
+    stored = await viewer.page.evaluate("JSON.stringify([localStorage, document.cookie])")
+    assert "right" not in stored, "the token stays in the tab"
+
+
+async def test_a_wrong_token_is_refused_and_can_be_corrected(readers: Readers, served: ScriptedPage) -> None:
+    served.token = "right"
+    viewer = await readers.arrive(served.url)
+    _allow_refusals(viewer)
+    await viewer.open("token=wrong&view=waiting")
+    await viewer.until_text(".empty", "Sign in")
+    await viewer.page.get_by_label("Bearer token").fill("also wrong")
+    await viewer.press("Enter")
+    await viewer.until("document.querySelector('#token')?.value === ''")
+    await viewer.page.get_by_label("Bearer token").fill("right")
+    await viewer.press("Enter")
+    await viewer.until_text("h2", "2 pods wait")
+
+
+async def test_a_reader_without_rights_is_told_what_to_do(readers: Readers, served: ScriptedPage) -> None:
+    served.refusal = (403, 'user "eve" may not get nodes')
+    viewer = await readers.arrive(served.url)
+    _allow_refusals(viewer)
+    await viewer.open()
+    await viewer.until_text(".empty", 'user "eve" may not get nodes')
+    await viewer.until_text(".empty", "An administrator can grant it.")
+
+
+async def test_rights_that_end_while_the_page_is_open_end_it(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served, "node=h100-1")
+    _allow_refusals(viewer)
+    served.refusal = (401, "the token has expired")
+    await served.stop()
+    await served.start()
+    await viewer.until_text(".empty", "Sign in")
+    assert not await viewer.page.locator("#details").is_visible()
