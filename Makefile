@@ -115,6 +115,7 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.core --check
 	@$(BIN)/python -m bench.preemption --check
 	@$(BIN)/python -m bench.metrics
+	@$(BIN)/python -m bench.journal --check
 	@$(BIN)/python -m bench.handover --check
 	@$(BIN)/python -m bench.allocate --check
 	@$(BIN)/python -m bench.exchange --check

@@ -20,8 +20,10 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.process import Process
 from tessera.services import file_watch
+from tessera.wire.journal import Start
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.event_loops import on_uvloop
+from tests.support.journals import assert_same_ledger, records_of, replayed
 from tests.support.logs import Logs, captured
 from tests.support.product import gpu_pod
 from tests.support.scheduler_process import Caller, calling, running, until
@@ -295,3 +297,18 @@ async def test_the_command_reads_its_file_again_on_sighup(tmp_path: Path) -> Non
             assert answer["NodeNames"] == ["n1"]
             command.send(signal.SIGTERM)
             assert await command.end() == 0
+
+
+@on_uvloop
+async def test_the_journal_goes_on_with_the_new_configuration_and_replays(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await world.place("p")
+        world.file.write_text(config("nvidia.com/vgpu"))
+        hang_up()
+        await world.changed()
+        assert await world.manages("nvidia.com/vgpu")
+        records = records_of(world.process.service.journal)
+        starts = [record for record in records if isinstance(record, Start)]
+        names = [(start.device_sections or {})["nvidia"]["resourceCountName"] for start in starts]
+        assert names == ["nvidia.com/gpu", "nvidia.com/vgpu"]
+        assert_same_ledger(replayed(records), world.process.service.ledger)

@@ -98,8 +98,8 @@ class CandidateLists:
         self._selector = selector
         self._fingerprinter = Fingerprinter()
         self._known: OrderedDict[Fingerprint, Candidates] = OrderedDict()
-        self._counts: dict[int, int] = {}
-        """names by the length of a text"""
+        self.counts: dict[int, int] = {}
+        """names by the length of a text: those of the last list that was as long"""
 
     def resolve(self, text: bytes) -> Candidates:
         """The candidates that a JSON list names; the same object for the same names while the nodes stay the same."""
@@ -115,15 +115,13 @@ class CandidateLists:
         return known
 
     def estimate_count(self, text: bytes) -> int:
-        """How many names a list has: as many as the last one of the same length. Names are mostly equally long, and
+        """How many names a list has: as many as others of the same length, because names are mostly equally long, and
         counting them takes longer than recording a decision may."""
-        known = self._counts.get(len(text))
-        if known is None:
-            known = int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _QUOTE)) // 2
-            if len(self._counts) >= LENGTHS:
-                self._counts.clear()
-            self._counts[len(text)] = known
-        return known
+        found = int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _QUOTE)) // 2
+        if len(self.counts) >= LENGTHS:
+            self.counts.clear()
+        self.counts[len(text)] = found
+        return found
 
 
 class CandidateList:
@@ -140,7 +138,7 @@ class CandidateList:
     @property
     def estimated_count(self) -> int:
         """How many names there are, without reading them."""
-        return self._lists.estimate_count(self._text)
+        return self._lists.counts.get(len(self._text)) or self._lists.estimate_count(self._text)
 
     def __contains__(self, name: str, /) -> bool:
         if _ESCAPE in self._text:

@@ -54,10 +54,10 @@ class DecisionLog(SchedulerObserver):
         request, answer = event.request, event.answer
         pod = f"{request.namespace}/{request.name}"
         if isinstance(answer, Misfit):
-            log.info("pod refused at bind", pod=pod, node=event.node, reason=answer.text)
+            log.info("pod refused", pod=pod, node=event.node, reason=answer.text)
         else:
             self._refused.pop(request.uid, None)
-            log.info("pod placed at bind", pod=pod, node=event.node)
+            log.info("pod placed", pod=pod, node=event.node)
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
         log.info("pod denied", pod=f"{namespace}/{name}", reason=message)

@@ -307,10 +307,11 @@ class Engine:
             self.unschedulable.on_room()
             return
         self._wakes += 1
+        # kube-scheduler may ask before the patch is answered.
+        self._observer.on_woken(pod)
         try:
             # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
             await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{self._began}.{self._wakes}"})
-            self._observer.on_woken(pod)
         except KubeError as error:
             if isinstance(error, ApiError) and error.status == NOT_FOUND:
                 self._forget_refused(pod.uid)

@@ -37,6 +37,7 @@ from tessera.scheduler.journal_entries import (
     FORECAST_BYTES,
     GRANT_BYTES,
     LIMIT_BYTES,
+    NOTE_BYTES,
     POD_BYTES,
     REASON_BYTES,
     Entry,
@@ -182,8 +183,11 @@ class Journal(SchedulerObserver):
 
     def add_change(self, entry: Entry, size: int = ENTRY_BYTES) -> None:
         """The same, of a record that changes the state."""
-        self.add(entry, size)
-        self._changed = self._ring.sequence
+        ring = self._ring
+        ring.append(entry, size)
+        self._changed = ring.sequence
+        if self._followers:
+            self._wake_followers()
 
     def restart(self, settings: Settings) -> None:
         """The vendors are others from now on."""
@@ -202,11 +206,9 @@ class Journal(SchedulerObserver):
         if isinstance(answer, Selected):
             if event.refusals:
                 self._refused.pop(request.uid, None)
-            placement = answer.placement
             candidates = self._mask_of_choice(event.candidates, answer)
             pod = PodRef(request.namespace, request.name, request.uid)
-            entry = PlacedEntry(self._now(), pod, ask, candidates, self._changed, took, placement)
-            self.add(entry, size + GRANT_BYTES * count_grants(placement.grants))
+            self.add(PlacedEntry(self._now(), pod, ask, candidates, self._changed, took, answer.placement), size)
             return
         mask = self._mask_of(event.candidates.resolve())
         if isinstance(answer, Refused):
@@ -228,7 +230,7 @@ class Journal(SchedulerObserver):
         else:
             self._refused.pop(request.uid, None)
             placed = PlacedEntry(self._now(), pod, ask, mask, self._changed, took, answer, at_bind=True)
-            self.add(placed, size + GRANT_BYTES * count_grants(answer.grants))
+            self.add(placed, size)
 
     def _add_refused(self, event: FilterDecision, key: RefusalKey, size: int) -> None:
         request = event.request
@@ -255,14 +257,15 @@ class Journal(SchedulerObserver):
             # Requests of the same shape refer to the newest number.
             self._asks.clear()
             self.add_change(ForecastEntry(self._now(), self._forecasts, request.forecast), FORECAST_BYTES)
-        known = self._asks.get(id(request.containers))
-        if known is not None and known.is_of(request):
-            return known, ENTRY_BYTES + POD_BYTES
+        known, shape = self._asks.get(id(request.containers)), request.shape
+        is_known = known is not None and known.containers is request.containers
+        if known is not None and is_known and (known.shape is shape or known.shape == shape):
+            return known, known.size
         if len(self._asks) >= ASKS:
             self._asks.clear()
         ask = SharedAsk(request, None if request.forecast is None else self._forecasts)
         self._asks[id(request.containers)] = ask
-        return ask, ENTRY_BYTES + POD_BYTES + ASK_BYTES
+        return ask, ask.size + ASK_BYTES
 
     # -- candidates
 
@@ -468,7 +471,7 @@ class Journal(SchedulerObserver):
     # -- inside
 
     def _note(self, record: Record) -> None:
-        self.add(NoteEntry(record.time, record), ENTRY_BYTES + POD_BYTES)
+        self.add(NoteEntry(record.time, record), ENTRY_BYTES + NOTE_BYTES)
 
 
 class LedgerRecorder:
@@ -493,9 +496,10 @@ class LedgerRecorder:
         if state is None:
             self._journal.add_change(PodEntry(self._now(), facts.uid, None))
             return
-        size = ENTRY_BYTES + POD_BYTES
-        if observed:  # Until then the grants are those of the decision, and counted there.
-            size += GRANT_BYTES * count_grants(facts.grants)
+        if observed:
+            size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
+        else:  # The grants are those of the decision, and a binding is about what was reserved: both are counted there.
+            size = ENTRY_BYTES if state is GrantState.BOUND else ENTRY_BYTES + POD_BYTES
         self._journal.add_change(PodEntry(self._now(), facts.uid, facts, state, observed), size)
 
     def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:

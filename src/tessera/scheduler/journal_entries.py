@@ -27,7 +27,7 @@ POD_BYTES = 700
 """of a pod's names and what holds its grants"""
 GRANT_BYTES, DEVICE_BYTES, LIMIT_BYTES, REASON_BYTES = 250, 900, 120, 120
 """of one of them, with its texts"""
-FORECAST_BYTES, ASK_BYTES = 8_000, 1_500
+FORECAST_BYTES, ASK_BYTES, NOTE_BYTES = 8_000, 1_500, 400
 
 Key = tuple[str, ...]
 """what a state entry is about"""
@@ -210,17 +210,17 @@ class SearchedList(msgspec.Struct, frozen=True, gc=False):
 class SharedAsk:
     """What pods that differ in name alone ask for; made when it is first read."""
 
-    __slots__ = ("_made", "forecast", "request")
+    __slots__ = ("_made", "containers", "forecast", "request", "shape", "size")
 
     def __init__(self, request: PodRequest, forecast: int | None) -> None:
         self.request = request
         """of the first of them"""
-        self._made: PodAsk | None = None
+        self.containers = request.containers
+        self.shape = request.shape
         self.forecast = forecast
-
-    def is_of(self, request: PodRequest) -> bool:
-        mine = self.request
-        return mine.containers is request.containers and (mine.shape is request.shape or mine.shape == request.shape)
+        self.size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * sum([asked.count for _, asked in request.requests])
+        """bytes of a decision about one of them"""
+        self._made: PodAsk | None = None
 
     def value(self) -> PodAsk:
         if self._made is None:

@@ -75,6 +75,8 @@ class JournalRing:
     def __init__(self, start: StartEntry, *, limit: int) -> None:
         """`limit` in bytes; the newest entry is kept however large it is."""
         self.base = JournalState(start)
+        self.sequence = 0
+        """number of the newest entry; 0 before the first"""
         self.bytes = 0
         """estimated, of all entries"""
         self._limit = limit
@@ -83,15 +85,9 @@ class JournalRing:
         self._left = 0
         """entries at the front of both that have left"""
 
-    def __len__(self) -> int:
-        return len(self._entries) - self._left
-
-    @property
-    def sequence(self) -> int:
-        """Number of the newest entry; 0 before the first."""
-        return self.base.sequence + len(self)
-
     def append(self, entry: Entry, size: int) -> None:
+        # Little else, and no further call: this is done for every record.
+        self.sequence += 1
         self._entries.append(entry)
         self._sizes.append(size)
         self.bytes += size

@@ -174,7 +174,7 @@ class SchedulerObserver:
         pass
 
     def on_woken(self, request: PodRequest) -> None:
-        """A refused pod fits now, and kube-scheduler was made to ask again."""
+        """A refused pod fits now, and kube-scheduler is made to ask again; reported again if that fails."""
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
         """A pod is denied at admission; `name` may be its generateName."""

@@ -451,7 +451,7 @@ class CandidateMask(_Value, frozen=True):
     """candidates that are not among these nodes"""
     searched: bool = False
     """the list was only searched for the best nodes until one of them was found: `mask` leaves out those that it does
-    not name, and has all other nodes. So the decision comes out the same, but only `count` says how many there were"""
+    not name, and has all other nodes. So the decision comes out the same; `count` is that of a list of this length"""
 
     def names(self, order: Sequence[str]) -> list[str]:
         """The candidates, given the names of the nodes in their order, with made-up names for the others.
@@ -594,7 +594,7 @@ class Refused(_Decision, frozen=True, kw_only=True, tag="refused"):
     """`Misfit.text`, and how many candidates it was given for; see `selection.Refused.reason_counts`"""
     refusals: int = 1
     """how often this pod was refused so far, this time included: those that have no record were the same refusal, with
-    the same ledger and candidates as one that has"""
+    the same candidates and reasons as the record before"""
     at_bind: bool = False
 
     @property
@@ -624,7 +624,7 @@ class Denied(_Record, frozen=True, kw_only=True, tag="denied"):
 
 
 class Woken(_Record, frozen=True, kw_only=True, tag="woken"):
-    """A refused pod fits now, and kube-scheduler was made to ask again."""
+    """A refused pod fits now, and kube-scheduler is made to ask again."""
 
     pod: PodRef
 

@@ -83,8 +83,8 @@ async def test_a_bind_that_places_a_pod_and_one_that_cannot_are_lines(logs: Logs
     await world.bound(one)
     await world.bound(two)
     assert lines(logs) == [
-        {"event": "pod placed at bind", "pod": "default/p", "node": "n1"},
-        {"event": "pod refused at bind", "pod": "default/two", "node": "n1", "reason": "1/1 CardInsufficientMemory"},
+        {"event": "pod placed", "pod": "default/p", "node": "n1"},
+        {"event": "pod refused", "pod": "default/two", "node": "n1", "reason": "1/1 CardInsufficientMemory"},
     ]
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tessera.core.quota import QuotaFacts
+from tessera.core.requests import HostRequest
 from tessera.core.victims import PodTraits
 from tessera.inspect.replay import JournalReplay
 from tessera.scheduler.journal_entries import HostEntry
@@ -254,6 +256,20 @@ def test_forecasts_and_hosts_are_recorded_and_old_forecasts_leave() -> None:
     assert_same_ledger(replayed(records), world.ledger)
 
 
+def test_a_forecast_that_comes_back_has_a_new_number() -> None:
+    """Without the second model nothing is expected but what is always expected, as at the beginning."""
+    world = JournalledWorld(machine("n1", cards=8), node_policy="fragmentation", device_policy="fragmentation")
+    world.chosen(gpu_pod("p0", mem=100))
+    world.api.add_node(machine("n2", model="NVIDIA H100"))
+    world.watch()
+    world.chosen(gpu_pod("p1", mem=100))
+    world.api.delete_node("n2")
+    world.watch()
+    world.chosen(gpu_pod("p2", mem=100))
+    assert [record.id for record in only(world, ForecastRecord)] == [1, 2, 3]
+    assert [record.ask.forecast for record in only(world, Placed)] == [1, 2, 3]
+
+
 # -- the ring
 
 
@@ -271,6 +287,18 @@ def test_records_leave_a_full_journal_and_what_they_said_stays_in_its_base() -> 
     replay = replayed(records)
     assert_same_ledger(replay, world.ledger)
     assert replay.counts.checked > 3
+
+
+def test_the_configuration_of_a_reload_that_has_left_is_that_of_the_base() -> None:
+    world = JournalledWorld(machine("n1"), memory=20_000)
+    world.reload(replace(world.settings, enable_iluvatar=True))
+    reloaded = world.journal.sequence
+    while world.journal.oldest <= reloaded:
+        world.journal.on_denied("default", "p", "no")
+    start, *rest = records_of(world.journal)
+    assert isinstance(start, Start)
+    assert start.enable_iluvatar
+    assert not any(isinstance(record, Start) for record in rest)
 
 
 def test_the_size_of_a_journal_is_estimated_from_above_but_not_far() -> None:
@@ -361,6 +389,29 @@ async def test_a_follower_that_is_too_slow_begins_afresh_with_the_state() -> Non
                 starts += isinstance(record, Start)
                 assert replay.check(record) is None
     assert starts == 1
+
+
+@in_fake_time
+async def test_quotas_and_hosts_that_went_away_in_a_gap_are_gone_for_its_reader() -> None:
+    world = JournalledWorld(machine("n1", cards=8), memory=20_000)
+    ledger, replay = world.ledger, JournalReplay()
+    ledger.observe_quota(QuotaFacts("default", "q", {"nvidia.com/gpu": 1}))
+    ledger.observe_host("n1", HostRequest(1000, 1000))
+    async with aclosing(world.journal.batches(follow=True)) as batches:
+        for _ in range(3):
+            for record in await anext(batches):
+                replay.apply(record)
+        assert_same_ledger(replay, ledger)
+        ledger.forget_quota("default", "q")
+        ledger.forget_host("n1")
+        for number in range(100):
+            world.chosen(gpu_pod(f"p{number % 9}", mem=100))
+        is_over = False
+        while not is_over:
+            for record in await anext(batches):
+                replay.apply(record)
+                is_over = record.sequence == world.journal.sequence
+    assert_same_ledger(replay, ledger)
 
 
 @in_fake_time

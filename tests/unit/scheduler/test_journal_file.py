@@ -182,6 +182,7 @@ async def test_what_a_killed_process_left_is_kept_and_readable(tmp_path: Path) -
     path.write_bytes(whole[:-40])
     async with writing(second, path):
         place(second, range(5, 7))
+    assert path.read_bytes().count(b'\n{"kind":"start"') == 1
     records = await read(path)
     assert sum(isinstance(record, Start) for record in records) == 2
     assert_same_ledger(replayed(records), second.ledger)

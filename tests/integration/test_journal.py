@@ -1,0 +1,87 @@
+"""The decision journal of the whole product: recorded, served, written to a file, and replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tessera.inspect.journal_source import FileSource
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.scheduler.settings import JournalSettings
+from tessera.wire.journal import Bind, Denied, Placed, Record, Refused, Start, TookOver, Woken, decode_record
+from tests.support.journals import assert_same_ledger, replayed
+from tests.support.product import Product, gpu_pod, product
+from tests.support.scheduler_process import calling
+
+
+def nodes() -> list[SimulatedNode]:
+    return [SimulatedNode(name, gpu_cards(name, 2)) for name in ("n1", "n2")]
+
+
+async def served(cluster: Product, query: str = "") -> list[Record]:
+    async with calling(cluster.running.listeners["extender"].address) as caller:
+        status, text = await caller.get(f"/journal{query}")
+    assert status == 200
+    return [decode_record(line) for line in text.splitlines()]
+
+
+def of(records: list[Record], kind: type[Any]) -> list[Any]:
+    return [record for record in records if isinstance(record, kind)]
+
+
+async def test_the_journal_of_a_cluster_is_served_to_this_machine_and_replays(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        for number in range(6):
+            await cluster.plane.create_pod(gpu_pod(f"p{number}", gpu=1, mem=1000, cores=10))
+        await cluster.running_pods(*(f"p{number}" for number in range(6)))
+        answer = await cluster.post_pod(gpu_pod("typo", gpu=1, cores=500))
+        assert answer.status == 403, answer
+        await cluster.at_rest()
+        records = await served(cluster)
+        ledger = cluster.ledger
+        placed, binds = of(records, Placed), of(records, Bind)
+        assert {record.pod.name for record in placed} == {f"p{number}" for number in range(6)}
+        assert {bind.error for bind in binds} == {""}
+        assert [record.name for record in of(records, Denied)] == ["typo"]
+        assert len(of(records, TookOver)) == 1
+        assert_same_ledger(replayed(records), ledger)
+        async with calling(cluster.running.listeners["metrics"].address) as caller:
+            assert (await caller.get("/journal"))[0] == 404
+            _, metrics = await caller.get("/metrics")
+        assert f"tessera_journal_bytes {cluster.service.journal.bytes:.1f}" in metrics
+        assert "tessera_journal_file_errors_total 0.0" in metrics
+
+
+async def test_a_pod_that_waits_for_room_is_refused_woken_and_placed_in_the_journal(tmp_path: Path) -> None:
+    async with product([SimulatedNode("n1", gpu_cards("n1", 1))], tmp_path) as cluster:
+        await cluster.plane.create_pod(gpu_pod("first", gpu=1, cores=100))
+        await cluster.running_pods("first")
+        await cluster.plane.create_pod(gpu_pod("second", gpu=1, cores=100))
+        await cluster.refused("second")
+        await cluster.plane.delete_pod("default", "first")
+        await cluster.running_pods("second")
+        records = [one for one in await served(cluster) if getattr(getattr(one, "pod", None), "name", "") == "second"]
+        kinds = [type(record) for record in records]
+        assert kinds.index(Refused) < kinds.index(Woken) < kinds.index(Placed) < kinds.index(Bind)
+
+
+async def test_the_file_has_all_processes_and_replays_after_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "journal.jsonl"
+    async with product(nodes(), tmp_path, journal=JournalSettings(file=str(file))) as cluster:
+        await cluster.plane.create_pod(gpu_pod("a", gpu=1, mem=1000))
+        await cluster.running_pods("a")
+        await cluster.until(
+            lambda: file.exists() and b'"kind":"bind"' in file.read_bytes(), what="the bind in the file"
+        )
+        await cluster.restart_scheduler()
+        await cluster.plane.create_pod(gpu_pod("b", gpu=1, mem=1000))
+        await cluster.running_pods("b")
+        await cluster.at_rest()
+        ledger = cluster.ledger
+        assert await cluster.stop_scheduler() == 0
+        records = [record async for record in FileSource(str(file)).records()]
+        assert {record.pod.name for record in of(records, Placed)} == {"a", "b"}
+        assert len({start.identity for start in of(records, Start)}) == 2
+        assert_same_ledger(replayed(records), ledger)
+        await cluster.start_scheduler()
