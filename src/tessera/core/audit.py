@@ -20,6 +20,7 @@ from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
 from tessera.core.mig import bits
 from tessera.core.node_info import Card, NodeInfo
+from tessera.core.nominations import Nomination
 from tessera.core.quota import demand
 from tessera.core.scores import node_score
 
@@ -57,13 +58,21 @@ def _audit_node(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
         fresh = held[facts.uid] = holdings(facts, devices, ledger.rules)
         if fresh != charged:
             yield AuditFinding(BROKEN, view.name, "", f"pod {facts.uid} is charged {charged}, not {fresh}")
-    now = [(facts, held[facts.uid]) for facts, _ in pods]
-    states: list[State] = [now]
-    if claims:
-        later = [(facts, holding) for facts, holding in now if facts.uid not in victims]
-        states.append([*later, *((claim.facts, held[claim.facts.uid]) for claim in claims)])
+    now: State = [(facts, held[facts.uid]) for facts, _ in pods]
+    later: State = [
+        *((facts, holding) for facts, holding in now if facts.uid not in victims),
+        *((claim.facts, held[claim.facts.uid]) for claim in claims),
+    ]
     for card in view.cards:
-        yield from _audit_card(ledger, view.name, card, states)
+        uuid, core_masks = card.device.uuid, _has_core_masks(ledger, card)
+        expected = _expected(now, claims, held, uuid, core_masks=core_masks)
+        shown = Use(card.used, card.used_memory, card.used_cores)
+        if shown != expected:
+            text = f"card shows {tuple(shown)}, its pods hold {tuple(expected)}"
+            yield AuditFinding(BROKEN, view.name, uuid, text)
+        for state in (now, later) if claims else (now,):
+            for text in _overcommitments(ledger, card.device, state, core_masks=core_masks):
+                yield AuditFinding(OVERCOMMITTED, view.name, uuid, text)
     yield from _audit_arrays(ledger, view)
 
 
@@ -91,35 +100,40 @@ State = Sequence[tuple[PodFacts, Mapping[str, Holding]]]
 """what pods hold now; or later, when nominations are bound and their victims gone"""
 
 
-def _audit_card(ledger: Ledger, node: str, card: Card, states: Iterable[State]) -> Iterator[AuditFinding]:
-    device, uuid = card.device, card.device.uuid
-    rules = ledger.rules.get(device.vendor)
-    core_masks = rules is not None and rules.core_masks
-    expected = Use()
-    for state in states:
-        held = [holdings[uuid] for _, holdings in state if uuid in holdings]
-        total = _total(held, core_masks=core_masks)
-        cores = expected.cores | total.cores if core_masks else max(expected.cores, total.cores)
-        expected = expected.peak(total)._replace(cores=cores)
-        for text in _overcommitments(device, held, total, core_masks=core_masks):
-            yield AuditFinding(OVERCOMMITTED, node, uuid, text)
-        alone = any(uuid in _whole_cards(ledger, pod, {uuid: device}) for pod, _ in state)
-        # Init containers that ended hold nothing, though their pods still name the card.
-        if alone and sum(holding.use != Use() for holding in held) > 1:
-            yield AuditFinding(OVERCOMMITTED, node, uuid, "a container that has the whole card shares it")
-    shown = Use(card.used, card.used_memory, card.used_cores)
-    if shown != expected:
-        yield AuditFinding(BROKEN, node, uuid, f"card shows {tuple(shown)}, its pods hold {tuple(expected)}")
+def _has_core_masks(ledger: Ledger, card: Card) -> bool:
+    rules = ledger.rules.get(card.device.vendor)
+    return rules is not None and rules.core_masks
 
 
-def _total(held: Sequence[Holding], *, core_masks: bool) -> Use:
-    total = reduce(Use.plus, (holding.use for holding in held), Use())
+def _expected(
+    now: State, claims: Iterable[Nomination], held: Mapping[str, Mapping[str, Holding]], uuid: str, *, core_masks: bool
+) -> Use:
+    """What the card must show: of each nomination, the larger of what it claims and what its victims hold."""
+    left = {facts.uid: holdings[uuid] for facts, holdings in now if uuid in holdings}
+    every = [*left.values(), *(held[claim.facts.uid][uuid] for claim in claims if uuid in held[claim.facts.uid])]
+    total = Use()
+    for claim in claims:
+        own = held[claim.facts.uid].get(uuid)
+        victims = [left.pop(uid) for uid in sorted(claim.victims) if uid in left]
+        total = total.plus(_total(victims).peak(own.use if own is not None else Use()))
+    total = total.plus(_total(left.values()))
+    return total._replace(cores=_mask(every)) if core_masks else total
+
+
+def _total(held: Iterable[Holding]) -> Use:
+    return reduce(Use.plus, (holding.use for holding in held), Use())
+
+
+def _mask(held: Iterable[Holding]) -> int:
+    return reduce(or_, (holding.use.cores for holding in held), 0)
+
+
+def _overcommitments(ledger: Ledger, device: Device, state: State, *, core_masks: bool) -> Iterator[str]:
+    uuid = device.uuid
+    held = [holdings[uuid] for _, holdings in state if uuid in holdings]
+    total = _total(held)
     if core_masks:
-        total = total._replace(cores=reduce(or_, (holding.use.cores for holding in held), 0))
-    return total
-
-
-def _overcommitments(device: Device, held: Sequence[Holding], total: Use, *, core_masks: bool) -> Iterator[str]:
+        total = total._replace(cores=_mask(held))
     for what, used, capacity in (
         ("slots", total.slots, device.slots),
         ("MiB", total.memory, device.memory),
@@ -134,6 +148,10 @@ def _overcommitments(device: Device, held: Sequence[Holding], total: Use, *, cor
     places = [slot.placement for holding in held for slot in holding.mig]
     if any(a.overlaps(b) for a, b in combinations(places, 2)):
         yield "MIG instances overlap"
+    alone = any(uuid in _whole_cards(ledger, pod, {uuid: device}) for pod, _ in state)
+    # Init containers that ended hold nothing, though their pods still name the card.
+    if alone and sum(holding.use != Use() for holding in held) > 1:
+        yield "a container that has the whole card shares it"
 
 
 def _audit_arrays(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:

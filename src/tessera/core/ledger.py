@@ -34,7 +34,7 @@ from tessera.core.fit import QuotaRooms
 from tessera.core.grants import NO_USE, Placement, Use, spans_of
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.node_info import Card, NodeInfo
-from tessera.core.nominations import Nomination, NominationBook, counted, larger, quota_use, shares_of
+from tessera.core.nominations import Nomination, NominationBook, Part, claimed, counted, quota_use, shares_of
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import HostRequest, PodRequest
 
@@ -230,11 +230,10 @@ class Ledger:
     def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
         """Claim a placement over `victims` for a pod that holds nothing. Replaces an older nomination of the same pod.
 
-        The placement must fit `node_after(..., victims, claimant=uid)`. It relies on the victims of earlier nominations
-        on the node as well, so they are its own too, and stay so if those nominations end.
+        The placement must fit `node_after(..., victims, claimant=uid)`, which relies on the victims of earlier
+        nominations on the node as well: `victims` must name those too.
         """
         self.withdraw(facts.uid)
-        victims |= self.nominations.victims_on(facts.node)
         assert facts.uid not in self._pods  # whatever holds a placement needs no claim
         nomination = Nomination(facts, victims, deadline)
         self.nominations.put(nomination)
@@ -343,9 +342,15 @@ class Ledger:
         not count."""
         if not self.quotas.limits_anything:
             return {}
-        others = self.nominations.others(claimant)
-        later = self._quota_balance(namespace, vendors, {uid for each in others for uid in each.victims}, claimant)
-        return self._rooms(namespace, {vendor: use.peak(NO_USE) for vendor, use in later.items()})
+        claimed = {vendor: NO_USE for vendor in vendors if vendor in self.rules}
+        named: set[str] = set()
+        for nomination in self.nominations.others(claimant):
+            victims = [entry.facts for uid in nomination.victims - named if (entry := self._pods.get(uid)) is not None]
+            named |= nomination.victims
+            for vendor, use in claimed.items():
+                more = quota_use([nomination.facts], namespace, vendor).minus(quota_use(victims, namespace, vendor))
+                claimed[vendor] = use.plus(more.peak(NO_USE))
+        return self._rooms(namespace, claimed)
 
     def rooms_after(
         self, namespace: str, vendors: Iterable[str], gone: Collection[str], *, claimant: str
@@ -478,12 +483,16 @@ class Ledger:
             node.cards[uuid] = self._current(name, node, card, "")
 
     def _current(self, name: str, node: NodeEntry, card: Card, claimant: str) -> Card:
-        """The larger of now and later (`nominations`)."""
-        masks = self._has_core_masks(card)
-        now = counted(card, shares_of(card.device.uuid, _held(node)), core_masks=masks)
-        if not self.nominations.on_node(name, without=claimant):
-            return now
-        return larger(now, self._later(name, node, card, claimant, ()), core_masks=masks)
+        """With the larger part of each nomination (`nominations`)."""
+        uuid, masks = card.device.uuid, self._has_core_masks(card)
+        shares = shares_of(uuid, _held(node))
+        parts, named = [], set[str]()
+        for nomination in self.nominations.on_node(name, without=claimant):
+            held = [share for share in shares if share.tenant.uid in nomination.victims - named]
+            parts.append(Part(held, shares_of(uuid, ((nomination.facts, nomination.holdings),))))
+            named |= nomination.victims
+        staying = [share for share in shares if share.tenant.uid not in named]
+        return claimed(card, staying, parts, core_masks=masks)
 
     def _later(self, name: str, node: NodeEntry, card: Card, claimant: str, gone: Collection[str]) -> Card:
         claims = self.nominations.on_node(name, without=claimant)

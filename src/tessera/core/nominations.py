@@ -1,19 +1,18 @@
 """Nominations: what pods may claim while their victims still hold it.
 
 A nomination is a pod's placement *over* named victims. It claims what is free together with what the victims hold, so
-for a while a card is granted twice on paper, but never in fact. A card has two states:
+for a while a card is granted twice on paper, but never in fact. Of each nomination a card counts the larger part, per
+amount: what it claims, or what its victims still hold. So whichever nominations come to nothing, and whichever victims
+stay, no other pod has taken what is claimed; and what fits beside it goes in.
 
-    now      what all pods hold, nominations not counted
-    later    what remains once every victim is gone, with what all nominations claim
-
-Another pod may take only what is free in both. So a card shows the larger use of the two, per amount: nothing that a
-nomination claims can be taken, and whatever fits beside it can. Nominations live in this process only. They end when
-the pod is placed or gone, when they are withdrawn, and by their deadline.
+A nomination that relies on victims of an earlier one names them too. Each victim is counted once, with the first
+nomination, by uid, that names it. Nominations live in this process only. They end when the pod is placed or gone, when
+they are withdrawn, and by their deadline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -32,7 +31,8 @@ class Nomination:
     facts: PodFacts
     """the placement as the API would show it"""
     victims: frozenset[str]
-    """uids of pods that are about to leave; those that have left stay in it"""
+    """uids of pods that are about to leave, those of earlier nominations that it relies on included; those that have
+    left stay in it"""
     deadline: float
     holdings: dict[str, Holding] = field(default_factory=dict)
     """what it claims of the node's cards, by uuid"""
@@ -45,10 +45,18 @@ class Share(NamedTuple):
     holding: Holding
 
 
+class Part(NamedTuple):
+    """Of one card, what belongs to one nomination."""
+
+    held: Sequence[Share]
+    """by its victims"""
+    claims: Sequence[Share]
+
+
 def counted(card: Card, shares: Iterable[Share], *, core_masks: bool) -> Card:
     """The card as it is with these shares alone. Why its use is not known exactly stays: unknown is never free."""
     shares = list(shares)
-    use = reduce(Use.plus, (share.holding.use for share in shares), NO_USE)
+    use = _sum(shares)
     if core_masks:
         use = use._replace(cores=reduce(or_, (share.holding.use.cores for share in shares), 0))
     return Card(
@@ -61,19 +69,21 @@ def counted(card: Card, shares: Iterable[Share], *, core_masks: bool) -> Card:
     )
 
 
-def larger(now: Card, later: Card, *, core_masks: bool) -> Card:
-    """The card that takes only what both take."""
-    known = {tenant.uid for tenant in now.tenants}
-    return Card(
-        now.device,
-        max(now.used, later.used),
-        max(now.used_memory, later.used_memory),
-        now.used_cores | later.used_cores if core_masks else max(now.used_cores, later.used_cores),
-        (*now.mig, *(slot for slot in later.mig if slot not in now.mig)),
-        now.cordoned,
-        now.held,
-        (*now.tenants, *(tenant for tenant in later.tenants if tenant.uid not in known)),
-    )
+def claimed(card: Card, staying: Sequence[Share], parts: Sequence[Part], *, core_masks: bool) -> Card:
+    """The card with pods that stay, and the larger part of each nomination."""
+    shares = [*staying, *(share for part in parts for share in (*part.held, *part.claims))]
+    whole = counted(card, shares, core_masks=core_masks)
+    use = _sum(staying)
+    for part in parts:
+        use = use.plus(_sum(part.held).peak(_sum(part.claims)))
+    whole.used, whole.used_memory = use.slots, use.memory
+    if not core_masks:
+        whole.used_cores = use.cores
+    return whole
+
+
+def _sum(shares: Iterable[Share]) -> Use:
+    return reduce(Use.plus, (share.holding.use for share in shares), NO_USE)
 
 
 def quota_use(pods: Iterable[PodFacts], namespace: str, vendor: str) -> Use:
@@ -109,8 +119,8 @@ class NominationBook:
         return [of_node[uid] for uid in sorted(of_node) if uid != without] if of_node else []
 
     def others(self, uid: str) -> list[Nomination]:
-        """All but that of one pod."""
-        return [nomination for key, nomination in self._by_pod.items() if key != uid]
+        """All but that of one pod, sorted by uid."""
+        return [nomination for nomination in self.all() if nomination.facts.uid != uid]
 
     def victims_on(self, name: str, *, without: str = "") -> frozenset[str]:
         return frozenset().union(*(nomination.victims for nomination in self.on_node(name, without=without)))

@@ -195,6 +195,7 @@ class Decisions(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted({facts.node for facts in self.pods.values()})))
         on_node = sorted(uid for uid, facts in self.pods.items() if facts.node == name)
         victims = frozenset(data.draw(st.lists(st.sampled_from(on_node), min_size=1, max_size=3)))
+        victims |= self.ledger.nominations.victims_on(name)
         pod = data.draw(some.pod_requests(self.pool, self.new_uid()))
         view = self.ledger.node_after(name, victims, claimant=pod.uid)
         rooms = self.ledger.rooms_after(pod.namespace, pod.vendors, victims, claimant=pod.uid)
