@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from tessera.inspect.journal_source import FileSource
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
@@ -84,4 +86,15 @@ async def test_the_file_has_all_processes_and_replays_after_a_kill(tmp_path: Pat
         assert {record.pod.name for record in of(records, Placed)} == {"a", "b"}
         assert len({start.identity for start in of(records, Start)}) == 2
         assert_same_ledger(replayed(records), ledger)
+        await cluster.start_scheduler()
+
+
+async def test_a_reading_that_follows_ends_in_order_when_the_scheduler_stops(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        url = f"http://{cluster.running.listeners['extender'].address}/journal?follow=true"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            assert b'"kind":"start"' in await response.content.readline()
+            assert await cluster.stop_scheduler() == 0
+            # Cut off, it would raise an error here.
+            assert (await response.content.read()).endswith(b"}\n")
         await cluster.start_scheduler()

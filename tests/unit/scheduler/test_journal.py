@@ -262,7 +262,7 @@ def test_a_forecast_that_comes_back_has_a_new_number() -> None:
     world.chosen(gpu_pod("p0", mem=100))
     world.api.add_node(machine("n2", model="NVIDIA H100"))
     world.watch()
-    world.chosen(gpu_pod("p1", mem=100))
+    world.chosen(gpu_pod("p1", mem=200))
     world.api.delete_node("n2")
     world.watch()
     world.chosen(gpu_pod("p2", mem=100))
