@@ -36,4 +36,5 @@ def recorded_story(cluster: RecordedCluster | None = None) -> RecordedCluster:
     found.note(journal.Bind, pod=ref(2), node="alpha-host", error="the pod changed")
     found.ledger.release("1111-1")
     found.note(journal.Evicted, pod=ref(1), node="alpha-host", message="drained")
+    found.note(journal.Gang, namespace="team-a", name=HOSTILE, state="waiting", text="3 of 8 members exist")
     return found

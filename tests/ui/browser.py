@@ -32,6 +32,14 @@ WAIT_S = 20.0
 """for a condition; a page on a loaded machine takes its time"""
 DESKTOP = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
+EXPECTED: tuple[str, ...] = (
+    # `Viewer.colours` reads the canvas.
+    "Canvas2D: Multiple readback operations",
+    # Servers end before their readers do. Responses with an error are not among these.
+    "Failed to load resource: net::ERR_CONNECTION_",
+    "Failed to load resource: net::ERR_INCOMPLETE_CHUNKED_ENCODING",
+    "Failed to load resource: net::ERR_EMPTY_RESPONSE",
+)
 REPORT_VIOLATIONS = """
 addEventListener('securitypolicyviolation', (event) => {
   console.error(`policy violated: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
@@ -68,13 +76,23 @@ class Viewer:
         self.page = page
         self.url = url
         self.faults: list[str] = []
-        self.allowed: tuple[str, ...] = ("Canvas2D: Multiple readback operations",)
-        """beginnings of console messages that a test provokes, as `colours` does"""
+        self.allowed = EXPECTED
+        """beginnings of console messages that are no fault of the page"""
         page.set_default_timeout(WAIT_S * 1000.0)
-        page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
-        page.on("console", self._on_console)
-        page.on("request", self._on_request)
-        page.on("dialog", self._on_dialog)
+        self._listeners = {
+            "pageerror": lambda error: self.faults.append(f"exception: {error}"),
+            "console": self._on_console,
+            "request": self._on_request,
+            "dialog": self._on_dialog,
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
+
+    async def leave(self) -> None:
+        """Ends the page's work; the window may serve another reader."""
+        await self.page.goto("about:blank")
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
 
     def _on_console(self, message: Any) -> None:
         if message.type in ("error", "warning") and not message.text.startswith(self.allowed):
@@ -162,12 +180,18 @@ class Viewer:
 
 
 @asynccontextmanager
-async def open_viewer(browser: Browser, url: str, **settings: Any) -> AsyncIterator[Viewer]:
+async def open_window(browser: Browser, **settings: Any) -> AsyncIterator[Page]:
     """`settings` are those of Playwright's `new_context`."""
     settings = {"viewport": DESKTOP, "timezone_id": "UTC", "locale": "en-GB", "service_workers": "block", **settings}
     context = await browser.new_context(**settings)
     try:
         await context.add_init_script(REPORT_VIOLATIONS)
-        yield Viewer(await context.new_page(), url)
+        yield await context.new_page()
     finally:
         await context.close()
+
+
+@asynccontextmanager
+async def open_viewer(browser: Browser, url: str, **settings: Any) -> AsyncIterator[Viewer]:
+    async with open_window(browser, **settings) as page:
+        yield Viewer(page, url)

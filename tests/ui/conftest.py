@@ -17,7 +17,7 @@ import pytest_asyncio
 
 pytest.importorskip("playwright", reason="Playwright is not installed; `make ui` does that", exc_type=ImportError)
 
-from tests.ui.browser import Viewer, find_browser, launch, open_viewer
+from tests.ui.browser import Viewer, find_browser, launch, open_viewer, open_window
 from tests.ui.described_cluster import small_cluster
 from tests.ui.scripted_page import ScriptedPage
 
@@ -39,17 +39,31 @@ async def browser() -> AsyncIterator[Any]:
         yield browser
 
 
-class Readers:
-    """Opens pages for readers with storage of their own."""
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def window(browser: Any) -> AsyncIterator[Any]:
+    """Shared by the tests, because opening a new one takes longer than most of them. Nothing is left in it: each
+    server has a port, and so an origin with storage, of its own."""
+    async with open_window(browser) as page:
+        yield page
 
-    def __init__(self, browser: Any, stack: AsyncExitStack) -> None:
+
+class Readers:
+    """Opens pages for readers. The first one of a test uses the shared window, if it needs no special one."""
+
+    def __init__(self, browser: Any, window: Any, stack: AsyncExitStack) -> None:
         self._browser = browser
+        self._window = window
         self._stack = stack
         self.viewers: list[Viewer] = []
 
     async def arrive(self, url: str, **settings: Any) -> Viewer:
         """A reader who has not opened the page yet."""
-        viewer = await self._stack.enter_async_context(open_viewer(self._browser, url, **settings))
+        if settings or self.viewers:
+            viewer = await self._stack.enter_async_context(open_viewer(self._browser, url, **settings))
+        else:
+            await self._window.emulate_media(color_scheme="light")
+            viewer = Viewer(self._window, url)
+            self._stack.push_async_callback(viewer.leave)
         self.viewers.append(viewer)
         return viewer
 
@@ -61,9 +75,9 @@ class Readers:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def readers(browser: Any) -> AsyncIterator[Readers]:
+async def readers(browser: Any, window: Any) -> AsyncIterator[Readers]:
     async with AsyncExitStack() as stack:
-        readers = Readers(browser, stack)
+        readers = Readers(browser, window, stack)
         yield readers
         faults = [fault for viewer in readers.viewers for fault in viewer.faults]
     assert faults == []

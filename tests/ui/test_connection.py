@@ -7,13 +7,12 @@ from tests.ui.conftest import Readers
 from tests.ui.scripted_page import ScriptedPage
 
 
-def _allow_failures(viewer: Viewer) -> None:
+def _allow_refusals(viewer: Viewer) -> None:
     viewer.allowed += ("Failed to load resource",)
 
 
 async def test_a_lost_connection_is_told_and_what_was_known_stays(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served)
-    _allow_failures(viewer)
     await served.stop()
     await viewer.until_text(".banner.bad", "Connection lost.")
     await viewer.until_text(".banner.bad", "You see the cluster as it was at")
@@ -23,7 +22,6 @@ async def test_a_lost_connection_is_told_and_what_was_known_stays(readers: Reade
 
 async def test_after_a_return_the_events_that_were_missed_follow(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served, "view=waiting")
-    _allow_failures(viewer)
     await served.stop()
     await viewer.until_text(".banner.bad", "Connection lost.")
     await served.send("waiting", served.cluster.wait("vision", "train-4", why="came in the meantime"))
@@ -38,7 +36,6 @@ async def test_after_a_return_the_events_that_were_missed_follow(readers: Reader
 
 async def test_after_too_long_an_absence_the_state_is_fetched_again(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served, "view=waiting")
-    _allow_failures(viewer)
     await served.stop()
     await viewer.until_text(".banner.bad", "Connection lost.")
     await served.send("waiting", served.cluster.wait("vision", "train-4", why="came in the meantime"))
@@ -51,7 +48,6 @@ async def test_after_too_long_an_absence_the_state_is_fetched_again(readers: Rea
 
 async def test_the_page_returns_by_itself(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served)
-    _allow_failures(viewer)
     await served.stop()
     await viewer.until_text("#phase", "Disconnected")
     await served.start()
@@ -60,7 +56,6 @@ async def test_the_page_returns_by_itself(readers: Readers, served: ScriptedPage
 
 async def test_the_alert_is_not_read_again_each_second(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served)
-    _allow_failures(viewer)
     await served.stop()
     await viewer.page.evaluate(
         """() => {
@@ -80,7 +75,7 @@ async def test_the_alert_is_not_read_again_each_second(readers: Readers, served:
 
 async def test_a_server_that_never_answered_is_told(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served)
-    _allow_failures(viewer)
+    _allow_refusals(viewer)
     served.refusal = (503, "the scheduler is not the leader")
     await viewer.page.reload()
     await viewer.until_text(".empty", "The server does not respond")
@@ -92,7 +87,7 @@ async def test_a_server_that_never_answered_is_told(readers: Readers, served: Sc
 async def test_without_a_token_the_reader_is_asked_for_one(readers: Readers, served: ScriptedPage) -> None:
     served.token = "right"
     viewer = await readers.arrive(served.url)
-    _allow_failures(viewer)
+    _allow_refusals(viewer)
     await viewer.open()
     await viewer.until_text(".empty", "Sign in")
     assert await viewer.text("#phase") == "No access"
@@ -106,7 +101,7 @@ async def test_without_a_token_the_reader_is_asked_for_one(readers: Readers, ser
 async def test_a_wrong_token_is_refused_and_can_be_corrected(readers: Readers, served: ScriptedPage) -> None:
     served.token = "right"
     viewer = await readers.arrive(served.url)
-    _allow_failures(viewer)
+    _allow_refusals(viewer)
     await viewer.open("token=wrong&view=waiting")
     await viewer.until_text(".empty", "Sign in")
     await viewer.page.get_by_label("Bearer token").fill("also wrong")
@@ -120,7 +115,7 @@ async def test_a_wrong_token_is_refused_and_can_be_corrected(readers: Readers, s
 async def test_a_reader_without_rights_is_told_what_to_do(readers: Readers, served: ScriptedPage) -> None:
     served.refusal = (403, 'user "eve" may not get nodes')
     viewer = await readers.arrive(served.url)
-    _allow_failures(viewer)
+    _allow_refusals(viewer)
     await viewer.open()
     await viewer.until_text(".empty", 'user "eve" may not get nodes')
     await viewer.until_text(".empty", "An administrator can grant it.")
@@ -128,7 +123,7 @@ async def test_a_reader_without_rights_is_told_what_to_do(readers: Readers, serv
 
 async def test_rights_that_end_while_the_page_is_open_end_it(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served, "node=h100-1")
-    _allow_failures(viewer)
+    _allow_refusals(viewer)
     served.refusal = (401, "the token has expired")
     await served.stop()
     await served.start()

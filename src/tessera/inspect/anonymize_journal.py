@@ -18,6 +18,7 @@ from tessera.wire.journal import (
     Denied,
     Device,
     Evicted,
+    Gang,
     Grant,
     Grants,
     HostRecord,
@@ -55,7 +56,7 @@ def find_names(record: Record, found: FoundNames) -> None:
         case QuotaRecord():
             found.namespaces.add(record.namespace)
             found.quotas.add(record.name)
-        case Denied():
+        case Denied() | Gang():
             _add(found, namespace=record.namespace, pod=record.name)
         case Placed() | Bind() | Released() | Evicted():
             _add_pod(found, record.pod, node=record.node)
@@ -99,6 +100,9 @@ class JournalAnonymizer:
             case Denied():
                 name = names.pods[record.name]
                 return replace(record, namespace=names.namespaces[record.namespace], name=name, message=LEFT_OUT)
+            case Gang():
+                namespace = names.namespaces[record.namespace]
+                return replace(record, namespace=namespace, name=names.pods[record.name], text=LEFT_OUT)
         return self._about_pod(record)
 
     def _about_pod(self, record: Record) -> Record:

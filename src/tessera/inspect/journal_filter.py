@@ -17,6 +17,7 @@ from tessera.wire.journal import (
     Denied,
     Evicted,
     ForecastRecord,
+    Gang,
     HostRecord,
     NodeRecord,
     Placed,
@@ -78,7 +79,7 @@ class RecordFilter:
 def _namespace(record: Record, pod: PodRef | None) -> str:
     if pod is not None:
         return pod.namespace
-    return record.namespace if isinstance(record, QuotaRecord) else ""
+    return record.namespace if isinstance(record, (QuotaRecord, Gang)) else ""
 
 
 def _node(record: Record) -> str:

@@ -141,6 +141,8 @@ class Filter:
         if isinstance(of_gang, Misfit):
             return self._refuse_member(request, named.resolve(), of_gang)
         if of_gang is not None:
+            taken = time.perf_counter() - began
+            self._observer.on_bind_decision(BindDecision(request, of_gang, of_gang.node, taken))
             return self._place(prepared, of_gang, partial(brief_success_text, of_gang))
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)

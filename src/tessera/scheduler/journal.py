@@ -61,6 +61,7 @@ from tessera.scheduler.observer import (
     BindEvent,
     EvictedEvent,
     FilterDecision,
+    GangEvent,
     ReleasedEvent,
     SchedulerObserver,
 )
@@ -336,6 +337,18 @@ class Journal(SchedulerObserver):
         pod = PodRef(event.victim.namespace, event.victim.name, event.victim.uid)
         self._note(
             journal.Evicted(time=self._now(), sequence=self.sequence + 1, pod=pod, node=event.node, message=event.text)
+        )
+
+    def on_gang(self, event: GangEvent) -> None:
+        self._note(
+            journal.Gang(
+                time=self._now(),
+                sequence=self.sequence + 1,
+                namespace=event.namespace,
+                name=event.name,
+                state=event.state,
+                text=event.text,
+            )
         )
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:

@@ -33,8 +33,8 @@ class FilterDecision(msgspec.Struct, frozen=True, gc=False):
 
 
 class BindDecision(msgspec.Struct, frozen=True, gc=False):
-    """A bind call placed a pod that has no reservation on the node that it names, or could not. Reported before the
-    ledger changes."""
+    """A pod was placed on one given node, or could not be: on the node that a bind call names, where it has no
+    reservation, or on the node that is held for a member of a gang. Reported before the ledger changes."""
 
     request: PodRequest
     answer: Placement | Misfit

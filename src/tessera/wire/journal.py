@@ -580,7 +580,8 @@ class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
     grants: Grants
     score: float = 0.0
     at_bind: bool = False
-    """on the node that a bind request named (`fit_pod`), not chosen among candidates"""
+    """on one given node (`fit_pod`), not chosen among candidates: the node that a bind request named, or the one that
+    is held for the member of a gang"""
 
     def placement(self) -> core_grants.Placement:
         return core_grants.Placement(self.node, grants_value(self.grants), self.score)
@@ -647,6 +648,15 @@ class Evicted(_Record, frozen=True, kw_only=True, tag="evicted"):
     message: str = ""
 
 
+class Gang(_Record, frozen=True, kw_only=True, tag="gang"):
+    """A gang is in another state, or waits for another reason."""
+
+    namespace: str
+    name: str
+    state: str
+    text: str
+
+
 class TookOver(_Record, frozen=True, kw_only=True, tag="took-over"):
     """This process decides from now on."""
 
@@ -674,6 +684,7 @@ Record = (
     | Woken
     | Released
     | Evicted
+    | Gang
     | TookOver
     | SteppedDown
 )

@@ -36,6 +36,7 @@ TABLE = r"""
 22:13:35.000  placed      team-a/train-2              on alpha-host: card 1 60000 MiB; score 4.16211 [1 node, 42 us]
 22:13:37.000  bind        team-a/train-2              not to alpha-host: the pod changed
 22:13:39.000  evicted     team-a/train-1              from alpha-host: drained
+22:13:40.000  gang        team-a/bad-\x1b[31mred\x07  waiting: 3 of 8 members exist
 """
 
 
@@ -97,7 +98,7 @@ def test_json_is_the_journal_itself(story: Path) -> None:
 
 def test_the_table_begins_where_it_is_asked_to(story: Path) -> None:
     shown = tessera("journal", "--file", story, "--since", "2023-11-14T22:13:35Z").stdout.splitlines()
-    assert [line.split()[1] for line in shown] == ["UTC", "placed", "bind", "evicted"]
+    assert [line.split()[1] for line in shown] == ["UTC", "placed", "bind", "evicted", "gang"]
 
 
 def test_a_journal_that_begins_later_is_complete(story: Path, tmp_path: Path) -> None:

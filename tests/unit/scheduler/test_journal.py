@@ -21,6 +21,7 @@ from tessera.wire.journal import (
     Denied,
     Evicted,
     ForecastRecord,
+    Gang,
     HostRecord,
     NodeRecord,
     Placed,
@@ -211,6 +212,25 @@ def test_denials_wake_ups_evictions_and_tenures_are_recorded() -> None:
     assert (evicted.pod.uid, evicted.node) == ("uid-v", "n1")
     assert evicted.message.startswith("Preempted by pod default/p (priority 100)")
     assert isinstance(down, SteppedDown)
+
+
+@in_fake_time
+async def test_gangs_and_the_places_of_their_members_are_recorded_and_replay_equally() -> None:
+    world = JournalledWorld(machine("n1", 2, slots=1), machine("n2", 2, slots=1))
+    asking = using_downward_api(gpu_pod())
+    pods = [asking.called(f"g-{i}").in_gang("g", 4) for i in range(4)]
+    world.create(*pods)
+    chosen = [world.chosen(each) for each in pods]
+    await asyncio.gather(*(world.bound(each, at) for each, at in zip(pods, chosen, strict=True)))
+    told = only(world, Gang)
+    assert {(one.namespace, one.name) for one in told} == {("default", "g")}
+    assert [one.state for one in told] == ["planned", "completing"]
+    assert [(one.pod.name, one.node) for one in only(world, Placed)] == [
+        (each.name, at) for each, at in zip(pods, chosen, strict=True)
+    ]
+    again = replayed(records_of(world.journal))
+    assert again.counts.checked == 4
+    assert_same_ledger(again, world.ledger)
 
 
 def test_forecasts_and_hosts_are_recorded_and_old_forecasts_leave() -> None:

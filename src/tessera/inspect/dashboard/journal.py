@@ -24,6 +24,7 @@ from tessera.wire.journal import (
     Bind,
     Denied,
     Evicted,
+    Gang,
     Placed,
     PodRef,
     Record,
@@ -43,7 +44,7 @@ KEPT_SECONDS = 300.0
 MOST_PODS = 2_000
 """that waited and are listed"""
 
-Happening = Placed | Refused | Unfinished | Bind | Denied | Woken | Released | Evicted | TookOver | SteppedDown
+Happening = Placed | Refused | Unfinished | Bind | Denied | Woken | Released | Evicted | Gang | TookOver | SteppedDown
 """records that are news; the others are the state"""
 
 

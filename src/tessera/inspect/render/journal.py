@@ -18,6 +18,7 @@ from tessera.wire.journal import (
     Device,
     Evicted,
     ForecastRecord,
+    Gang,
     Grant,
     Grants,
     HostRecord,
@@ -225,6 +226,8 @@ def _row(record: Record) -> tuple[str, str, Style]:
         case Evicted():
             because = f": {record.message}" if record.message else ""
             return pod_text(record.pod), f"from {record.node}{because}", Style.WARN
+        case Gang():
+            return f"{record.namespace}/{record.name}", f"{record.state}: {record.text}", Style.PLAIN
     return _state_row(record)
 
 
