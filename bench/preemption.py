@@ -1,7 +1,7 @@
 """How long it takes to find the best victims in a full cluster, and whether the budget holds.
 
-Each case is another full cluster. Processor time counts, so other work on the machine matters little. Every search is
-followed by the nomination of its result, so that the next one finds another cluster, as in production. Not here:
+Each case is another full cluster. Every search is followed by the nomination of its result, so that the next one finds
+another cluster, as in production. Processor time counts, so other work on the machine matters little. Not here:
 evictions, and the wait for victims (`bench/preemption_cluster.py`).
 """
 
