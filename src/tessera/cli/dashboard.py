@@ -86,7 +86,6 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
         from tessera.inspect.state import InspectionError
         from tessera.kube.access import Access
         from tessera.kube.client import KubeClient
-        from tessera.kube.errors import KubeError
 
         async with AsyncExitStack() as stack:
             reader, find = client, behind_apiserver(client)
@@ -98,7 +97,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
             journal = RemoteJournal(lambda: SchedulerSource(reader, find))
             try:
                 await journal.timeline()
-            except (InspectionError, KubeError) as error:
+            except InspectionError as error:
                 if journal_url:
                     raise
                 print_note(f"the view Time is empty: {error}")

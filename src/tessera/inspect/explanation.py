@@ -16,7 +16,7 @@ from tessera.core.ledger import GrantState
 from tessera.core.misfits import Reason
 from tessera.inspect.choice import Fits
 from tessera.inspect.demand import ExpectedDemand, last_refusal
-from tessera.inspect.gang_standing import GangStanding, gang_of
+from tessera.inspect.gang_status import GangStatus, gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee
 from tessera.inspect.request import RequestSummary, summarize_request
@@ -74,7 +74,7 @@ class Explanation:
     """expected demand; None if the policies do not look ahead"""
     preemption: PreemptionOutlook | None = None
     """for a pod that fits on no node"""
-    gang: GangStanding | None = None
+    gang: GangStatus | None = None
     said: str = ""
     """kube-scheduler's last message about the pod"""
 

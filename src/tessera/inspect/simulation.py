@@ -18,7 +18,7 @@ from tessera.core.selection import Refused, Selected
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
-from tessera.inspect.gang_standing import GangStanding, plan_members
+from tessera.inspect.gang_status import GangStatus, plan_members
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee
@@ -173,7 +173,7 @@ def simulate_in_steps(
     return replace(result, placed=tuple(placed))
 
 
-def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> list[GangStanding]:
+def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> list[GangStatus]:
     """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing."""
     cluster.state.require_nodes()
     gangs: dict[tuple[str, str], tuple[PodGroup, list[tuple[PodRequest, Json]]]] = {}

@@ -21,6 +21,7 @@ from tessera.inspect.journal_source import JournalSource
 from tessera.inspect.render.journal import ask_text, reasons_text, record_text
 from tessera.inspect.replay import Moment, Timeline
 from tessera.inspect.state import InspectionError, Json
+from tessera.kube.errors import KubeError
 from tessera.scheduler.journal import Journal
 from tessera.wire.journal import (
     Bind,
@@ -77,8 +78,21 @@ class RecordedJournal:
         return self._timeline
 
 
+class IdleTimer:
+    """Calls back when nothing has touched it for `KEPT_SECONDS`."""
+
+    def __init__(self, on_idle: Callable[[], None]) -> None:
+        self._on_idle = on_idle
+        self._handle: asyncio.TimerHandle | None = None
+
+    def touch(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._on_idle)
+
+
 class RunningJournal:
-    """The journal in the memory of a running scheduler. Its records are made when somebody goes back in time, kept up
+    """The journal in the memory of a running scheduler. Its records are made when a viewer goes back in time, kept up
     to date while that lasts, and forgotten afterwards."""
 
     def __init__(self, journal: Journal, pause: Pause, *, now: Callable[[], float] = time.time) -> None:
@@ -88,7 +102,7 @@ class RunningJournal:
         self._timeline: Timeline | None = None
         self._first = self._last = 0
         """numbers of the records that the timeline has"""
-        self._forgetting: asyncio.TimerHandle | None = None
+        self._idle = IdleTimer(self._forget)
 
     def range(self) -> Json | None:
         return {"from": self._journal.begin, "to": self._now()}
@@ -105,16 +119,11 @@ class RunningJournal:
         else:
             timeline.extend(news)
         self._last = max(self._last, *(record.sequence for record in news[-1:]), 0)
-        self._forget_later()
+        self._idle.touch()
         return timeline
 
-    def _forget_later(self) -> None:
-        if self._forgetting is not None:
-            self._forgetting.cancel()
-        self._forgetting = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
-
     def _forget(self) -> None:
-        self._timeline, self._forgetting = None, None
+        self._timeline = None
 
 
 class RemoteJournal:
@@ -127,7 +136,7 @@ class RemoteJournal:
         self._now = now
         self._begin: float | None = None
         self._read: tuple[JournalSource, Timeline] | None = None
-        self._forgetting: asyncio.TimerHandle | None = None
+        self._idle = IdleTimer(self._forget)
 
     def range(self) -> Json | None:
         return None if self._begin is None else {"from": self._begin, "to": self._now()}
@@ -140,20 +149,15 @@ class RemoteJournal:
             async with aclosing(source.records()) as records:
                 async for record in records:
                     timeline.extend((record,))
-        except InspectionError:
+        except (InspectionError, KubeError) as error:
             self._read = None  # Half a state is of no use.
-            raise
+            raise InspectionError(str(error)) from error
         self._begin = timeline.begin
-        self._forget_later()
+        self._idle.touch()
         return timeline
 
-    def _forget_later(self) -> None:
-        if self._forgetting is not None:
-            self._forgetting.cancel()
-        self._forgetting = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
-
     def _forget(self) -> None:
-        self._read, self._forgetting = None, None
+        self._read = None
 
 
 def time_range(timeline: Timeline) -> Json | None:

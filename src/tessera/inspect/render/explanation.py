@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tessera.core.misfits import plain_reasons
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict
-from tessera.inspect.gang_standing import GangStanding
+from tessera.inspect.gang_status import GangStatus
 from tessera.inspect.preemption import PreemptionOutlook
 from tessera.inspect.render.choice import choice_lines
 from tessera.inspect.render.lines import Style, StyledLine, TableColumn, count_of, join_names, table
@@ -86,7 +86,7 @@ def request_lines(request: RequestSummary) -> Iterator[StyledLine]:
     yield from section("Requests", [*lines, StyledLine("; ".join(wish.text for wish in request.wishes))])
 
 
-def gang_lines(gang: GangStanding) -> Iterator[StyledLine]:
+def gang_lines(gang: GangStatus) -> Iterator[StyledLine]:
     least = "" if gang.minimum == gang.size else f", at least {gang.minimum} together"
     heading = f"Gang {gang.namespace}/{gang.name}, {count_of(gang.size, 'member')}{least}"
     yield from section(heading, [StyledLine(gang.text, Style.GOOD if gang.fits else Style.BAD)])

@@ -1,4 +1,4 @@
-"""Where a gang stands: which members exist, which are bound, and whether the rest fits together now.
+"""The status of a gang: which members exist, which are bound, and whether the rest fits together now.
 
 The scheduler's own planner answers, on the cluster as it is. What a running scheduler holds for gangs is in its memory
 alone, and counts as free here.
@@ -18,7 +18,7 @@ from tessera.scheduler.gang import Gang, MemberState
 
 
 @dataclass(frozen=True, slots=True)
-class GangStanding:
+class GangStatus:
     """A gang, for people."""
 
     namespace: str
@@ -34,22 +34,22 @@ class GangStanding:
     """all that must be placed together is bound, or fits now"""
 
 
-def gang_of(cluster: OfflineCluster, uid: str) -> GangStanding | None:
+def gang_of(cluster: OfflineCluster, uid: str) -> GangStatus | None:
     """The gang of a pod of the cluster; None if it belongs to none."""
     gang = cluster.engine.gangs.registry.of(uid)
-    return None if gang is None else _standing(cluster, gang)
+    return None if gang is None else _status(cluster, gang)
 
 
 def plan_members(
     cluster: OfflineCluster, namespace: str, name: str, members: Sequence[tuple[PodRequest, Json]], *, topology: str
-) -> GangStanding:
+) -> GangStatus:
     """A gang that does not exist yet, with all its members as request and document."""
     text, fits = _judge(cluster, members, required=len(members), topology=topology)
     count = len(members)
-    return GangStanding(namespace, name, count, count, bound=0, pending=count, gated=0, text=text, fits=fits)
+    return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, text=text, fits=fits)
 
 
-def _standing(cluster: OfflineCluster, gang: Gang) -> GangStanding:
+def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
     bound, pending, gated = (gang.count(state) for state in (MemberState.BOUND, MemberState.PENDING, MemberState.GATED))
     required = gang.required
     missing = required - gang.present()
@@ -70,7 +70,7 @@ def _standing(cluster: OfflineCluster, gang: Gang) -> GangStanding:
         )
         if bound:
             text = f"{bound} of {required} members are bound; the rest: {text}"
-    return GangStanding(
+    return GangStatus(
         gang.namespace, gang.group.name, gang.group.size, gang.group.minimum, bound, pending, gated, text, fits
     )
 
