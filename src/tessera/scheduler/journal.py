@@ -31,7 +31,7 @@ from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.journal_entries import (
-    ASK_BYTES,
+    DECISION_BYTES,
     DEVICE_BYTES,
     ENTRY_BYTES,
     FORECAST_BYTES,
@@ -77,6 +77,8 @@ APPLIED_AT_ONCE = 2_000
 """entries applied to a state before other work gets its turn: less than a millisecond"""
 ASKS = 1_024
 """different requests that are kept; then all are made afresh"""
+LARGE_ASK = 16 << 10
+"""bytes above which a request is not kept: no other pod shares it, and many would be more than the ring itself"""
 MASKS = 8
 """lists of candidates, as many as `candidate_lists` remembers"""
 REFUSED_PODS = 16_384
@@ -208,7 +210,8 @@ class Journal(SchedulerObserver):
                 self._refused.pop(request.uid, None)
             candidates = self._mask_of_choice(event.candidates, answer)
             pod = PodRef(request.namespace, request.name, request.uid)
-            self.add(PlacedEntry(self._now(), pod, ask, candidates, self._changed, took, answer.placement), size)
+            entry = PlacedEntry(self._now(), pod, ask, candidates, self._changed, took, answer.placement)
+            self.add(entry, size + ask.granted_bytes)
             return
         mask = self._mask_of(event.candidates.resolve())
         if isinstance(answer, Refused):
@@ -225,12 +228,12 @@ class Journal(SchedulerObserver):
         size += len(mask.mask or b"")
         if isinstance(answer, Misfit):
             reasons = ((answer.text, 1),)
-            entry = RefusedEntry(self._now(), pod, ask, mask, self._changed, took, reasons, at_bind=True)
-            self.add(entry, size + REASON_BYTES)
+            refused = RefusedEntry(self._now(), pod, ask, mask, self._changed, took, reasons, at_bind=True)
+            self.add(refused, size + REASON_BYTES)
         else:
             self._refused.pop(request.uid, None)
             placed = PlacedEntry(self._now(), pod, ask, mask, self._changed, took, answer, at_bind=True)
-            self.add(placed, size)
+            self.add(placed, size + ask.granted_bytes)
 
     def _add_refused(self, event: FilterDecision, key: RefusalKey, size: int) -> None:
         request = event.request
@@ -250,7 +253,8 @@ class Journal(SchedulerObserver):
             del self._refused[next(iter(self._refused))]
 
     def _ask(self, request: PodRequest) -> tuple[SharedAsk, int]:
-        """What a pod asks for, which pods that differ in name alone share, and the bytes of a decision about it."""
+        """What a pod asks for, which pods that differ in name alone share, and the bytes of a decision about it,
+        without those of grants."""
         if request.forecast is not self._forecast and request.forecast is not None:
             self._forecast = request.forecast
             self._forecasts += 1
@@ -260,12 +264,14 @@ class Journal(SchedulerObserver):
         known, shape = self._asks.get(id(request.containers)), request.shape
         is_known = known is not None and known.containers is request.containers
         if known is not None and is_known and (known.shape is shape or known.shape == shape):
-            return known, known.size
+            return known, DECISION_BYTES
         if len(self._asks) >= ASKS:
             self._asks.clear()
         ask = SharedAsk(request, None if request.forecast is None else self._forecasts)
-        self._asks[id(request.containers)] = ask
-        return ask, ask.size + ASK_BYTES
+        size = ask.size()
+        if size <= LARGE_ASK:
+            self._asks[id(request.containers)] = ask
+        return ask, DECISION_BYTES + size
 
     # -- candidates
 
@@ -320,7 +326,8 @@ class Journal(SchedulerObserver):
     def on_bind(self, event: BindEvent) -> None:
         pod = PodRef(event.namespace, event.name, event.uid)
         self._note(
-            journal.Bind(time=self._now(), sequence=self.sequence + 1, pod=pod, node=event.node, error=event.error)
+            journal.Bind(time=self._now(), sequence=self.sequence + 1, pod=pod, node=event.node, error=event.error),
+            event.error,
         )
 
     def on_released(self, event: ReleasedEvent) -> None:
@@ -351,14 +358,16 @@ class Journal(SchedulerObserver):
                 name=event.name,
                 state=event.state,
                 text=event.text,
-            )
+            ),
+            event.text,
         )
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
         self._note(
             journal.Denied(
                 time=self._now(), sequence=self.sequence + 1, namespace=namespace, name=name, message=message
-            )
+            ),
+            message,
         )
 
     def on_tenure(self) -> None:
@@ -470,8 +479,9 @@ class Journal(SchedulerObserver):
 
     # -- inside
 
-    def _note(self, record: Record) -> None:
-        self.add(NoteEntry(record.time, record), ENTRY_BYTES + NOTE_BYTES)
+    def _note(self, record: Record, text: str = "") -> None:
+        """`text`: what may be long in it."""
+        self.add(NoteEntry(record.time, record), ENTRY_BYTES + NOTE_BYTES + len(text))
 
 
 class LedgerRecorder:

@@ -7,7 +7,7 @@ are estimates from above: what an entry may be the only one to refer to counts a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -17,7 +17,7 @@ from tessera.core.grants import Grants, Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState
 from tessera.core.quota import QuotaFacts
-from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.requests import Constraint, HostRequest, PodRequest
 from tessera.wire import journal
 from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record
 
@@ -28,6 +28,10 @@ POD_BYTES = 700
 GRANT_BYTES, DEVICE_BYTES, LIMIT_BYTES, REASON_BYTES = 250, 900, 120, 120
 """of one of them, with its texts"""
 FORECAST_BYTES, ASK_BYTES, NOTE_BYTES = 8_000, 1_500, 400
+CONTAINER_BYTES, WORD_BYTES = 300, 100
+"""of one of them in an ask, a word without its text"""
+DECISION_BYTES = ENTRY_BYTES + POD_BYTES
+"""of a decision without its grants"""
 
 Key = tuple[str, ...]
 """what a state entry is about"""
@@ -210,7 +214,7 @@ class SearchedList(msgspec.Struct, frozen=True, gc=False):
 class SharedAsk:
     """What pods that differ in name alone ask for; made when it is first read."""
 
-    __slots__ = ("_made", "containers", "forecast", "request", "shape", "size")
+    __slots__ = ("_made", "containers", "forecast", "granted_bytes", "request", "shape")
 
     def __init__(self, request: PodRequest, forecast: int | None) -> None:
         self.request = request
@@ -218,14 +222,26 @@ class SharedAsk:
         self.containers = request.containers
         self.shape = request.shape
         self.forecast = forecast
-        self.size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * sum([asked.count for _, asked in request.requests])
-        """bytes of a decision about one of them"""
+        self.granted_bytes = GRANT_BYTES * sum([asked.count for _, asked in request.requests])
+        """of the grants of one of them. Only a pod that is placed has them: others may ask for any number of cards"""
         self._made: PodAsk | None = None
+
+    def size(self) -> int:
+        """Bytes of the ask itself. Its words are those of annotations, which may be long."""
+        texts = [text for _, one in self.request.constraints for text in _texts(one)]
+        return ASK_BYTES + CONTAINER_BYTES * len(self.containers) + WORD_BYTES * len(texts) + sum(map(len, texts))
 
     def value(self) -> PodAsk:
         if self._made is None:
             self._made = PodAsk.of(self.request, self.forecast)
         return self._made
+
+
+def _texts(constraint: Constraint) -> Iterator[str]:
+    yield from (*constraint.use_models, *constraint.avoid_models, *constraint.use_uuids, *constraint.avoid_uuids)
+    yield constraint.mode or ""
+    for _, value in constraint.extra:
+        yield value
 
 
 class DecisionEntry(Entry, frozen=True, gc=False):

@@ -318,6 +318,34 @@ def test_the_size_of_a_journal_is_estimated_from_above_but_not_far() -> None:
     assert 0.4 * taken < estimated < 2.0 * taken
 
 
+@pytest.mark.parametrize("cards", [300_000, 20_000_000])
+def test_a_pod_that_asks_for_more_cards_than_there_are_neither_fails_nor_empties_the_journal(cards: int) -> None:
+    world = JournalledWorld(machine("n1"))
+    assert world.filtered(gpu_pod("first"))["NodeNames"] == ["n1"]
+    assert world.filtered(gpu_pod("greedy", gpu=cards))["FailedNodes"]
+    assert [one.pod.name for one in only(world, Placed)] == ["first"]
+    assert [one.pod.name for one in only(world, Refused)] == ["greedy"]
+
+
+def test_long_annotations_many_containers_and_long_messages_count_with_their_length() -> None:
+    world = JournalledWorld(machine("n1"), memory=8 << 20)
+    words = "nvidia.com/use-gpuuuid", ",".join(f"GPU-{number:040}" for number in range(200))
+    many = gpu_pod("many")
+    for _ in range(400):
+        many = many.container()
+    sizes = []
+    for one in (gpu_pod("plain", gpu=2), gpu_pod("long", gpu=2).annotate(words), many):
+        before = world.journal.bytes
+        world.filtered(one)
+        sizes.append(world.journal.bytes - before)
+    plain, long, large = sizes
+    assert long > plain + 200 * 44
+    assert large > plain + 400 * 200
+    before = world.journal.bytes
+    world.journal.on_denied("default", "p", "x" * 10_000)
+    assert world.journal.bytes - before > 10_000
+
+
 # -- reading
 
 
