@@ -24,6 +24,7 @@ from tessera.wire.journal import (
     HostRecord,
     NodeRecord,
     NodeState,
+    NominationRecord,
     Placed,
     PodAsk,
     PodRecord,
@@ -51,6 +52,10 @@ def find_names(record: Record, found: FoundNames) -> None:
             found.nodes.add(record.name)
         case PodRecord():
             found.uids.add(record.uid)
+            if record.state is not None:
+                _add(found, namespace=record.state.namespace, pod=record.state.name, node=record.state.node)
+        case NominationRecord():
+            found.uids.update((record.uid, *record.victims))
             if record.state is not None:
                 _add(found, namespace=record.state.namespace, pod=record.state.name, node=record.state.node)
         case QuotaRecord():
@@ -86,7 +91,9 @@ class JournalAnonymizer:
         names = self._names
         match record:
             case Start():
-                return replace(record, identity=names.processes[record.identity])
+                # Whole values only: a node called gpu must not change the name of a resource.
+                sections = replace_texts(record.device_sections, lambda text: names.nodes.get(text, text))
+                return replace(record, identity=names.processes[record.identity], device_sections=sections)
             case NodeRecord():
                 state = None if record.state is None else self._node(record.state)
                 return replace(record, name=names.nodes[record.name], state=state)
@@ -95,6 +102,11 @@ class JournalAnonymizer:
             case PodRecord():
                 held = None if record.state is None else self._holder(record.state)
                 return replace(record, uid=names.uids[record.uid], state=held)
+            case NominationRecord():
+                claimed = None if record.state is None else self._holder(record.state)
+                # New names sort like the old ones, so the victims stay sorted.
+                victims = tuple(names.uids[uid] for uid in record.victims)
+                return replace(record, uid=names.uids[record.uid], state=claimed, victims=victims)
             case QuotaRecord():
                 return replace(record, namespace=names.namespaces[record.namespace], name=names.quotas[record.name])
             case Denied():
