@@ -50,6 +50,8 @@ QUESTION_SHARE = 0.2
 """of the event loop, while a question is answered"""
 NODES_SECONDS = 60.0
 """that labels and taints of nodes are good for: what would be placed is a guess anyway"""
+MOST_REFUSED = 16_384
+"""pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
 NOT_FOUND = 404
 
 
@@ -65,8 +67,11 @@ class Refusals:
         self._pods: dict[str, tuple[float, int]] = {}
 
     def add(self, uid: str, now: float) -> None:
-        since, number = self._pods.get(uid, (now, 0))
+        # To the end: of too many, the pod that was refused longest ago is forgotten.
+        since, number = self._pods.pop(uid, (now, 0))
         self._pods[uid] = since, number + 1
+        if len(self._pods) > MOST_REFUSED:
+            del self._pods[next(iter(self._pods))]
 
     def get(self, uid: str) -> tuple[float | None, int | None]:
         return self._pods.get(uid, (None, None))
