@@ -171,29 +171,40 @@ async def seek(timeline: Timeline, moment: float, pause: Pause) -> Moment:
 
 
 def record_document(record: Happening) -> Json:
-    pod = f"{record.namespace}/{record.name}" if isinstance(record, Denied) else _pod_text(getattr(record, "pod", None))
     return {
         "sequence": record.sequence,
         "time": record.time,
         "kind": str(type(record).__struct_config__.tag),
-        "pod": pod,
+        "pod": _pod_of(record),
         "node": getattr(record, "node", ""),
         "text": record_text(record),
     }
 
 
-def happenings(records: Iterable[Record], *, first: float, last: float) -> list[Happening]:
-    return [record for record in records if isinstance(record, Happening) and first <= record.time <= last]
+async def happenings(records: Iterable[Record], pause: Pause, *, first: float, last: float) -> list[Happening]:
+    """In steps: a running scheduler keeps hundreds of thousands of records."""
+    return [
+        record
+        async for record in in_steps(records, pause)
+        if isinstance(record, Happening) and first <= record.time <= last
+    ]
 
 
-def history_of(records: Iterable[Record], namespace: str, name: str, *, last: float) -> list[Json]:
+async def history_of(records: Iterable[Record], pause: Pause, namespace: str, name: str, *, last: float) -> list[Json]:
     """What happened to one pod."""
     wanted = f"{namespace}/{name}"
-    documents = map(record_document, happenings(records, first=0.0, last=last))
-    return [document for document in documents if document["pod"] == wanted][-MOST_RECORDS:]
+    found = [one for one in await happenings(records, pause, first=0.0, last=last) if _pod_of(one) == wanted]
+    return await documents_of(found[-MOST_RECORDS:], pause)
 
 
-def _pod_text(pod: PodRef | None) -> str:
+async def documents_of(found: Iterable[Happening], pause: Pause) -> list[Json]:
+    return [record_document(record) async for record in in_steps(found, pause)]
+
+
+def _pod_of(record: Happening) -> str:
+    if isinstance(record, Denied):
+        return f"{record.namespace}/{record.name}"
+    pod: PodRef | None = getattr(record, "pod", None)
     return f"{pod.namespace}/{pod.name}" if pod is not None else ""
 
 

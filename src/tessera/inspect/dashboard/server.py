@@ -35,10 +35,10 @@ from tessera.inspect.dashboard.documents import Measurements, encode
 from tessera.inspect.dashboard.journal import (
     MOST_RECORDS,
     PageJournal,
+    documents_of,
     happenings,
     history_of,
     past_state,
-    record_document,
     seek,
 )
 from tessera.inspect.dashboard.live_state import LiveState, compress
@@ -172,7 +172,7 @@ class PageServer:
             history: list[Json] = []
             if source.journal is not None:
                 timeline = await source.journal.timeline()
-                history = history_of(timeline.records, namespace, name, last=time)
+                history = await history_of(timeline.records, self._state.pause, namespace, name, last=time)
             answer = await source.explain(namespace, name) if time == math.inf else None
             if answer is not None:
                 document = pod_details(namespace, name, lines=answer.lines, facts=answer.facts, history=history)
@@ -200,8 +200,8 @@ class PageServer:
         first, last = _time(query.get("from", "0")), _time(query.get("to", "inf"))
         async with self._question():
             timeline = await _journal(self._state.source.journal).timeline()
-            found = happenings(timeline.records, first=first, last=last)
-            newest = [record_document(record) for record in found[-most:]] if most else []
+            found = await happenings(timeline.records, self._state.pause, first=first, last=last)
+            newest = await documents_of(found[-most:] if most else (), self._state.pause)
             return _json({"records": newest, "more": len(newest) < len(found)})
 
     # -- turns

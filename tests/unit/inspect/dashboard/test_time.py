@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tessera.inspect.dashboard import journal as page_journal
+from tessera.inspect.dashboard import steps
 from tessera.inspect.dashboard.journal_source import JournalSource, read_records
 from tessera.inspect.state import InspectionError
 from tessera.wire import journal
@@ -121,6 +123,27 @@ async def test_happenings_without_a_pod_are_listed_too() -> None:
         await page.server.close()
     assert (took["kind"], took["pod"], took["text"]) == ("took-over", "", "this process decides from now on")
     assert (denied["pod"], denied["text"]) == ("x/y", "at admission: no")
+
+
+async def test_long_journals_are_searched_in_steps_and_only_the_pod_itself_is_described(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records, described, pauses = recorded().records, list[journal.Record](), list[float]()
+    describe = page_journal.record_document
+
+    def counted(record: page_journal.Happening) -> Any:
+        described.append(record)
+        return describe(record)
+
+    async def pause(spent: float) -> None:
+        pauses.append(spent)
+
+    monkeypatch.setattr(page_journal, "record_document", counted)
+    monkeypatch.setattr(steps, "SLICE_SECONDS", -1.0)
+    found = await page_journal.history_of(records, pause, "default", "b", last=NOW + 100)
+    assert [one["kind"] for one in found] == ["refused", "placed"]
+    assert len(described) == 2
+    assert len(pauses) == len(records) + 2
 
 
 async def test_a_journal_is_read_from_a_file(tmp_path: Path) -> None:
