@@ -24,6 +24,8 @@ JSON, JSON_LINES = "application/json", "application/jsonl"
 SINCE_DIGITS = 19
 MOST_READERS = 8
 """of the journal at a time: one that begins afresh may hold as much memory as the journal itself"""
+REVIEW_SECONDS = 60.0
+"""after which the access of a caller that follows the journal is looked at again"""
 FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
 
 
@@ -120,7 +122,10 @@ def journal_routes(journal: Journal, refuse: Refuse | None = None) -> list[Route
             query = JournalQuery(follow=query.follow)
         if journal.readers >= MOST_READERS:
             return Response(503, b"the journal is being read by as many clients as may\n")
-        return Response(200, content_type=JSON_LINES, pieces=_lines(journal, query))
+        lines = _lines(journal, query)
+        if refuse is not None and query.follow:
+            lines = _while_allowed(lines, refuse, request)
+        return Response(200, content_type=JSON_LINES, pieces=lines)
 
     return [Route("GET", "/journal", read, guarded=refuse is None, reads_headers=refuse is not None, max_body_bytes=0)]
 
@@ -158,6 +163,21 @@ async def _lines(journal: Journal, query: JournalQuery) -> AsyncGenerator[bytes,
     async with aclosing(reading) as batches:
         async for batch in batches:
             yield b"".join(map(encode_record, batch))
+
+
+async def _while_allowed(
+    lines: AsyncGenerator[bytes, None], refuse: Refuse, request: Request
+) -> AsyncGenerator[bytes, None]:
+    """A journal may be followed for ever, but no longer than the caller may read it."""
+    clock = asyncio.get_running_loop().time
+    reviewed_at = clock()
+    async with aclosing(lines):
+        async for piece in lines:
+            if clock() - reviewed_at > REVIEW_SECONDS:
+                if await refuse(request) is not None:
+                    return
+                reviewed_at = clock()
+            yield piece
 
 
 def metrics_routes(routes: Routes) -> list[Route]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, cast
@@ -27,7 +27,7 @@ from tessera.scheduler.journal import Journal
 from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
-from tests.support.event_loops import in_real_time
+from tests.support.event_loops import in_fake_time, in_real_time
 
 AT = Address("127.0.0.1", 0)
 GRACE = 5.0
@@ -343,3 +343,29 @@ async def test_a_check_of_the_caller_decides_where_there_is_one() -> None:
             assert answer.status == 401
         async with client.get("/journal", headers={"Authorization": "Bearer good"}) as answer:
             assert answer.status == 200
+
+
+@in_fake_time
+async def test_a_caller_that_follows_the_journal_gets_no_more_once_its_right_is_taken_away() -> None:
+    journal, is_allowed, reviews = some_journal(), True, 0
+
+    async def refuse(_request: Request) -> Response | None:
+        nonlocal reviews
+        reviews += 1
+        return None if is_allowed else Response(403)
+
+    [route] = journal_routes(journal, refuse)
+    answer = route.handle(Request(b"/journal?follow=true&since=3&snapshot=false"))
+    assert not isinstance(answer, Response)
+    pieces = (await answer).pieces
+    assert pieces is not None
+    async with aclosing(pieces):
+        for number in range(3):
+            reading = asyncio.ensure_future(anext(pieces, None))
+            await asyncio.sleep(40.0)
+            is_allowed = number == 0
+            journal.on_denied("team", f"later{number}", "no")
+            assert (await reading is None) is (number == 1), number
+            if number == 1:
+                break
+    assert reviews == 2
