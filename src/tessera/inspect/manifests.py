@@ -40,15 +40,20 @@ def _jobs(document: Any, file: str) -> list[Any]:
     """The Jobs of a JobSet, each with as many pods as all its replicas have; other documents as they are."""
     if not isinstance(document, dict) or document.get("kind") != "JobSet":
         return [document]
-    own, spec = document.get("metadata") or {}, document.get("spec") or {}
+    own, listed = _table(document, "metadata"), _table(document, "spec").get("replicatedJobs")
+    if not isinstance(listed, list) or not listed:
+        raise InspectionError(f"{file}: JobSet {own.get('name', '')} has no replicated Jobs")
     jobs = []
-    for job in spec.get("replicatedJobs") or ():
-        template = (job.get("template") or {}).get("spec") if isinstance(job, dict) else None
-        if not isinstance(template, dict):
+    for job in listed:
+        template = _table(_table(job, "template"), "spec") if isinstance(job, dict) else None
+        if not template:
             raise InspectionError(f"{file}: a replicated Job of JobSet {own.get('name', '')} has no template")
-        pods = int(job.get("replicas", 1)) * int(template.get("parallelism", 1))
+        replicas, parallelism = job.get("replicas", 1), template.get("parallelism", 1)
+        if type(replicas) is not int or type(parallelism) is not int:
+            raise InspectionError(f"{file}: JobSet {own.get('name', '')}: replicas or parallelism is not a number")
         name = f"{own.get('name', 'jobset')}-{job.get('name', 'job')}"
-        jobs.append({"kind": "Job", "metadata": {**own, "name": name}, "spec": {**template, "parallelism": pods}})
+        spec = {**template, "parallelism": replicas * parallelism}
+        jobs.append({"kind": "Job", "metadata": {**own, "name": name}, "spec": spec})
     return jobs
 
 

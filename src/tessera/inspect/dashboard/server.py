@@ -192,7 +192,12 @@ class PageServer:
         except UnicodeError:
             return error_response(400, "the manifest is not UTF-8")
         async with self._question():
-            return _json(await try_manifests(self._state.source, text, self._state.pause))
+            answer = await try_manifests(self._state.source, text, self._state.pause)
+            try:
+                return _json(answer)
+            except UnicodeError:
+                # YAML can write half a character, which no name may have.
+                return error_response(400, "the manifest has names that are not Unicode text")
 
     async def _get_journal(self, request: Request, query: dict[str, str]) -> Response:
         limit = query.get("limit", "")
