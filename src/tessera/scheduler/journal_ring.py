@@ -87,9 +87,9 @@ class JournalRing:
 
     def append(self, entry: Entry, size: int) -> None:
         # Little else, and no further call: this is done for every record.
-        self.sequence += 1
-        self._entries.append(entry)
         self._sizes.append(size)
+        self._entries.append(entry)
+        self.sequence += 1
         self.bytes += size
         if self.bytes > self._limit:
             self._drop_oldest(self._limit - self._limit // DROPPED_PART)

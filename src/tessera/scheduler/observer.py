@@ -5,9 +5,11 @@ Observers never raise and never block. Nothing that they do changes a decision.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import msgspec
+import structlog
 
 from tessera.core.audit import AuditFinding
 from tessera.core.grants import Placement
@@ -18,6 +20,8 @@ from tessera.core.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.wire.journal import ReleaseReason
 from tessera.wire.objects import Pod
+
+log = structlog.get_logger(__name__)
 
 
 class FilterDecision(msgspec.Struct, frozen=True, gc=False):
@@ -199,75 +203,79 @@ class SchedulerObserver:
 
 
 class ObserverGroup(SchedulerObserver):
-    """Passes everything on to each of its members, in their order."""
+    """Passes everything on to each of its members, in their order.
+
+    A member that raises all the same is logged, once for each kind of failure, and neither a decision nor the other
+    members notice: a full disk under the log must not stop scheduling.
+    """
 
     def __init__(self, *members: SchedulerObserver) -> None:
         self._members = members
+        self._reported: set[tuple[str, str]] = set()
+
+    def _tell(self, tell: Callable[[SchedulerObserver], None]) -> None:
+        for member in self._members:
+            try:
+                tell(member)
+            except Exception as error:
+                self._report(member, error)
+
+    def _report(self, member: SchedulerObserver, error: Exception) -> None:
+        failure = type(member).__name__, type(error).__name__
+        if failure in self._reported:
+            return
+        self._reported.add(failure)
+        # Perhaps the log is what fails.
+        with contextlib.suppress(Exception):
+            log.error("an observer failed; what it is told next may be lost too", observer=failure[0], exc_info=error)
 
     def on_filter_decision(self, event: FilterDecision) -> None:
-        for member in self._members:
-            member.on_filter_decision(event)
+        self._tell(lambda member: member.on_filter_decision(event))
 
     def on_bind_decision(self, event: BindDecision) -> None:
-        for member in self._members:
-            member.on_bind_decision(event)
+        self._tell(lambda member: member.on_bind_decision(event))
 
     def on_placed(self, event: PlacedEvent) -> None:
-        for member in self._members:
-            member.on_placed(event)
+        self._tell(lambda member: member.on_placed(event))
 
     def on_refused(self, event: RefusedEvent) -> None:
-        for member in self._members:
-            member.on_refused(event)
+        self._tell(lambda member: member.on_refused(event))
 
     def on_bind(self, event: BindEvent) -> None:
-        for member in self._members:
-            member.on_bind(event)
+        self._tell(lambda member: member.on_bind(event))
 
     def on_evicted(self, event: EvictedEvent) -> None:
-        for member in self._members:
-            member.on_evicted(event)
+        self._tell(lambda member: member.on_evicted(event))
 
     def on_preemption(self, event: PreemptionEvent) -> None:
-        for member in self._members:
-            member.on_preemption(event)
+        self._tell(lambda member: member.on_preemption(event))
 
     def on_gang(self, event: GangEvent) -> None:
-        for member in self._members:
-            member.on_gang(event)
+        self._tell(lambda member: member.on_gang(event))
 
     def on_released(self, event: ReleasedEvent) -> None:
-        for member in self._members:
-            member.on_released(event)
+        self._tell(lambda member: member.on_released(event))
 
     def on_woken(self, request: PodRequest) -> None:
-        for member in self._members:
-            member.on_woken(request)
+        self._tell(lambda member: member.on_woken(request))
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
-        for member in self._members:
-            member.on_denied(namespace, name, message)
+        self._tell(lambda member: member.on_denied(namespace, name, message))
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
-        for member in self._members:
-            member.on_pod(uid, pod)
+        self._tell(lambda member: member.on_pod(uid, pod))
 
     def on_cards(self, node: str) -> None:
-        for member in self._members:
-            member.on_cards(node)
+        self._tell(lambda member: member.on_cards(node))
 
     def on_tenure(self) -> None:
-        for member in self._members:
-            member.on_tenure()
+        self._tell(lambda member: member.on_tenure())
 
     def on_step_down(self) -> None:
-        for member in self._members:
-            member.on_step_down()
+        self._tell(lambda member: member.on_step_down())
 
     def on_write(self, verb: str) -> None:
-        for member in self._members:
-            member.on_write(verb)
+        self._tell(lambda member: member.on_write(verb))
 
     def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
-        for member in self._members:
-            member.on_audit(node, findings)
+        self._tell(lambda member: member.on_audit(node, findings))
