@@ -15,6 +15,8 @@ MOST_EVENTS = 2_000
 """some eight minutes of events, at four a second"""
 MOST_BYTES = 16 * 2**20
 """of events; about the size of the whole state of the largest clusters"""
+PIECE_BYTES = 256 * 2**10
+"""after which no other event is sent at once: a viewer that does not read holds no more than that"""
 HEARTBEAT_SECONDS = 15.0
 """a proxy that sees nothing for longer may end the stream"""
 HEARTBEAT = b": still here\n\n"
@@ -79,11 +81,23 @@ class EventLog:
                 yield RESYNC
                 return
             if version < self.version:
-                news = [entry.data for entry in self._entries if entry.version > version]
-                version = self.version
-                yield b"".join(news)
+                news, version = self._after(version)
+                yield news
             else:
                 yield await self._wait()
+
+    def _after(self, version: int) -> tuple[bytes, int]:
+        """The next events, and the version that the viewer has with them."""
+        news: list[bytes] = []
+        size = 0
+        for entry in self._entries:
+            if entry.version <= version:
+                continue
+            news.append(entry.data)
+            version, size = entry.version, size + len(entry.data)
+            if size >= PIECE_BYTES:
+                break
+        return b"".join(news), version
 
     async def _wait(self) -> bytes:
         """Empty when there is something new, or a heartbeat when there was nothing for long."""
