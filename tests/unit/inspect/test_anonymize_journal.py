@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -48,7 +48,13 @@ POD = PodRef("secret-team", "secret-pod", UID)
 ASK = PodAsk(containers=(Container("main"),), node_policy="binpack", device_policy="spread")
 GRANTS = {"NVIDIA": ((Grant(CARD),),)}
 HELD = PodState("secret-team", "secret-pod", NODE, grants=GRANTS, problem="secret")
-CHOICE = {"pod": POD, "ask": ASK, "candidates": CandidateMask(1), "ledger_version": 1, "microseconds": 1}
+CHOICE: dict[str, Any] = {
+    "pod": POD,
+    "ask": ASK,
+    "candidates": CandidateMask(1),
+    "ledger_version": 1,
+    "microseconds": 1,
+}
 
 RECORDS: list[Record] = [
     Start(
