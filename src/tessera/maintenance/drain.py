@@ -241,6 +241,9 @@ class Drain:
                 self._set(progress, PodStage.REFUSED, obstacle)
             elif pod.is_terminating and progress.stage is not PodStage.EVICTED:
                 self._set(progress, PodStage.EVICTED, "it is being deleted already")
+            elif progress.stage is PodStage.GONE:
+                # One look could not tell what it holds.
+                self._set(progress, PodStage.HOLDS)
         present = {pod.uid for pod in holders.pods}
         for uid, progress in self._progress.items():
             if uid not in present:

@@ -20,6 +20,7 @@ from tessera.wire.journal import (
     ForecastRecord,
     Gang,
     Grant,
+    Grants,
     HostRecord,
     NodeRecord,
     NodeState,
@@ -46,7 +47,7 @@ SECRET = b"secret"
 UID, NODE, CARD = "secret-uid", "secret-node", "secret-node-0"
 POD = PodRef("secret-team", "secret-pod", UID)
 ASK = PodAsk(containers=(Container("main"),), node_policy="binpack", device_policy="spread")
-GRANTS = {"NVIDIA": ((Grant(CARD),),)}
+GRANTS: Grants = {"NVIDIA": ((Grant(CARD),),)}
 HELD = PodState("secret-team", "secret-pod", NODE, grants=GRANTS, problem="secret")
 CHOICE: dict[str, Any] = {
     "pod": POD,

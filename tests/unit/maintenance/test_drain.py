@@ -308,3 +308,21 @@ async def test_a_pod_counts_on_a_card_that_its_node_does_not_register_any_more()
         await on.client.patch(NODES.path(name="n1"), {"metadata": {"annotations": registered}})
         [pod] = (await on.look()).pods
     assert (pod.text, pod.cards, pod.controller) == ("default/a", ("n1/0",), "Job/train")
+
+
+@in_fake_time
+async def test_a_pod_that_one_look_did_not_find_is_not_gone_when_the_next_one_does() -> None:
+    async with stage() as on:
+        for name in ("a", "b"):
+            await on.add(holding(name))
+        first = await on.look()
+        a, b = first.pods
+        looks = [Holders((a,)), Holders((b,)), Holders()]
+
+        async def look() -> Holders:
+            return looks.pop(0)
+
+        result = await Drain(on.client, look, DrainOptions(), on.said.append).run(first)
+    assert result.is_drained
+    assert looks == []
+    assert on.said.count("default/b: holds") == 1
