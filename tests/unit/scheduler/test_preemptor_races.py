@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tessera.core import nominations
+from tessera.core.node_info import Card
 from tests.support.builders import node
 from tests.support.stepwise_scheduler import serving_downward_api
-from tests.unit.scheduler.test_preemptor import Cluster, high, low
+from tests.unit.scheduler.test_preemptor import CARD, Cluster, high, low
 
 
 async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins_while_it_pauses() -> None:
@@ -23,3 +27,22 @@ async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins
         found = end.value
     assert found is not None
     assert found.victims == ("uid-a",)
+
+
+async def test_a_card_with_many_tenants_is_not_searched_for_all_their_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = 0
+
+    def counted(*args: object, **kwargs: object) -> Card:
+        nonlocal trials
+        trials += 1
+        return nominations.counted(*args, **kwargs)  # type: ignore[arg-type]
+
+    cluster = Cluster(node("n1").gpus(1, slots=64))
+    large = [low(f"large-{i}", mem=3000).started("2026-01-01T00:00:00Z") for i in range(10)]
+    small = [low(f"small-{i}", mem=1000).started("2026-02-01T00:00:00Z") for i in range(10)]
+    await cluster.runs(*large, *small)
+    monkeypatch.setattr("tessera.core.card_victims.counted", counted)
+    # All that is free, and the large ones: but the small ones are newer.
+    await cluster.preempts(high(mem=CARD - 10 * 1000))
+    assert sorted(cluster.evictions) == sorted(pod.name for pod in large)
+    assert trials < 2_000
