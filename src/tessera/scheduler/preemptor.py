@@ -92,6 +92,8 @@ class Preemptor:
         self._victims_left: dict[str, int] = {}
         """nominated pod -> victims that were there when it was looked at last"""
         self._turns = asyncio.Semaphore(CONCURRENT)
+        self._timer: asyncio.TimerHandle | None = None
+        """until the first pod is due that had to wait; one for all, since every round looks at all of them"""
         self._before_evict = failpoint(Failpoint.BEFORE_EVICT)
         self._after_evict = failpoint(Failpoint.AFTER_EVICT)
 
@@ -105,25 +107,36 @@ class Preemptor:
 
     async def _serve(self, evictions: asyncio.TaskGroup) -> None:
         """One round over the pods that were refused."""
-        unschedulable, loop = self._cycles.unschedulable, asyncio.get_running_loop()
+        unschedulable, clock = self._cycles.unschedulable, self._cycles.clock
         await unschedulable.refused.wait()
         unschedulable.refused.clear()
         if not self._is_ready():
-            loop.call_later(AGAIN_SECONDS, unschedulable.refused.set)
+            self._set_timer(AGAIN_SECONDS)
             return
+        began = clock.monotonic()
         self._tidy()
+        waits = []
         for pod in unschedulable.preemptors():
             wait = self._wait_of(pod)
             if wait > 0:
-                loop.call_later(wait, unschedulable.refused.set)
+                waits.append(wait)
                 continue
             pod.may_preempt = False
-            began = self._cycles.clock.monotonic()
             found = await self._nominate(pod)
             if found is not None:
                 evictions.create_task(self._evict_or_renounce(pod, found))
             # Other requests get at least as much time as the search took.
-            await asyncio.sleep(self._cycles.clock.monotonic() - began)
+            await asyncio.sleep(clock.monotonic() - began)
+            began = clock.monotonic()
+        if waits:
+            self._set_timer(min(waits))
+        # A round over a large backlog takes time too, and each refusal asks for another one.
+        await asyncio.sleep(clock.monotonic() - began)
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._cycles.unschedulable.refused.set)
 
     async def end_overdue(self) -> None:
         """Give up nominations whose time is over; called at every tick. Other refused pods are looked at again."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from tessera.core import nominations
 from tessera.core.node_info import Card
 from tests.support.builders import node
+from tests.support.event_loops import in_fake_time
 from tests.support.stepwise_scheduler import serving_downward_api
 from tests.unit.scheduler.test_preemptor import CARD, Cluster, high, low
 
@@ -46,3 +50,25 @@ async def test_a_card_with_many_tenants_is_not_searched_for_all_their_sets(monke
     await cluster.preempts(high(mem=CARD - 10 * 1000))
     assert sorted(cluster.evictions) == sorted(pod.name for pod in large)
     assert trials < 2_000
+
+
+@in_fake_time
+async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_size() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    await cluster.runs(low("runs"))
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    set_timer = loop.call_at
+
+    def call_at(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        timers.append(set_timer(*args, **kwargs))
+        return timers[-1]
+
+    loop.call_at = call_at  # type: ignore[method-assign]
+    running = asyncio.ensure_future(cluster.engine.preemptor.run())
+    for i in range(20):
+        cluster.refuse(low(f"pod-{i}"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert [timer.cancelled() for timer in timers].count(False) == 1
+    running.cancel()
