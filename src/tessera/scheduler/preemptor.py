@@ -142,6 +142,9 @@ class Preemptor:
         """Give up nominations whose time is over; called at every tick. Other refused pods are looked at again."""
         for uid in self._ledger.nominations.expired(self._cycles.clock.monotonic()):
             cycle, pod = self._cycles.get(uid), self._cycles.unschedulable.get(uid)
+            nomination = self._ledger.nominations.get(uid)
+            for victim in nomination.victims if nomination is not None else ():
+                self._book.note_stuck(victim)
             if cycle is not None and cycle.state is CycleState.NOMINATED and pod is not None:
                 await self._renounce(cycle, pod.request, "The devices were held for too long: the nomination ends")
         self._cycles.unschedulable.reconsider()

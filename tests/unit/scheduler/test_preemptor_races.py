@@ -12,7 +12,7 @@ from tessera.core.node_info import Card
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.stepwise_scheduler import serving_downward_api
-from tests.unit.scheduler.test_preemptor import CARD, Cluster, high, low
+from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, high, low
 
 
 async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins_while_it_pauses() -> None:
@@ -72,3 +72,18 @@ async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_siz
             await asyncio.sleep(0)
     assert [timer.cancelled() for timer in timers].count(False) == 1
     running.cancel()
+
+
+@in_fake_time
+async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None:
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("stuck"), low("plain"))
+    await cluster.api.evict("default", "stuck", uid="uid-stuck")
+    cluster.watch()
+    cluster.api.writes.clear()
+    await cluster.preempts(high())
+    assert cluster.evictions == []
+    await asyncio.sleep(GRACE + TIMEOUT + 1)
+    await cluster.engine.preemptor.end_overdue()
+    await cluster.preempts(high())
+    assert cluster.evictions == ["plain"]
