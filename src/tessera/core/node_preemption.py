@@ -76,7 +76,7 @@ class NodeSearch:
         self._node = node
         self._entries = ledger.pods_on(node)
         self._gone = leaving_pods(ledger, book, node, claimant=pod.uid).union(given)
-        self._budgets = Budgets(book)
+        self._budgets = Budgets(book, promised=self._promised)
         self._trials = 0
 
     def run(self) -> VictimSet | None:
@@ -100,6 +100,10 @@ class NodeSearch:
         return None
 
     # -- who may leave
+
+    def _promised(self) -> list[str]:
+        """The victims of other nominations, on all nodes."""
+        return [uid for nomination in self._ledger.nominations.others(self._pod.uid) for uid in nomination.victims]
 
     def units(self) -> list[Unit]:
         """What may be evicted here, the cheapest first."""
@@ -125,7 +129,7 @@ class NodeSearch:
         budgets = self._book.budgets(entry.facts.uid)
         if len(budgets) > 1:
             return f"more than one PodDisruptionBudget: {', '.join(budgets)}"
-        spent = [budget for budget in budgets if self._book.disruptions_allowed(budget) < 1]
+        spent = [budget for budget in budgets if self._budgets.left(budget) < 1]
         return f"PodDisruptionBudget {spent[0]} allows no eviction" if spent else ""
 
     def _unit(self, entry: PodEntry) -> Unit | None:

@@ -12,7 +12,7 @@ from tessera.core.node_info import Card
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.stepwise_scheduler import serving_downward_api
-from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, high, low
+from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low
 
 
 async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins_while_it_pauses() -> None:
@@ -87,3 +87,14 @@ async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None
     await cluster.engine.preemptor.end_overdue()
     await cluster.preempts(high())
     assert cluster.evictions == ["plain"]
+
+
+async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(2))
+    await cluster.runs(low("a").labelled(app="web").with_priority(-1), low("b").labelled(app="web"), low("c"))
+    cluster.engine.budgets.put(*budget("web", 1, app="web"))
+    found = await cluster.engine.preemptor._nominate(cluster.refuse(high("first")))
+    assert found is not None
+    assert found.victims == ("uid-a",)
+    await cluster.preempts(high("second", gpu=2))
+    assert cluster.evictions == [], "the eviction of b would be refused, and that of c in vain"
