@@ -223,15 +223,17 @@ class Preemptor:
 
     async def _evict_all(self, request: PodRequest, found: VictimSet) -> bool:
         """Whether all victims leave; otherwise the nomination is renounced."""
-        victims = self._traits(found.victims)
+        victims, nomination = self._traits(found.victims), self._ledger.nominations.get(request.uid)
         problems = await asyncio.gather(*(self._evict(victim, request, found.node) for victim in victims))
         problem = next(filter(None, problems), "")
         cycle = self._cycles.get(request.uid)
-        if problem and cycle is not None:
+        is_same = self._ledger.nominations.get(request.uid) is nomination
+        if problem and cycle is not None and is_same:
             await self._renounce(cycle, request, problem)
         if problem:
             return False
-        await self._set_nominated_node(request, found.node)
+        if is_same and nomination is not None:
+            await self._set_nominated_node(request, found.node)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
 
@@ -259,7 +261,8 @@ class Preemptor:
         async with self._turns:
             if not self._is_ready():
                 return "this replica does not decide any more"
-            if self._ledger.nominations.get(request.uid) is None:
+            nomination = self._ledger.nominations.get(request.uid)
+            if nomination is None or victim.uid not in nomination.victims:
                 return f"pod {request.namespace}/{request.name} is gone, or has a node"
             try:
                 await self._api.evict(victim.namespace, victim.name, uid=victim.uid)
