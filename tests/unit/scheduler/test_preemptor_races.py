@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
 from tessera.core import nominations
+from tessera.core.ledger import facts_of
 from tessera.core.node_info import Card
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
+from tests.support.fake_cluster import Step
 from tests.support.stepwise_scheduler import serving_downward_api
-from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low
+from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low, member
 
 
 async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins_while_it_pauses() -> None:
@@ -98,3 +101,44 @@ async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
     assert found.victims == ("uid-a",)
     await cluster.preempts(high("second", gpu=2))
     assert cluster.evictions == [], "the eviction of b would be refused, and that of c in vain"
+
+
+async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.scheduler.preemptor.CONCURRENT", 1)
+    cluster = Cluster(node("n1").gpus(2), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
+    pod = cluster.refuse(high(gpu=2))
+    preemptor = cluster.engine.preemptor
+
+    def meanwhile() -> None:
+        """Another replica led for a while, and the pod asks for less now: another victim is enough."""
+        cluster.lead_again()
+        cycle = cluster.cycles.get("uid-high")
+        assert cycle is not None
+        facts = facts_of(pod.request, found.placement)._replace(node="n2")
+        cluster.cycles.nominate(cycle, facts, frozenset({"uid-c"}), deadline=math.inf)
+
+    found = await preemptor._nominate(pod)
+    assert found is not None
+    assert set(found.victims) == {"uid-a", "uid-b"}
+    cluster.api.script("evict", Step(meanwhile=meanwhile))
+    assert not await preemptor._evict_all(pod.request, found)
+    assert len(cluster.evictions) == 1
+    [nomination] = cluster.ledger.nominations.all()
+    assert nomination.victims == {"uid-c"}, "the later nomination stays"
+
+
+async def test_the_preempt_verb_names_only_victims_on_the_node() -> None:
+    """kube-scheduler ends its preemption with an error if it does not find a victim on the node."""
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster.create(member("a", "n1"), member("b", "n2"))
+    assert cluster.preempt_verb(high(), {"n1": ["cpu-hog"]}) == {}
+    assert cluster.preempt_verb(high(), {"n1": ["cpu-hog"], "n2": ["cpu-hog"]}) == {}
+
+
+async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    pod = high("g-0").in_gang("g", 2)
+    cluster.create(pod)
+    assert cluster.filtered(pod)["FailedNodes"]
+    assert cluster.preempt_verb(pod, {"n1": ["cpu-hog"]}) == {}, "the gang does not fit: they would leave for nothing"
