@@ -10,8 +10,8 @@ the other one waits with nothing. A gang that does not fit holds nothing, and sm
 Members that do not exist yet are planned with the first one that asks, as copies of it, so that members that are
 created one after the other need not be refused and woken. That is tried once; if a member does not come in time, the
 next plan waits until kube-scheduler has asked for all of them, and so do the plans of all gangs of the namespace for a
-while: otherwise one pod, created again and again, could hold the whole cluster. So a member that kube-scheduler itself places nowhere
-makes a gang wait, but hold nothing.
+while: otherwise one pod, created again and again, could hold the whole cluster. So a member that kube-scheduler
+itself places nowhere makes a gang wait, but hold nothing.
 
 So that small pods cannot starve a gang for ever, the complete gang that has waited longest for more than `starving`
 seconds gets its turn: what becomes free is held for it, for at most `turn` seconds; then it is the next one's turn.
