@@ -77,7 +77,8 @@ class NodeSearch:
         self._entries = ledger.pods_on(node)
         self._gone = leaving_pods(ledger, book, node, claimant=pod.uid).union(given)
         self._budgets = Budgets(book, promised=self._promised)
-        self._trials = 0
+        self.trials = 0
+        """by the plain rule, so far"""
 
     def run(self) -> VictimSet | None:
         if self._ledger.node(self._node) is None or any(v not in self._ledger.rules for v in self._pod.vendors):
@@ -152,7 +153,7 @@ class NodeSearch:
 
     def _place(self, units: Iterable[Unit]) -> Placement | None:
         """Where the pod goes once these units have left."""
-        self._trials += 1
+        self.trials += 1
         gone = self._gone.union(*(unit.uids for unit in units))
         return self._fit(self._pod, gone)
 
@@ -187,7 +188,7 @@ class NodeSearch:
         for chosen in self._sets(units):
             if max(unit.cost.highest for unit in chosen) < highest or not self._budgets.allow(chosen):
                 continue
-            if self._trials > MOST_SETS:
+            if self.trials > MOST_SETS:
                 return self._reprieve(units)
             placement = self._place(chosen)
             if placement is not None:

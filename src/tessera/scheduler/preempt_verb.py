@@ -8,7 +8,7 @@ has no plan: nothing is evicted for nothing.
 
 from __future__ import annotations
 
-from tessera.core.node_preemption import NodeSearch
+from tessera.core.node_preemption import MOST_SETS, NodeSearch
 from tessera.core.requests import PodRequest
 from tessera.scheduler.gang import GangState
 from tessera.scheduler.gang_registry import GangRegistry
@@ -72,13 +72,16 @@ class PreemptVerb:
         priority = request.preempts_below
         if priority is None:
             return {}
-        found = {}
+        found, trials = {}, 0
         for node in sorted(victims, key=lambda name: (_size(victims[name]), name))[:MOST_NODES]:
+            if trials > MOST_SETS:
+                break  # One answer is one step of the event loop; kube-scheduler asks again.
             given = victims[node]
             search = NodeSearch(
                 self._cycles.ledger, self._book, request, priority=priority, node=node, given=given.uids
             )
             best = search.run()
+            trials += search.trials
             if best is None or not (self._adds_victims or not best.victims):
                 continue
             # A group leaves whole, but kube-scheduler evicts from one node only, and fails if it is told of others.

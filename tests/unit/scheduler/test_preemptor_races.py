@@ -67,7 +67,7 @@ async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_siz
         timers.append(set_timer(*args, **kwargs))
         return timers[-1]
 
-    loop.call_at = call_at  # type: ignore[method-assign]
+    loop.call_at = call_at  # type: ignore[method-assign, assignment]
     running = asyncio.ensure_future(cluster.engine.preemptor.run())
     for i in range(20):
         cluster.refuse(low(f"pod-{i}"))
@@ -115,6 +115,7 @@ async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeyp
         cluster.lead_again()
         cycle = cluster.cycles.get("uid-high")
         assert cycle is not None
+        assert found is not None
         facts = facts_of(pod.request, found.placement)._replace(node="n2")
         cluster.cycles.nominate(cycle, facts, frozenset({"uid-c"}), deadline=math.inf)
 
@@ -161,3 +162,19 @@ async def test_a_nomination_ends_when_its_pod_joins_a_gang_that_waits() -> None:
     assert cluster.filtered(high().in_gang("g", 8))["FailedNodes"]
     assert not cluster.ledger.nominations.all()
     assert cluster.agrees()
+
+
+async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trials() -> None:
+    names = [f"n{i}" for i in range(4)]
+    cluster = Cluster(*(node(name).gpus(4, slots=10) for name in names))
+    for name in names:
+        for i in range(12):
+            pod = low(f"{name}-{i}", mem=27_000)
+            cluster.create(pod)
+            assert await cluster.bound(pod, cluster.chosen(pod, [name])) == ""
+            cluster.watch()
+    with pytest.MonkeyPatch.context() as patch:
+        # As with MIG, several requests or a quota.
+        patch.setattr("tessera.core.node_preemption.NodeSearch._cards_decide", lambda search: False)
+        answer = cluster.preempt_verb(high(gpu=4, mem=60_000), {name: ["cpu-hog"] for name in names})
+    assert list(answer) == ["n0"]
