@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # A slow machine must not fail a test: no deadline, and no complaint about slow generation.
@@ -42,6 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
     Python 3.12 and 3.13 also warn about that, and here a warning is an error.
     """
     asyncio.set_event_loop(None)
+
+
+LOGGING = pytest.StashKey[dict[str, Any]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[LOGGING] = structlog.get_config()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Commands set up logging for their process; a test that runs one leaves it to the next test as it was."""
+    structlog.configure(**item.stash[LOGGING])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,12 +3,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import yaml
 from click.testing import CliRunner, Result
 
@@ -22,14 +20,6 @@ metadata: {name: trainer}
 spec: {containers: [{name: main, image: x, resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 30000}}}]}
 """
 CLUSTER = "nodes: [{name: n, cards: [{model: A100-SXM4-80GB, count: 2}]}]"
-
-
-@pytest.fixture(autouse=True)
-def own_logs() -> Iterator[None]:
-    """Commands set up logging for their process; this one has others to care for."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 @pytest.fixture

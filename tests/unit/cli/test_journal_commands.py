@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import structlog
 import yaml
 from click.testing import CliRunner, Result
 
@@ -38,13 +36,6 @@ TABLE = r"""
 22:13:39.000  evicted     team-a/train-1              from alpha-host: drained
 22:13:40.000  gang        team-a/bad-\x1b[31mred\x07  waiting: 3 of 8 members exist
 """
-
-
-@pytest.fixture(autouse=True)
-def own_logs() -> Iterator[None]:
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 def tessera(*arguments: str | Path) -> Result:

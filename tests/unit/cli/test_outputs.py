@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 import yaml
 from click.testing import CliRunner, Result
 
@@ -36,13 +34,6 @@ FORMS = {
         ("text", "table", "json", "yaml"),
 }  # fmt: skip
 """commands that work without a cluster"""
-
-
-@pytest.fixture(autouse=True)
-def own_logs() -> Iterator[None]:
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 @pytest.fixture
