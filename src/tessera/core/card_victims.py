@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
+from math import comb
 from typing import NamedTuple
 
 from tessera.core.grants import NO_USE, Use
@@ -20,6 +21,8 @@ from tessera.core.victims import Unit, add_up
 
 MOST_UNIONS = 4_096
 """looked at on one node; with more, the best one so far is taken"""
+MOST_CHOICES = 1_024
+"""sets tried of one card: all of ten tenants. With more, a set is taken of which no pod could stay"""
 MOST_SETS_OF_A_CARD = 64
 """kept of one card, the cheapest ones, where unions are searched"""
 
@@ -67,11 +70,15 @@ def sets_for(tenants: CardTenants, takes: Callable[[Card], bool], *, most: int) 
     essential = [i for i in everything if not takes(tenants.without(j for j in everything if j != i))]
     optional = [i for i in everything if i not in essential]
     found: list[frozenset[int]] = []
+    left = MOST_CHOICES
     for size in range(_least(tenants, takes, essential, optional), len(optional) + 1):
         # Of all sets of this size, none costs less than the cheapest units together.
         cheapest = frozenset((*essential, *optional[:size]))
         if most == 1 and takes(tenants.without(cheapest)):
             return _ordered(tenants.units, [cheapest])
+        left -= comb(len(optional), size)
+        if left < 0:
+            return _ordered(tenants.units, found or [_minimal(tenants, takes)])
         for chosen in _in_order(tenants.units, essential, combinations(optional, size)):
             if any(smaller <= chosen for smaller in found):
                 continue
@@ -82,6 +89,15 @@ def sets_for(tenants: CardTenants, takes: Callable[[Card], bool], *, most: int) 
         if found and most == 1:
             break
     return _ordered(tenants.units, found)
+
+
+def _minimal(tenants: CardTenants, takes: Callable[[Card], bool]) -> frozenset[int]:
+    """All units, less those that can stay, the smallest first, so that few have to leave; then the dearest."""
+    chosen = frozenset(range(len(tenants.units)))
+    for i in sorted(chosen, key=lambda i: (_use(tenants.shares[i])[1:], -i)):
+        if takes(tenants.without(chosen - {i})):
+            chosen -= {i}
+    return chosen
 
 
 def _least(

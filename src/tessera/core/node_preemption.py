@@ -76,8 +76,9 @@ class NodeSearch:
         self._node = node
         self._entries = ledger.pods_on(node)
         self._gone = leaving_pods(ledger, book, node, claimant=pod.uid).union(given)
-        self._budgets = Budgets(book)
-        self._trials = 0
+        self._budgets = Budgets(book, promised=self._promised)
+        self.trials = 0
+        """by the plain rule, so far"""
 
     def run(self) -> VictimSet | None:
         if self._ledger.node(self._node) is None or any(v not in self._ledger.rules for v in self._pod.vendors):
@@ -100,6 +101,10 @@ class NodeSearch:
         return None
 
     # -- who may leave
+
+    def _promised(self) -> list[str]:
+        """The victims of other nominations, on all nodes."""
+        return [uid for nomination in self._ledger.nominations.others(self._pod.uid) for uid in nomination.victims]
 
     def units(self) -> list[Unit]:
         """What may be evicted here, the cheapest first."""
@@ -125,7 +130,7 @@ class NodeSearch:
         budgets = self._book.budgets(entry.facts.uid)
         if len(budgets) > 1:
             return f"more than one PodDisruptionBudget: {', '.join(budgets)}"
-        spent = [budget for budget in budgets if self._book.disruptions_allowed(budget) < 1]
+        spent = [budget for budget in budgets if self._budgets.left(budget) < 1]
         return f"PodDisruptionBudget {spent[0]} allows no eviction" if spent else ""
 
     def _unit(self, entry: PodEntry) -> Unit | None:
@@ -148,7 +153,7 @@ class NodeSearch:
 
     def _place(self, units: Iterable[Unit]) -> Placement | None:
         """Where the pod goes once these units have left."""
-        self._trials += 1
+        self.trials += 1
         gone = self._gone.union(*(unit.uids for unit in units))
         return self._fit(self._pod, gone)
 
@@ -183,7 +188,7 @@ class NodeSearch:
         for chosen in self._sets(units):
             if max(unit.cost.highest for unit in chosen) < highest or not self._budgets.allow(chosen):
                 continue
-            if self._trials > MOST_SETS:
+            if self.trials > MOST_SETS:
                 return self._reprieve(units)
             placement = self._place(chosen)
             if placement is not None:

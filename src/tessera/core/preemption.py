@@ -45,16 +45,22 @@ class Preemption:
 
     def search(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> Search:
         """The best set on any of the candidates; None if none helps. The empty set: it is enough to wait."""
-        if any(vendor not in self._ledger.rules for vendor in pod.vendors):
-            return None
-        while not self.arrays.catch_up(NODES_AT_ONCE):
-            yield
-        lowest = self._book.lowest_priority
-        if lowest is None or lowest >= priority:
+        best: VictimSet | None = None
+        shape: tuple[int, ...] | None = None
+        while shape != self._ledger.arrays.kind.shape:  # They may grow while the search pauses, which is rare.
+            while not self.arrays.catch_up(NODES_AT_ONCE):
+                yield
+            shape = self._ledger.arrays.kind.shape
+            best = yield from self._search_arrays(pod, priority, candidates, best)
+        return best
+
+    def _search_arrays(self, pod: PodRequest, priority: int, candidates: Candidates, best: VictimSet | None) -> Search:
+        """Until no set can be better than the best one, or the arrays have another shape."""
+        lowest, shape = self._book.lowest_priority, self._ledger.arrays.kind.shape
+        if lowest is None or lowest >= priority or any(vendor not in self._ledger.rules for vendor in pod.vendors):
             return None
         if candidates.order is not self._ledger.arrays.order:
             candidates = self._selector.candidates(candidates.names)
-        best: VictimSet | None = None
         for bound in self.arrays.bounds(pod, priority, candidates.rows):
             if best is not None and (bound.cost, bound.node, ()) > best.rank:
                 break
@@ -62,4 +68,6 @@ class Preemption:
             if found is not None and (best is None or found.rank < best.rank):
                 best = found
             yield
+            if self._ledger.arrays.kind.shape != shape:
+                break
         return best

@@ -17,7 +17,7 @@ sets for each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
 from tessera.core.grants import Placement
@@ -145,9 +145,18 @@ class VictimSet(NamedTuple):
 class Budgets:
     """How many evictions the disruption budgets allow, for sets of units on one node."""
 
-    def __init__(self, book: PodBook) -> None:
+    def __init__(self, book: PodBook, *, promised: Callable[[], Iterable[str]]) -> None:
+        """`promised`: pods that are to be evicted for others. No budget shows those whose eviction is not accepted."""
         self._book = book
+        self._promised = promised
+        self._spent: Counter[str] | None = None
 
     def allow(self, units: Iterable[Unit]) -> bool:
         counts = Counter(budget for unit in units for budget in unit.budgets)
-        return all(count <= self._book.disruptions_allowed(budget) for budget, count in counts.items())
+        return all(count <= self.left(budget) for budget, count in counts.items())
+
+    def left(self, budget: str) -> int:
+        if self._spent is None:
+            pods = [uid for uid in set(self._promised()) if (one := self._book.traits(uid)) and not one.is_leaving]
+            self._spent = Counter(name for uid in pods for name in self._book.budgets(uid))
+        return self._book.disruptions_allowed(budget) - self._spent[budget]

@@ -127,6 +127,7 @@ class Engine:
             self.cycles,
             self.requests,
             self.victims,
+            gangs=self.gangs.registry,
             preemptor=self.preemptor,
             adds_victims=settings.preemption,
         )

@@ -139,6 +139,7 @@ class Filter:
             return standing
         of_gang = self.gangs.decide(pod, request, named)
         if isinstance(of_gang, Misfit):
+            self._leave_to_gang(cycle)
             return self._refuse_member(request, named.resolve(), of_gang)
         if of_gang is not None:
             taken = time.perf_counter() - began
@@ -192,6 +193,13 @@ class Filter:
             return None
         self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
         return self._place(prepared, answer, partial(brief_success_text, answer))
+
+    def _leave_to_gang(self, cycle: PodCycle | None) -> None:
+        """The pod may have been decided like a single one before: nothing is held, or evicted, for it alone."""
+        if cycle is not None and cycle.state is CycleState.RESERVED:
+            self._cycles.give_up(cycle)
+        elif cycle is not None and cycle.state in UNSCHEDULABLE:
+            self._cycles.forget(cycle)
 
     def _refuse_member(self, request: PodRequest, candidates: Candidates, misfit: Misfit) -> bytes:
         """The gang waits as a whole: it wakes its members itself."""

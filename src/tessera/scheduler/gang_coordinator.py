@@ -9,8 +9,9 @@ the other one waits with nothing. A gang that does not fit holds nothing, and sm
 
 Members that do not exist yet are planned with the first one that asks, as copies of it, so that members that are
 created one after the other need not be refused and woken. That is tried once; if a member does not come in time, the
-next plan waits until kube-scheduler has asked for all of them. So a member that kube-scheduler itself places nowhere
-makes a gang wait, but hold nothing.
+next plan waits until kube-scheduler has asked for all of them, and so do the plans of all gangs of the namespace for a
+while: otherwise one pod, created again and again, could hold the whole cluster. So a member that kube-scheduler
+itself places nowhere makes a gang wait, but hold nothing.
 
 So that small pods cannot starve a gang for ever, the complete gang that has waited longest for more than `starving`
 seconds gets its turn: what becomes free is held for it, for at most `turn` seconds; then it is the next one's turn.
@@ -58,6 +59,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """seconds between two plans of a gang whose last plan was given up; doubled each time"""
 SPARE_REPLANS = 8
 """beside two per member: a plan that kube-scheduler's own reasons refuse more often is given up"""
+DISTRUST_SECONDS = 600.0
+"""for which nothing is held for members of a namespace that do not exist, after some of them did not come"""
 HELD_SECONDS = 300.0
 """for which the rest of a gang that is bound in part has its holds, as long as a pod's reservation lasts"""
 IN_WRITING = (CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND, CycleState.HANDING_OVER)
@@ -98,6 +101,8 @@ class GangCoordinator:
         self._favoured: Gang | None = None
         """the starving gang whose turn it is"""
         self._turn_ends = 0.0
+        self._distrusted: dict[str, float] = {}
+        """namespace -> until when nothing is held for members that do not exist"""
         self._given_up = 0
         """plans that came to nothing since they were last counted"""
         self._bound = 0
@@ -147,6 +152,8 @@ class GangCoordinator:
         if gang.members:
             self._look_again(gang)
         else:
+            if gang.state is PLANNED:
+                self._distrust(gang)
             self._holds.release(gang)
             if self._favoured is gang:
                 self._favoured = None
@@ -201,7 +208,7 @@ class GangCoordinator:
             return None
         now, present, required = self._now(), gang.present(), gang.required
         missing = max(required - present, 0)
-        if gang.must_ask:
+        if gang.must_ask or now < self._distrusted.get(gang.namespace, 0.0):
             asked = (asking is not None) + sum(member.is_refused for member in gang.members.values())
             if missing or asked < required:
                 not_asked = "" if missing else f"; kube-scheduler asks for {asked} of them"
@@ -358,6 +365,7 @@ class GangCoordinator:
                 unseen.append(uid)
         for uid in unseen:
             self.forget(uid)
+        self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
         for gang in self.registry:
             self._look_again(gang)
             self._end_if_overdue(gang)
@@ -448,9 +456,15 @@ class GangCoordinator:
         now = self._now()
         if gang.state is PLANNED and now >= min(gang.deadline, gang.ends):
             gang.must_ask = True
+            if gang.present() < gang.required:
+                self._distrust(gang)
             self._give_up(gang, f"{self._come(gang)} in time")
         elif gang.state in (COMPLETING, WHOLE) and gang.holds and now >= gang.deadline:
             self._holds.release(gang)
+
+    def _distrust(self, gang: Gang) -> None:
+        """Places were held for members that did not come."""
+        self._distrusted[gang.namespace] = self._now() + DISTRUST_SECONDS
 
     def _come(self, gang: Gang) -> str:
         return f"{gang.present()} of {gang.required} members exist, {len(gang.waiting_binds)} of them came to be bound"

@@ -2,13 +2,16 @@
 
 For each node the pods that have to leave in addition are found by the exact rule, and only nodes where the pod fits
 then are answered. kube-scheduler chooses one of them, deletes its victims itself and asks for the pod again. A pod for
-which this scheduler preempts already gets no node: nothing is evicted twice for it.
+which this scheduler preempts already gets no node: nothing is evicted twice for it. Nor does a member of a gang that
+has no plan: nothing is evicted for nothing.
 """
 
 from __future__ import annotations
 
-from tessera.core.node_preemption import NodeSearch
+from tessera.core.node_preemption import MOST_SETS, NodeSearch
 from tessera.core.requests import PodRequest
+from tessera.scheduler.gang import GangState
+from tessera.scheduler.gang_registry import GangRegistry
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.preemptor import Preemptor
@@ -30,6 +33,7 @@ class PreemptVerb:
         requests: RequestReader,
         book: VictimBook,
         *,
+        gangs: GangRegistry,
         preemptor: Preemptor,
         adds_victims: bool,
     ) -> None:
@@ -37,6 +41,7 @@ class PreemptVerb:
         self._cycles = cycles
         self._requests = requests
         self._book = book
+        self._gangs = gangs
         self._preemptor = preemptor
         self._adds_victims = adds_victims
 
@@ -54,6 +59,10 @@ class PreemptVerb:
         cycle = self._cycles.get(prepared.request.uid)
         if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
             return encode_preemption_result({})
+        gang = self._gangs.of(prepared.request.uid)
+        if gang is not None and gang.state is GangState.WAITING:
+            # Room for one member alone is of no use to it.
+            return encode_preemption_result({})
         found = self._find(prepared.request, args.victims)
         if found:
             self._preemptor.defer(prepared.request.uid)
@@ -63,14 +72,20 @@ class PreemptVerb:
         priority = request.preempts_below
         if priority is None:
             return {}
-        found = {}
+        found, trials = {}, 0
         for node in sorted(victims, key=lambda name: (_size(victims[name]), name))[:MOST_NODES]:
+            if trials > MOST_SETS:
+                break  # One answer is one step of the event loop; kube-scheduler asks again.
             given = victims[node]
             search = NodeSearch(
                 self._cycles.ledger, self._book, request, priority=priority, node=node, given=given.uids
             )
             best = search.run()
-            if best is not None and (self._adds_victims or not best.victims):
+            trials += search.trials
+            if best is None or not (self._adds_victims or not best.victims):
+                continue
+            # A group leaves whole, but kube-scheduler evicts from one node only, and fails if it is told of others.
+            if {entry.facts.uid for entry in self._cycles.ledger.pods_on(node)}.issuperset(best.victims):
                 found[node] = given.with_more(best.victims)
         return found
 

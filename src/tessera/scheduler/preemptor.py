@@ -92,6 +92,8 @@ class Preemptor:
         self._victims_left: dict[str, int] = {}
         """nominated pod -> victims that were there when it was looked at last"""
         self._turns = asyncio.Semaphore(CONCURRENT)
+        self._timer: asyncio.TimerHandle | None = None
+        """until the first pod is due that had to wait; one for all, since every round looks at all of them"""
         self._before_evict = failpoint(Failpoint.BEFORE_EVICT)
         self._after_evict = failpoint(Failpoint.AFTER_EVICT)
 
@@ -105,30 +107,44 @@ class Preemptor:
 
     async def _serve(self, evictions: asyncio.TaskGroup) -> None:
         """One round over the pods that were refused."""
-        unschedulable, loop = self._cycles.unschedulable, asyncio.get_running_loop()
+        unschedulable, clock = self._cycles.unschedulable, self._cycles.clock
         await unschedulable.refused.wait()
         unschedulable.refused.clear()
         if not self._is_ready():
-            loop.call_later(AGAIN_SECONDS, unschedulable.refused.set)
+            self._set_timer(AGAIN_SECONDS)
             return
+        began = clock.monotonic()
         self._tidy()
+        waits = []
         for pod in unschedulable.preemptors():
             wait = self._wait_of(pod)
             if wait > 0:
-                loop.call_later(wait, unschedulable.refused.set)
+                waits.append(wait)
                 continue
             pod.may_preempt = False
-            began = self._cycles.clock.monotonic()
             found = await self._nominate(pod)
             if found is not None:
                 evictions.create_task(self._evict_or_renounce(pod, found))
             # Other requests get at least as much time as the search took.
-            await asyncio.sleep(self._cycles.clock.monotonic() - began)
+            await asyncio.sleep(clock.monotonic() - began)
+            began = clock.monotonic()
+        if waits:
+            self._set_timer(min(waits))
+        # A round over a large backlog takes time too, and each refusal asks for another one.
+        await asyncio.sleep(clock.monotonic() - began)
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._cycles.unschedulable.refused.set)
 
     async def end_overdue(self) -> None:
         """Give up nominations whose time is over; called at every tick. Other refused pods are looked at again."""
         for uid in self._ledger.nominations.expired(self._cycles.clock.monotonic()):
             cycle, pod = self._cycles.get(uid), self._cycles.unschedulable.get(uid)
+            nomination = self._ledger.nominations.get(uid)
+            for victim in nomination.victims if nomination is not None else ():
+                self._book.note_stuck(victim)
             if cycle is not None and cycle.state is CycleState.NOMINATED and pod is not None:
                 await self._renounce(cycle, pod.request, "The devices were held for too long: the nomination ends")
         self._cycles.unschedulable.reconsider()
@@ -207,15 +223,17 @@ class Preemptor:
 
     async def _evict_all(self, request: PodRequest, found: VictimSet) -> bool:
         """Whether all victims leave; otherwise the nomination is renounced."""
-        victims = self._traits(found.victims)
+        victims, nomination = self._traits(found.victims), self._ledger.nominations.get(request.uid)
         problems = await asyncio.gather(*(self._evict(victim, request, found.node) for victim in victims))
         problem = next(filter(None, problems), "")
         cycle = self._cycles.get(request.uid)
-        if problem and cycle is not None:
+        is_same = self._ledger.nominations.get(request.uid) is nomination
+        if problem and cycle is not None and is_same:
             await self._renounce(cycle, request, problem)
         if problem:
             return False
-        await self._set_nominated_node(request, found.node)
+        if is_same and nomination is not None:
+            await self._set_nominated_node(request, found.node)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
 
@@ -243,7 +261,8 @@ class Preemptor:
         async with self._turns:
             if not self._is_ready():
                 return "this replica does not decide any more"
-            if self._ledger.nominations.get(request.uid) is None:
+            nomination = self._ledger.nominations.get(request.uid)
+            if nomination is None or victim.uid not in nomination.victims:
                 return f"pod {request.namespace}/{request.name} is gone, or has a node"
             try:
                 await self._api.evict(victim.namespace, victim.name, uid=victim.uid)

@@ -21,6 +21,7 @@ from tessera.wire.pod_groups import read_pod_group
 MIRROR = "kubernetes.io/config.mirror"
 """annotation of a pod that a file of its node defines; no API call ends it"""
 OPTED_OUT = f"annotation {keys.PREEMPTIBLE} is false"
+STUCK = "it was to leave, and did not in time"
 DEFAULT_GRACE_S = 30
 """of a pod that does not say how long it may take to end"""
 LEAVING_S = 60.0
@@ -45,6 +46,8 @@ class VictimBook:
         """until when an accepted eviction counts"""
         self._spared: dict[str, tuple[float, str]] = {}
         """until when a pod is left alone, and why"""
+        self._stuck: set[str] = set()
+        """pods that were waited for in vain"""
 
     # -- told by informers and the preemptor
 
@@ -69,6 +72,7 @@ class VictimBook:
         self._labels.pop(uid, None)
         self._evicted.pop(uid, None)
         self._spared.pop(uid, None)
+        self._stuck.discard(uid)
         self._priorities[traits.priority] -= 1
         if not self._priorities[traits.priority]:
             del self._priorities[traits.priority]
@@ -101,6 +105,12 @@ class VictimBook:
             self._spared[uid] = self._time() + seconds, reason
             self._on_change(self._nodes[uid])
 
+    def note_stuck(self, uid: str) -> None:
+        """A victim has not left in all the time that it was waited for: a finalizer may keep it for ever."""
+        if uid in self._pods:
+            self._stuck.add(uid)
+            self._on_change(self._nodes[uid])
+
     def forget_overdue(self) -> None:
         """Look at pods again whose time of sparing or leaving is over. Comes before a search."""
         now = self._time()
@@ -119,8 +129,10 @@ class VictimBook:
 
     def traits(self, uid: str) -> PodTraits | None:
         traits = self._pods.get(uid)
-        if traits is None or not (self._evicted or self._spared):
+        if traits is None or not (self._evicted or self._spared or self._stuck):
             return traits
+        if uid in self._stuck:
+            return traits._replace(is_leaving=False, protection=traits.protection or STUCK)
         if uid in self._evicted:
             return traits._replace(is_leaving=True)
         _, reason = self._spared.get(uid, (0.0, ""))

@@ -36,6 +36,8 @@ GROUP_KEYS = frozenset(
 
 MOST_MEMBERS = 4096
 """of a gang: what is planned at once, in some hundred milliseconds"""
+LONGEST_NAME = 253
+"""characters of a group's name, as of an object's: each place that is held for a member has it"""
 LONGEST_LABEL = 317
 """characters of a label's name: 253 of a prefix, a slash and 63"""
 
@@ -110,6 +112,8 @@ def read_pod_group(pod: Pod) -> PodGroup | BadPodGroup | None:
         stray = next((key for key in (GANG_SIZE, GANG_MIN, GANG_TOPOLOGY) if key in given), None)
         return BadPodGroup("", f"{stray} has no effect without {GANG}: NAME") if stray is not None else None
     name, size_key, where = found
+    if len(name) > LONGEST_NAME:
+        return BadPodGroup(name, f"the gang's name has {len(name)} characters; write at most {LONGEST_NAME}")
     sizes: dict[str, int] = {}
     for key in (size_key, GANG_MIN):
         if key in given:

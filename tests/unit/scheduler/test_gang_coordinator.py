@@ -565,3 +565,60 @@ async def test_a_template_node_is_judged_for_a_member_of_a_gang_that_waits_witho
     world.watch()
     assert await woken(world) == ["g-0"]
     assert await bind_all(world, pods) == [""] * 4
+
+
+# -- tenants that hold what they do not use
+
+
+@in_fake_time
+async def test_a_pod_that_is_created_again_and_again_does_not_hold_the_cluster_for_members_that_never_come() -> None:
+    world = World(machine("n1"), machine("n2"))
+    held_for = []
+    for i in range(5):
+        pod = gang(4)[0].called(f"g-{i}")
+        world.create(pod)
+        world.filtered(pod)
+        held_for.append(held(world))
+        await asyncio.sleep(PATIENCE - 1)
+        world.api.delete_pod(f"default/{pod.name}")
+        world.watch()
+    assert held_for == [3, 0, 0, 0, 0]
+
+
+@in_fake_time
+async def test_many_gangs_of_one_pod_each_hold_the_cluster_once() -> None:
+    world = World(machine("n1"), machine("n2"))
+    firsts = [gang(4, name=f"g{i}")[0] for i in range(5)]
+    world.create(*firsts)
+    assert [bool(world.filtered(pod)["NodeNames"]) for pod in firsts] == [True, False, False, False, False]
+    await asyncio.sleep(PATIENCE + 1)
+    world.engine.tick()
+    for pod in firsts:
+        assert "1 of 4 members exist" in reason(world, pod)
+    assert world.ledger.pods() == []
+
+
+@in_fake_time
+async def test_a_namespace_whose_gang_did_not_come_still_gets_the_next_one_bound() -> None:
+    world = World(machine("n1"), machine("n2"))
+    first = gang(4, name="never")[0]
+    world.create(first)
+    world.chosen(first)
+    world.api.delete_pod("default/never-0")
+    world.watch()
+    pods = gang(4)
+    world.create(*pods)
+    for pod in pods[:3]:
+        assert "kube-scheduler asks for" in reason(world, pod)
+    binds = [asyncio.ensure_future(world.bound(pods[3], world.chosen(pods[3])))]
+    assert sorted(await woken(world)) == ["g-0", "g-1", "g-2"]
+    binds += [asyncio.ensure_future(world.bound(pod, world.chosen(pod))) for pod in pods[:3]]
+    assert await asyncio.gather(*binds) == [""] * 4
+
+
+def test_a_gang_with_a_name_of_many_characters_is_refused() -> None:
+    world = World(machine("n1"))
+    pod = gang(2, name="g" * 254)[0].called("p")
+    world.create(pod)
+    assert "the gang's name has 254 characters; write at most 253" in reason(world, pod)
+    assert held(world) == 0

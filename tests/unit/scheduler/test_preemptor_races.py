@@ -1,0 +1,180 @@
+"""Preemption with bad luck or bad intent: what changes while it waits, pods that never leave, large backlogs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from tessera.core import nominations
+from tessera.core.ledger import facts_of
+from tessera.core.node_info import Card
+from tests.support.builders import node
+from tests.support.event_loops import in_fake_time
+from tests.support.fake_cluster import Step
+from tests.support.stepwise_scheduler import serving_downward_api
+from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low, member
+
+
+async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins_while_it_pauses() -> None:
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a").with_priority(1), low("b").with_priority(2))
+    pod = cluster.refuse(high())
+    search = cluster.engine.preemption.search(pod.request, priority=1000, candidates=pod.candidates)
+    next(search)
+    cluster.api.add_node(serving_downward_api(node("n3").gpus(16)))
+    cluster.watch()
+    found = None
+    try:
+        while True:
+            next(search)
+    except StopIteration as end:
+        found = end.value
+    assert found is not None
+    assert found.victims == ("uid-a",)
+
+
+async def test_a_card_with_many_tenants_is_not_searched_for_all_their_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = 0
+
+    def counted(*args: object, **kwargs: object) -> Card:
+        nonlocal trials
+        trials += 1
+        return nominations.counted(*args, **kwargs)  # type: ignore[arg-type]
+
+    cluster = Cluster(node("n1").gpus(1, slots=64))
+    large = [low(f"large-{i}", mem=3000).started("2026-01-01T00:00:00Z") for i in range(10)]
+    small = [low(f"small-{i}", mem=1000).started("2026-02-01T00:00:00Z") for i in range(10)]
+    await cluster.runs(*large, *small)
+    monkeypatch.setattr("tessera.core.card_victims.counted", counted)
+    # All that is free, and the large ones: but the small ones are newer.
+    await cluster.preempts(high(mem=CARD - 10 * 1000))
+    assert sorted(cluster.evictions) == sorted(pod.name for pod in large)
+    assert trials < 2_000
+
+
+@in_fake_time
+async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_size() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    await cluster.runs(low("runs"))
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    set_timer = loop.call_at
+
+    def call_at(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        timers.append(set_timer(*args, **kwargs))
+        return timers[-1]
+
+    loop.call_at = call_at  # type: ignore[method-assign, assignment]
+    running = asyncio.ensure_future(cluster.engine.preemptor.run())
+    for i in range(20):
+        cluster.refuse(low(f"pod-{i}"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert [timer.cancelled() for timer in timers].count(False) == 1
+    running.cancel()
+
+
+@in_fake_time
+async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None:
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("stuck"), low("plain"))
+    await cluster.api.evict("default", "stuck", uid="uid-stuck")
+    cluster.watch()
+    cluster.api.writes.clear()
+    await cluster.preempts(high())
+    assert cluster.evictions == []
+    await asyncio.sleep(GRACE + TIMEOUT + 1)
+    await cluster.engine.preemptor.end_overdue()
+    await cluster.preempts(high())
+    assert cluster.evictions == ["plain"]
+
+
+async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(2))
+    await cluster.runs(low("a").labelled(app="web").with_priority(-1), low("b").labelled(app="web"), low("c"))
+    cluster.engine.budgets.put(*budget("web", 1, app="web"))
+    found = await cluster.engine.preemptor._nominate(cluster.refuse(high("first")))
+    assert found is not None
+    assert found.victims == ("uid-a",)
+    await cluster.preempts(high("second", gpu=2))
+    assert cluster.evictions == [], "the eviction of b would be refused, and that of c in vain"
+
+
+async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.scheduler.preemptor.CONCURRENT", 1)
+    cluster = Cluster(node("n1").gpus(2), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
+    pod = cluster.refuse(high(gpu=2))
+    preemptor = cluster.engine.preemptor
+
+    def meanwhile() -> None:
+        """Another replica led for a while, and the pod asks for less now: another victim is enough."""
+        cluster.lead_again()
+        cycle = cluster.cycles.get("uid-high")
+        assert cycle is not None
+        assert found is not None
+        facts = facts_of(pod.request, found.placement)._replace(node="n2")
+        cluster.cycles.nominate(cycle, facts, frozenset({"uid-c"}), deadline=math.inf)
+
+    found = await preemptor._nominate(pod)
+    assert found is not None
+    assert set(found.victims) == {"uid-a", "uid-b"}
+    cluster.api.script("evict", Step(meanwhile=meanwhile))
+    assert not await preemptor._evict_all(pod.request, found)
+    assert len(cluster.evictions) == 1
+    [nomination] = cluster.ledger.nominations.all()
+    assert nomination.victims == {"uid-c"}, "the later nomination stays"
+
+
+async def test_the_preempt_verb_names_only_victims_on_the_node() -> None:
+    """kube-scheduler ends its preemption with an error if it does not find a victim on the node."""
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster.create(member("a", "n1"), member("b", "n2"))
+    assert cluster.preempt_verb(high(), {"n1": ["cpu-hog"]}) == {}
+    assert cluster.preempt_verb(high(), {"n1": ["cpu-hog"], "n2": ["cpu-hog"]}) == {}
+
+
+async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    pod = high("g-0").in_gang("g", 2)
+    cluster.create(pod)
+    assert cluster.filtered(pod)["FailedNodes"]
+    assert cluster.preempt_verb(pod, {"n1": ["cpu-hog"]}) == {}, "the gang does not fit: they would leave for nothing"
+
+
+async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_refused() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    await cluster.runs(low("victim"))
+    pod = cluster.refuse(high())
+    assert cluster.filtered(high().in_gang("g", 8))["FailedNodes"]
+    await cluster.engine.preemptor.preempt(pod)
+    assert cluster.evictions == []
+    assert len(cluster.unschedulable) == 0
+
+
+async def test_a_nomination_ends_when_its_pod_joins_a_gang_that_waits() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    await cluster.runs(low("victim"))
+    await cluster.preempts(high())
+    assert cluster.filtered(high().in_gang("g", 8))["FailedNodes"]
+    assert not cluster.ledger.nominations.all()
+    assert cluster.agrees()
+
+
+async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trials() -> None:
+    names = [f"n{i}" for i in range(4)]
+    cluster = Cluster(*(node(name).gpus(4, slots=10) for name in names))
+    for name in names:
+        for i in range(12):
+            pod = low(f"{name}-{i}", mem=27_000)
+            cluster.create(pod)
+            assert await cluster.bound(pod, cluster.chosen(pod, [name])) == ""
+            cluster.watch()
+    with pytest.MonkeyPatch.context() as patch:
+        # As with MIG, several requests or a quota.
+        patch.setattr("tessera.core.node_preemption.NodeSearch._cards_decide", lambda search: False)
+        answer = cluster.preempt_verb(high(gpu=4, mem=60_000), {name: ["cpu-hog"] for name in names})
+    assert list(answer) == ["n0"]
