@@ -29,6 +29,9 @@ SYSTEM = "tessera-system"
 INSTALLED = ("nvidia",)
 """sections of the vendors that are on by default"""
 
+PREEMPTION = frozenset({"pods/eviction", "pods/status", "poddisruptionbudgets"})
+"""resources that only preemption needs, which is off by default"""
+
 Json = dict[str, Any]
 
 
@@ -68,7 +71,21 @@ def rules(objects: list[Json], name: str) -> dict[str, Any]:
     ],
 )
 def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, name: str, installed: str) -> None:
-    assert rules(documents(tested), name) == rules(OBJECTS, installed) != {}
+    by_default = {
+        kind: [rule for rule in found if not PREEMPTION.issuperset(rule["resources"])]
+        for kind, found in rules(documents(tested), name).items()
+    }
+    assert by_default == rules(OBJECTS, installed) != {}
+
+
+def test_the_rights_to_preempt_are_tested_and_installed_with_preemption_alone() -> None:
+    (tested,) = rules(documents("tests/e2e/rbac.yaml"), "tessera-scheduler").values()
+    wanted = [rule for rule in tested if PREEMPTION.issuperset(rule["resources"])]
+    assert {resource for rule in wanted for resource in rule["resources"]} == PREEMPTION
+    template = (ROOT / "charts/tessera/templates/scheduler/rbac.yaml").read_text(encoding="utf-8")
+    _, _, rest = template.partition("{{- if .Values.scheduler.preemption.enabled }}")
+    block, _, _ = rest.partition("{{- end }}")
+    assert yaml.safe_load(block) == wanted
 
 
 def test_no_other_account_gets_any_right() -> None:
