@@ -97,7 +97,7 @@ async def test_the_reader_role_is_all_that_a_full_answer_needs(
     for arguments, expected, says in (
         (("explain", f"{MINE}/of-{MINE}"), 0, "placed on gpu-1"),
         (("top",), 0, f"of-{OTHER}"),
-        (("simulate", "pod", "-n", MINE, "-f", str(file)), 1, "needs 30000 MiB on one card"),
+        (("simulate", "pod", "-n", MINE, "-f", str(file)), 1, "needs 30000 MiB"),
     ):
         code, text = await answered(people[who], *arguments)
         assert code == expected, text

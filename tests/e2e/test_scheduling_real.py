@@ -226,4 +226,4 @@ async def test_a_pod_costs_one_write_and_its_events(plane: ControlPlane) -> None
         reads = Counter((each.verb, each.resource) for each in asked if each.verb in ("get", "list"))
         # Pods also by the take-over, and after it.
         assert reads.pop(("list", "pods")) <= 3
-        assert reads == {("list", "nodes"): 1, ("list", "resourcequotas"): 1}
+        assert reads == {("list", "nodes"): 1, ("list", "resourcequotas"): 1, ("list", "poddisruptionbudgets"): 1}

@@ -13,6 +13,7 @@ from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
+from tessera.inspect.checks.permissions import FOR_PREEMPTION, needed_by
 from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.checks.webhook import DAY, check_registration
@@ -494,3 +495,16 @@ async def test_a_quota_in_a_cluster_without_cards_is_not_judged() -> None:
 
 def quota_of(hard: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": hard}}
+
+
+# -- permissions
+
+
+@pytest.mark.parametrize(
+    ("flags", "preempts"), [((), True), (("--preemption=true",), True), (("--preemption=false",), False)]
+)
+def test_the_rights_to_preempt_are_needed_unless_preemption_is_off(flags: tuple[str, ...], preempts: bool) -> None:
+    container = {"name": "tessera", "command": ["tessera", "scheduler", *flags]}
+    deployment = {"spec": {"template": {"spec": {"containers": [container]}}}}
+    needed = needed_by(Installation(deployment=deployment))
+    assert set(FOR_PREEMPTION).issubset(needed) is preempts

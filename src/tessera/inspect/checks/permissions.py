@@ -5,6 +5,7 @@ The apiserver is asked about the scheduler's service account or, if that is forb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import SELF_SUBJECT_ACCESS_REVIEWS, Resource
+from tessera.wire.gobool import parse_bool
 
 AREA = Area("permissions")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
@@ -42,39 +44,49 @@ NEEDED = (
     *(Permission(verb, "nodes", "no cards are known") for verb in ("list", "watch")),
     *(Permission(verb, "nodes", "HAMi's plugins cannot be used: handshake and node lock") for verb in ("get", "patch")),
     *(Permission(verb, "resourcequotas", "quotas are not enforced") for verb in ("list", "watch")),
+    Permission("create", "events", "no event says why a pod waits"),
+)
+"""what the scheduler uses and the chart grants"""
+FOR_PREEMPTION = (
     Permission("create", "pods", "no pod can be evicted for another one", "eviction"),
     Permission("patch", "pods", "kube-scheduler keeps no CPU and memory free for pods that preempt others", "status"),
     *(
         Permission(verb, "poddisruptionbudgets", "no pod is evicted for another one", group="policy")
         for verb in ("list", "watch")
     ),
-    Permission("create", "events", "no event says why a pod waits"),
 )
-"""what the scheduler uses and the chart grants"""
+"""the same, unless --preemption=false"""
 
 
 async def check_permissions(client: KubeClient, installation: Installation) -> list[Finding]:
-    account = _account(installation)
+    account, needed = _account(installation), needed_by(installation)
     if account is None:
-        return await _check_own(client)
+        return await _check_own(client, needed)
     try:
-        missing = await _missing(client, user=account)
+        missing = await _missing(client, needed, user=account)
     except ApiError as error:
         if error.status not in (FORBIDDEN, NOT_FOUND):
             raise
         text = f"you may not check the permissions of {account}; checking yours instead"
-        return [AREA.unseen(text), *await _check_own(client)]
-    return _findings(missing, account) or [
+        return [AREA.unseen(text), *await _check_own(client, needed)]
+    return _findings(missing, needed, account) or [
         AREA.broken(f"{account} may not {each.text}", why=each.without, fix="apply the chart's ClusterRole again")
         for each in missing
     ]
 
 
-async def _check_own(client: KubeClient) -> list[Finding]:
+def needed_by(installation: Installation) -> tuple[Permission, ...]:
+    """What the installed scheduler needs with its flags."""
+    given = (installation.setup.flags or {}).get("preemption", "")
+    is_off = isinstance(given, str) and parse_bool(given) is False
+    return NEEDED if is_off else (*NEEDED, *FOR_PREEMPTION)
+
+
+async def _check_own(client: KubeClient, needed: Sequence[Permission]) -> list[Finding]:
     """Self-access reviews. They are about the scheduler if this runs in its pod."""
-    missing = await _missing(client)
+    missing = await _missing(client, needed)
     texts = ", ".join(permission.text for permission in missing)
-    return _findings(missing, "you") or [
+    return _findings(missing, needed, "you") or [
         AREA.unseen(
             f"you may not {texts}; whether the scheduler may is unknown",
             fix="run it as the scheduler: kubectl exec deploy/tessera-scheduler -c tessera -- tessera doctor",
@@ -82,13 +94,13 @@ async def _check_own(client: KubeClient) -> list[Finding]:
     ]
 
 
-async def _missing(client: KubeClient, *, user: str = "") -> list[Permission]:
-    return [permission for permission in NEEDED if not await _is_allowed(client, permission, user=user)]
+async def _missing(client: KubeClient, needed: Sequence[Permission], *, user: str = "") -> list[Permission]:
+    return [permission for permission in needed if not await _is_allowed(client, permission, user=user)]
 
 
-def _findings(missing: list[Permission], who: str) -> list[Finding]:
+def _findings(missing: list[Permission], needed: Sequence[Permission], who: str) -> list[Finding]:
     """That nothing is missing, if that is so."""
-    text = f"{who} may do everything that the scheduler needs ({len(NEEDED)} permissions)"
+    text = f"{who} may do everything that the scheduler needs ({len(needed)} permissions)"
     return [] if missing else [AREA.fine(text)]
 
 
