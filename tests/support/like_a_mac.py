@@ -47,6 +47,9 @@ def hide_linux() -> None:
         for name in names:
             if hasattr(module, name):
                 delattr(module, name)
+    if sys.version_info >= (3, 13):
+        # Where there is no affinity, Python defines it so.
+        os.process_cpu_count = os.cpu_count
     sys.modules.update(dict.fromkeys(HIDDEN_MODULES))  # type: ignore[arg-type]
     for owner, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "listdir"), (os, "scandir")):
         setattr(owner, name, _without_folders(getattr(owner, name)))
