@@ -57,15 +57,20 @@ class Watch:
             line = await self._response.content.readline()
         return json.loads(line) if line else None
 
-    async def expect(self, kind: str) -> Json:
-        """The object of the next event that is not a bookmark, which must be of this type."""
+    async def next_change(self) -> Json:
+        """The next event that is not a bookmark."""
         while True:
             event = await self.next()
             assert event is not None, "the watch ended"
             if event["type"] != "BOOKMARK":
-                assert event["type"] == kind, event
-                found: Json = event["object"]
-                return found
+                return event
+
+    async def expect(self, kind: str) -> Json:
+        """The object of the next event that is not a bookmark, which must be of this type."""
+        event = await self.next_change()
+        assert event["type"] == kind, event
+        found: Json = event["object"]
+        return found
 
 
 class Client:

@@ -17,8 +17,8 @@ from tests.e2e.control_plane import ControlPlane
 from tests.support.product import container, gpu_pod, pod
 
 PODS = 500
-KILLED_AT = (10, 40, 80)
-"""bound pods"""
+WAVES = (20, 30, 30, 40)
+"""pods; the scheduler is killed in the middle of each but the last"""
 POLICIES = ("binpack", "spread")
 
 
@@ -97,7 +97,6 @@ async def test_a_journal_of_500_pods_replays_equally(plane: ControlPlane, tmp_pa
         assert answer["decisionsEqual"] == placed + refused
         assert placed >= PODS + 2
         assert refused >= 2
-        assert kinds.count("woken") >= 1
         assert kinds.count("released") >= 1
         code, story, err = await tessera(
             "explain",
@@ -110,8 +109,7 @@ async def test_a_journal_of_500_pods_replays_equally(plane: ControlPlane, tmp_pa
         )
         assert code == 0, err
         steps = [step["what"] for step in told(story)]
-        assert "woken" in steps
-        # kube-scheduler may ask again before the scheduler knows that its wake-up was written.
+        # kube-scheduler sees the deletion too, and may ask again before or after the scheduler wakes the pod.
         assert [step for step in steps if step != "woken"] == ["asked", "refused", "placed", "bound"]
 
 
@@ -126,19 +124,22 @@ async def test_the_file_of_a_scheduler_that_is_killed_again_and_again_replays_eq
 ) -> None:
     """All its processes write to one file, and the last line of each may be cut off."""
     file = tmp_path / "journal.jsonl"
-    waiting = mixed_pods(120)
-    async with cluster(plane, nodes(4), f"--journal-file={file}", scheduling=False) as found:
-        await found.create(*waiting)
-        found.replica.kube_scheduler.start()
-        for count in KILLED_AT:
-            await bound(found, count)
-            await found.replica.restart_tessera()
-        await found.running(*names(waiting))
+    waiting = mixed_pods(sum(WAVES))
+    async with cluster(plane, nodes(4), f"--journal-file={file}") as found:
+        created = 0
+        for wave in WAVES:
+            await found.create(*waiting[created : created + wave])
+            created += wave
+            if created < len(waiting):
+                await bound(found, created - wave // 2)
+                await found.replica.restart_tessera()
+            await found.running(*names(waiting[:created]))
         await found.at_rest()
         await found.replica.stop_tessera()
         answer = await replayed(file)
-        assert answer["processes"] == len(KILLED_AT) + 1
-        assert answer["decisionsEqual"] > len(waiting) / 2
+        assert answer["processes"] == len(WAVES)
+        # The last process ended in good order, so that all its decisions are there.
+        assert answer["decisionsEqual"] >= WAVES[-1]
         code, out, err = await tessera("journal", "--file", str(file), "-o", "json")
         assert code == 0, err
         records = [json.loads(line) for line in out.splitlines()]
