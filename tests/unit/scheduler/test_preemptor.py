@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from tessera.scheduler.evictor import SPARED_SECONDS
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState
-from tessera.scheduler.preemptor import SPARED_SECONDS
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
 from tessera.wire import keys
 from tessera.wire.objects import (
@@ -56,8 +56,10 @@ class Cluster(World):
     def started(self) -> None:
         for handler in (self.pods, self.nodes, self.quotas, self.engine.budgets):
             handler.synced()
+
+    def observer(self) -> SchedulerObserver:
         self.seen = Preemptions()
-        self.engine.preemptor._observer = self.seen
+        return self.seen
 
     async def runs(self, *pods: PodBuilder) -> None:
         for pod in pods:
@@ -317,7 +319,7 @@ async def test_a_pod_that_fits_elsewhere_meanwhile_goes_there_and_frees_its_nomi
 
 
 async def test_no_pod_is_evicted_any_more_for_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.scheduler.preemptor.CONCURRENT", 1)
+    monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
     cluster = Cluster(node("n1").gpus(2))
     await cluster.runs(low("one"), low("two"))
     cluster.api.script("evict", Step(meanwhile=lambda: cluster.gone("high")))
