@@ -183,7 +183,7 @@ class Preemptor:
             if cycle is None:
                 return None
             if found is None:
-                self._fruitless[_kind(pod.request)] = self._cycles.clock.monotonic() + AGAIN_SECONDS + 20 * seconds
+                self._fruitless[_kind(pod)] = self._cycles.clock.monotonic() + AGAIN_SECONDS + 20 * seconds
                 self._observer.on_preemption(PreemptionEvent(pod.request, problem="no victims", seconds=seconds))
                 return None
             if not found.victims and not found.leaving:
@@ -295,7 +295,7 @@ class Preemptor:
         uid, now = pod.request.uid, self._cycles.clock.monotonic()
         first = self._refused_at.setdefault(uid, now)
         due = first + self._settings.delay_seconds
-        return max(due, self._fruitless.get(_kind(pod.request), 0.0), self._deferred.get(uid, 0.0)) - now
+        return max(due, self._fruitless.get(_kind(pod), 0.0), self._deferred.get(uid, 0.0)) - now
 
     def _tidy(self) -> None:
         """Forget what does not wait any more."""
@@ -307,6 +307,7 @@ class Preemptor:
         self._deferred = {uid: until for uid, until in self._deferred.items() if until > now}
 
 
-def _kind(request: PodRequest) -> Hashable:
+def _kind(pod: UnschedulablePod) -> Hashable:
     """Pods for which the same victims are found."""
-    return request.shape, request.namespace, request.preempts_below
+    request = pod.request
+    return request.shape, request.namespace, request.preempts_below, pod.candidates.fingerprint

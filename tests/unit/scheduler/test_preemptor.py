@@ -394,6 +394,24 @@ async def test_nothing_is_evicted_before_the_budgets_are_known() -> None:
     task.cancel()
 
 
+@in_fake_time
+async def test_a_pod_with_other_candidates_is_not_kept_waiting_by_one_of_its_kind_that_finds_no_victims() -> None:
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("runs").with_priority(5000))
+    [full] = {cluster.placement(low("runs")).node}
+    [other] = {"n1", "n2"} - {full}
+    await cluster.runs(low("victim"))
+    searched = cluster.seen.texts
+    cluster.create(*(high(name) for name in "abc"))
+    for name, where in (("a", full), ("b", full), ("c", other)):
+        assert cluster.filtered(high(name), [where])["FailedAndUnresolvableNodes"]
+    task = asyncio.ensure_future(cluster.engine.preemptor.run())
+    await asyncio.sleep(0.5)
+    assert cluster.evictions == ["victim"]
+    assert len([text for text in searched if "no victims" in text]) == 1, "b has to wait for its turn"
+    task.cancel()
+
+
 # -- POST /preempt
 
 
