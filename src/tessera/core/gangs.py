@@ -231,7 +231,7 @@ class _Trial:
 
 def _variants(members: Sequence[GangMember]) -> Iterator[tuple[list[GangMember], str]]:
     """Orders of the members, and which cards to prefer; empty: as each member says."""
-    ordered = sorted(members, key=_largest_first)
+    ordered = sorted(members, key=largest_first)
     yield ordered, ""
     if len(members) > FEW_MEMBERS:
         return
@@ -248,7 +248,8 @@ def _with_card_choice(request: PodRequest, policy: str) -> PodRequest:
     return replace(request, device_policy=policy)
 
 
-def _largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
+def largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
+    """The order in which members are placed."""
     request = member.request
     asked = [each for _, each in request.requests]
     memory = sum(each.count * (each.memory or each.percent) for each in asked)

@@ -1,6 +1,6 @@
 """The places in the ledger that are kept for members of gangs: how they are found, taken and released.
 
-A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_coordinator` ends it. A
+A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_plans` ends it. A
 member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
 nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
 """
@@ -12,11 +12,12 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from tessera.core.fit import fit_pod
+from tessera.core.gang_preemption import GangDemand
 from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, Placed, plan_gang
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
-from tessera.scheduler.gang import Gang, Hold, Member
+from tessera.scheduler.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
 from tessera.wire.objects import Node
@@ -100,11 +101,41 @@ class GangHolds:
             self.hold_one(gang, request, placement)
 
     def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
+        self.put(gang, self.named(gang, request), placement)
+
+    def named(self, gang: Gang, request: PodRequest) -> PodRequest:
+        """The request under the next name of the gang's holds and claims."""
         gang.serial += 1
         uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{gang.serial}"
-        held = request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
+        return request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
+
+    def put(self, gang: Gang, held: PodRequest, placement: Placement) -> None:
+        """Hold a placement for a request that was named."""
         self._cycles.hold(held, placement)
-        gang.put(Hold(uid, held, placement))
+        gang.put(Hold(held.uid, held, placement))
+
+    def take_back(self, gang: Gang, uid: str) -> None:
+        """A member that had its hold asks again, or its bind has waited too long: it is a hold of the gang again."""
+        cycle = self._cycles.get(uid)
+        if cycle is None or cycle.state is not CycleState.RESERVED or cycle.placement is None:
+            return
+        placement = cycle.placement
+        self._cycles.give_up(cycle)
+        if gang.state not in (GangState.WAITING, GangState.NOMINATED):
+            self.hold_one(gang, gang.members[uid].request, placement)
+
+    def demand(self, gang: Gang, *, priority: int) -> GangDemand:
+        """What the gang needs, for a search of victims. All members exist."""
+        waiting = self.unplaced(gang)
+        return GangDemand(
+            [GangMember(member.request, member.candidates) for member in waiting],
+            required=min(gang.required, len(waiting)),
+            priority=priority,
+            group=gang.name,
+            free=frozenset(hold.uid for found in gang.holds.values() for hold in found),
+            fitting=gang.fitting or (),
+            domains=self._labels.domains(gang.group.topology),
+        )
 
     def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
         """A placement on the node of a hold, if it is one of these nodes; the hold is free for the member from now on.
