@@ -307,6 +307,6 @@ async def test_the_preempt_verb_names_the_planned_nodes_of_a_gang_and_no_other()
     cluster.create(*pods)
     first = cluster.chosen(pods[0])
     [planned] = [hold.placement.node for found in cluster.gang().holds.values() for hold in found]
-    victims = {name: ["cpu-hog"] for name in ("n1", "n2", "n3")}
+    victims: dict[str, Sequence[str]] = {name: ["cpu-hog"] for name in ("n1", "n2", "n3")}
     assert first != planned
     assert cluster.preempt_verb(pods[1], victims) == {planned: ["cpu-hog"]}
