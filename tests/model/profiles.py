@@ -164,7 +164,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             nodes=3,
             kinds=("gpu",),
             agents=("env",),
-            recipes=("small!", "large!", "whole!", "two cards!", "large!^", "whole!^", "two cards!^", "whole!^^"),
+            recipes=("large!", "whole!", "two cards!", "large!^", "whole!^", "two cards!^^", "whole!^^", "large!^^"),
             # Nothing that takes room away from a gang that is planned.
             weights={
                 "create_gang": 6.0,

@@ -28,6 +28,7 @@ from tessera.core.node_preemption import NodeSearch, best_victims
 from tessera.core.preemption import NODES_AT_ONCE, Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
+from tessera.core.steps import finish
 from tessera.core.victims import Cost, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
 
 SPARE_NODES = 64
@@ -95,13 +96,7 @@ def search(preemption: Preemption, demand: GangDemand) -> GangSearch:
 
 def find(preemption: Preemption, demand: GangDemand) -> GangVictims | None:
     """The same at once."""
-    going = search(preemption, demand)
-    while True:
-        try:
-            next(going)
-        except StopIteration as end:
-            found: GangVictims | None = end.value
-            return found
+    return finish(search(preemption, demand))
 
 
 def _better(one: GangVictims | None, other: GangVictims | None) -> GangVictims | None:

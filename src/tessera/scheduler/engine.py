@@ -199,9 +199,10 @@ class Engine:
 
     # -- answers
 
-    def answer_filter(self, body: bytes) -> bytes:
+    def answer_filter(self, body: bytes) -> bytes | Coroutine[Any, Any, bytes]:
+        """At once, or between other requests where a large gang has to be planned first."""
         missing = self.missing()
-        return encode_filter_result(error=missing) if missing else self.filter.answer(body)
+        return encode_filter_result(error=missing) if missing else self.filter.begin(body, self.missing)
 
     def answer_bind(self, body: bytes) -> Awaitable[bytes]:
         missing = self.missing()

@@ -146,6 +146,8 @@ class Gang:
     """places for the members that fit, if the last plan had all of them and not all fit"""
     may_preempt: bool = False
     """it was refused since the preemptor looked at it last"""
+    plan_at: float = 0.0
+    """the next plan, after one in vain that took long"""
     search_at: float = 0.0
     """the next search for victims, after one in vain"""
     refused_at: float | None = None
@@ -218,6 +220,14 @@ class Gang:
                     del self.holds[shape]
                 return hold
         return None
+
+    def take_from(self, node: str) -> list[Hold]:
+        """Remove all free holds on a node."""
+        found = [hold for holds in self.holds.values() for hold in holds if hold.placement.node == node]
+        for hold in found:
+            self.holds[hold.request.shape].remove(hold)
+        self.holds = {shape: holds for shape, holds in self.holds.items() if holds}
+        return found
 
     def put(self, hold: Hold) -> None:
         self.holds.setdefault(hold.request.shape, []).append(hold)

@@ -6,7 +6,9 @@ anything else.
 
 from __future__ import annotations
 
-from tessera.core.selection import Unfinished
+from collections.abc import Generator
+
+from tessera.core.gangs import GangMisfit
 from tessera.scheduler.gang import Gang, GangState, MemberState
 from tessera.scheduler.gang_barrier import HELD_SECONDS, GangBarrier
 from tessera.scheduler.gang_claims import GangClaims
@@ -51,14 +53,14 @@ class GangCompletion:
         """Whether a gang that is bound in part has members without a place."""
         return gang.state in (WAITING, COMPLETING) and self.is_begun(gang) and bool(self._holds.unplaced(gang))
 
-    def begin(self, gang: Gang) -> None:
-        """WAITING -> COMPLETING: hold what is missing, as much of it as there is room for."""
+    def begin(self, gang: Gang) -> Generator[None, None, None]:
+        """WAITING -> COMPLETING: hold what is missing, as much of it as there is room for, in slices."""
         gang.state, gang.deadline = COMPLETING, self._cycles.clock.monotonic() + HELD_SECONDS
         self._turns.end(gang)
         self._holds.release(gang)
         if self._holds.unplaced(gang):
-            answer = self._holds.plan(gang, None, missing=0)
-            if not isinstance(answer, Unfinished):
+            answer = yield from self._holds.plan(gang, None, missing=0)
+            if isinstance(answer, GangMisfit):
                 self._holds.hold(gang, answer.places)
         bound = gang.count(MemberState.BOUND)
         self._reports.tell(gang, f"{bound} of {gang.required} members are bound; the rest goes first")

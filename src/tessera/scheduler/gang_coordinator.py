@@ -19,11 +19,12 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
+from tessera.core.steps import finish
 from tessera.scheduler.gang import Gang, GangState, GangTimes, Member, MemberState
 from tessera.scheduler.gang_barrier import GangBarrier
 from tessera.scheduler.gang_claims import GangClaims
 from tessera.scheduler.gang_completion import GangCompletion
-from tessera.scheduler.gang_holds import GangHolds
+from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.gang_planner import GangPlanner
 from tessera.scheduler.gang_plans import GangPlans
 from tessera.scheduler.gang_registry import GangRegistry
@@ -123,6 +124,24 @@ class GangCoordinator:
 
     # -- filter
 
+    def takes_time(self, pod: Pod) -> bool:
+        """Whether the gang of a pod is to be planned in slices: `prepare` comes before `decide` then."""
+        group = read_pod_group(pod)
+        if not isinstance(group, PodGroup):
+            return False
+        gang = self.registry.get(pod.metadata.namespace, group.name)
+        size = group.size if gang is None else gang.group.size
+        return (gang is None or gang.state is WAITING) and (size > MEMBERS_AT_ONCE or self._planner.is_busy)
+
+    async def prepare(self, pod: Pod, request: PodRequest, named: CandidateNames) -> None:
+        """Plan the gang of a member that kube-scheduler asks for, between other work. `decide` follows at once."""
+        group = read_pod_group(pod)
+        if isinstance(group, PodGroup):
+            gang, member = self._meet(group, request)
+            if gang.state is WAITING and not self.registry.difference(gang, group):
+                member.candidates = named.resolve()
+                await self._planner.plan_in_slices(gang, member)
+
     def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
         """A member's place, or why it has none; None if it is decided like a single pod."""
         group = read_pod_group(pod)
@@ -131,11 +150,7 @@ class GangCoordinator:
             return None
         if isinstance(group, BadPodGroup):
             return gang_misfit(group.text)
-        gang, member = self._join(group, request)
-        member.request, member.is_refused = request, False
-        self._holds.take_back(gang, request.uid)
-        self._completion.look_again(gang)
-        self._end_if_overdue(gang)
+        gang, member = self._meet(group, request)
         difference = self.registry.difference(gang, group)
         problem = gang_misfit(f"gang {gang.name}: {difference}") if difference else None
         if gang.state in (WAITING, NOMINATED):
@@ -152,7 +167,9 @@ class GangCoordinator:
         elif problem is None:
             if not gang.free_holds:
                 return None
-            return self._holds.take(gang, request, named) or self._holds.exchange(gang, request, named)
+            return self._holds.take(gang, request, named) or self._holds.exchange(
+                gang, request, named, at_any_cost=True
+            )
         member.is_refused = True
         if gang.fitting is not None and gang.state is WAITING:
             self.registry.note_short(gang)
@@ -173,7 +190,7 @@ class GangCoordinator:
         """Make holds for the rest of the gangs that are bound in part. Comes before any other decision."""
         for gang in sorted(self.registry, key=lambda gang: gang.name):
             if self._completion.needs_holds(gang):
-                self._completion.begin(gang)
+                finish(self._completion.begin(gang))
 
     def end_term(self) -> None:
         """This replica stops deciding: nothing is held any more."""
@@ -220,7 +237,7 @@ class GangCoordinator:
                 if gang.is_unfinished:
                     await self._holds.prepare(gang)
                 self._end_if_overdue(gang)
-                problem = self._planner.plan(gang, None) if gang.state is WAITING else None
+                problem = await self._planner.plan_in_slices(gang, None) if gang.state is WAITING else None
                 if problem is not None and gang.fitting is not None and gang.state is WAITING:
                     self.registry.note_short(gang)
                 await asyncio.sleep(0)
@@ -241,6 +258,15 @@ class GangCoordinator:
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)
         self.claims.end_if_overdue(gang)
+
+    def _meet(self, group: PodGroup, request: PodRequest) -> tuple[Gang, Member]:
+        """kube-scheduler asks for a member."""
+        gang, member = self._join(group, request)
+        member.request, member.is_refused = request, False
+        self._holds.take_back(gang, request.uid)
+        self._completion.look_again(gang)
+        self._end_if_overdue(gang)
+        return gang, member
 
     def _join(self, group: PodGroup, request: PodRequest) -> tuple[Gang, Member]:
         known = self.registry.of(request.uid)

@@ -9,9 +9,6 @@ gangs of the namespace for a while: otherwise one pod, created again and again, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from tessera.core.gangs import Placed
 from tessera.core.misfits import Misfit
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.gang import Gang, GangState, GangTimes
@@ -41,9 +38,8 @@ class GangPlans:
         self._distrusted: dict[str, float] = {}
         """namespace -> until when nothing is held for members that do not exist"""
 
-    def begin(self, gang: Gang, places: Iterable[Placed] = ()) -> None:
-        """WAITING, NOMINATED -> PLANNED: these places are held, beside what is held already."""
-        self._holds.hold(gang, places)
+    def begin(self, gang: Gang) -> None:
+        """WAITING, NOMINATED -> PLANNED: every member has its hold."""
         now = self._clock.monotonic()
         gang.state, gang.tried, gang.misfit, gang.replans = GangState.PLANNED, None, None, 0
         gang.deadline, gang.ends = now + self._times.patience, now + LONGEST_PLAN * self._times.patience
