@@ -131,6 +131,7 @@ class ContainerStatus(Partial, frozen=True):
 class PodStatus(Partial, frozen=True):
     phase: str = ""
     start_time: str | None = None
+    nominated_node_name: str = ""
     init_container_statuses: list[ContainerStatus] | None = None
 
 
