@@ -47,6 +47,8 @@ class DecisionChecker:
     _refused: set[tuple[str, str]] = field(default_factory=set)
     _come: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """replica -> pods whose bind calls are not answered"""
+    _released: set[tuple[str, str]] = field(default_factory=set)
+    """bind calls that may go on, because their gang was complete or begun; a turn on the node may take seconds"""
     _written: set[str] = field(default_factory=set)
     """pods that are bound, or may be"""
 
@@ -57,15 +59,16 @@ class DecisionChecker:
             case EventSeen():
                 self._on_seen(event)
             case FilterAnswered():
-                self._come[event.replica].discard(event.uid)
+                self._end_call(event.replica, event.uid)
                 if event.nodes:
                     self._refused.discard((event.replica, event.uid))
                 elif not event.error:
                     self._refused.add((event.replica, event.uid))
             case BindCalled():
                 self._come[event.replica].add(event.uid)
+                self._release(event.replica, event.uid)
             case BindAnswered():
-                self._come[event.replica].discard(event.uid)
+                self._end_call(event.replica, event.uid)
             case WriteSent():
                 self._on_write(event)
             case WriteAnswered():
@@ -96,17 +99,26 @@ class DecisionChecker:
         if shown is not None and shown.node:
             self._seen_bound.add(who)
 
+    def _release(self, replica: str, uid: str) -> str:
+        """Let the binds of the pod's gang go on if that may be; otherwise what is missing."""
+        pod = self._pods.get(uid)
+        if pod is None or pod.gang is None:
+            return ""
+        there = {uid for uid in self._members[pod.gang.name] if (replica, uid) not in self._seen_gone}
+        come = there & self._come[replica]
+        if not (there & self._written) - {uid} and len(come) < pod.gang.minimum:
+            return f"{len(come)} of {pod.gang.minimum} members of {pod.gang.name}"
+        self._released.update((replica, member) for member in come)
+        return ""
+
+    def _end_call(self, replica: str, uid: str) -> None:
+        self._come[replica].discard(uid)
+        self._released.discard((replica, uid))
+
     def _on_write(self, write: WriteSent) -> None:
-        pod = self._pods.get(write.uid)
-        if pod is not None and pod.gang is not None:
-            there = {uid for uid in self._members[pod.gang.name] if (write.replica, uid) not in self._seen_gone}
-            begun, come = there & self._written, there & self._come[write.replica]
-            if not begun - {write.uid} and len(come) < pod.gang.minimum:
-                text = (
-                    f"{pod.key} is bound to {write.node} with {len(come)} of {pod.gang.minimum} members of "
-                    f"{pod.gang.name}"
-                )
-                self.report("partial gang", text, write.at, *sorted(there))
+        if (write.replica, write.uid) not in self._released and (found := self._release(write.replica, write.uid)):
+            text = f"{self._pods[write.uid].key} is bound to {write.node} with {found}"
+            self.report("partial gang", text, write.at, write.uid)
         self._written.add(write.uid)
 
     def _on_eviction(self, eviction: EvictionSent) -> None:

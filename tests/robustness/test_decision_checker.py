@@ -9,6 +9,7 @@ import pytest
 from tests.robustness.checker import Checker, check
 from tests.robustness.history import (
     Ask,
+    BindAnswered,
     BindCalled,
     CalmBegan,
     Card,
@@ -150,6 +151,13 @@ def test_a_bound_member_counts_until_the_replica_has_seen_it_go(is_seen: bool, e
         if is_seen:
             tale.see(name, kind="DELETED")
     assert tale.call("g3").write("g3", "n0").kinds == expected
+
+
+def test_a_member_that_waits_for_its_turn_is_bound_though_the_others_are_gone_by_then() -> None:
+    tale = Tale().create("g1", "g2", gang=gang(2)).call("g1").call("g2").write("g1", "n0")
+    tale.change("g1", node="n", card="n0").add(BindAnswered(at=tale.now, replica="a", uid="g1"))
+    tale.add(PodGone(at=tale.now, revision=tale.revision, key="t/g1", uid="g1")).see("g1", kind="DELETED")
+    assert tale.write("g2", "n1").kinds == []
 
 
 def test_a_binding_that_was_refused_begins_no_gang() -> None:
