@@ -132,6 +132,7 @@ class PodStatus(Partial, frozen=True):
     phase: str = ""
     start_time: str | None = None
     nominated_node_name: str = ""
+    """where a preemption makes room for the pod"""
     init_container_statuses: list[ContainerStatus] | None = None
 
 
