@@ -114,6 +114,8 @@ class Gang:
     """why it waits"""
     misfit: Misfit | None = None
     """the same, as the answer to its members' filter calls"""
+    fitting: int | None = None
+    """members that fit when the last plan failed; None if it waits for something else"""
     tried: Hashable = None
     """what the last plan that failed depended on"""
     is_unfinished: bool = False

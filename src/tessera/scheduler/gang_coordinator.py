@@ -234,6 +234,7 @@ class GangCoordinator:
         else:
             self._cycles.unschedulable.on_room()
         misfit = self._wait(gang, text)
+        gang.fitting = len(answer.places) if isinstance(answer, GangMisfit) else None
         gang.tried = (arrays.epoch, arrays.now, *state[2:])
         return misfit
 
@@ -483,6 +484,7 @@ class GangCoordinator:
         return misfit
 
     def _wait(self, gang: Gang, reason: str) -> Misfit:
+        gang.fitting = None
         if gang.misfit is None or gang.reason != reason:
             gang.reason = reason
             gang.misfit = _misfit(f"gang {gang.name}: {reason}")
