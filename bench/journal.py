@@ -156,7 +156,7 @@ def measure(nodes: int, calls: int) -> dict[str, float]:
     progress(f"building two engines with {nodes} nodes")
     pair = Pair(nodes)
     asking = pair.asking
-    placed, refused = b'"NodeNames":["', b'"FailedAndUnresolvableNodes":{"'
+    placed, refused = b'"NodeNames":["', b'"FailedNodes":{"'
     pair.measure((asking.repeated() for _ in range(WARM_UP)), placed)
     progress(f"measuring {calls} calls of each kind")
     found = {}

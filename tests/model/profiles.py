@@ -161,10 +161,10 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
         "gang preemption": Profile(
             faults=0.15,
             replicas=2,
-            nodes=3,
+            nodes=4,
             kinds=("gpu",),
             agents=("env",),
-            recipes=("large!", "whole!", "two cards!", "large!^", "whole!^", "two cards!^^", "whole!^^", "large!^^"),
+            recipes=("large!", "whole!", "two cards!", "whole!^", "large!^^", "whole!^^"),
             # Nothing that takes room away from a gang that is planned.
             weights={
                 "create_gang": 6.0,

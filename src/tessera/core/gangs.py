@@ -142,7 +142,7 @@ class GangPlanning:
             )
             trial.mute()
             try:
-                answer = yield from trial.run(self._domains)
+                answer = yield from trial.run(self._domains, explains=first is None)
             except BaseException:  # It is not continued.
                 self.take_back()
                 raise
@@ -211,11 +211,14 @@ class _Trial:
         self._published = 0
         """of `held`, those that the listener knows"""
 
-    def run(self, domains: Domains | None) -> Steps:
+    def run(self, domains: Domains | None, *, explains: bool) -> Steps:
+        """`explains`: whether a misfit says why, which costs as much as the search."""
         if not (yield from self._place(domains)):
             return Unfinished()
         places = tuple(self._placed.values())
-        return GangPlan(places) if len(places) >= self._required else GangMisfit(self._text(), places)
+        if len(places) >= self._required:
+            return GangPlan(places)
+        return GangMisfit(self._text() if explains else "", places)
 
     # -- what the ledger's listener knows
 
@@ -352,16 +355,20 @@ def _variants(members: Sequence[GangMember]) -> Iterator[tuple[list[GangMember],
     if len(members) > FEW_MEMBERS:
         return
     orders = [ordered, ordered[::-1]] if len({member.request.shape for member in members}) > 1 else [ordered]
-    for choice in ("", *CARD_CHOICES):
+    # What every member says already is no other choice.
+    others = [choice for choice in CARD_CHOICES if any(_changes_cards(member.request, choice) for member in members)]
+    for choice in ("", *others):
         for order in orders:
             if choice or order is not ordered:
                 yield order, choice
 
 
+def _changes_cards(request: PodRequest, policy: str) -> bool:
+    return bool(policy) and request.device_policy in CARD_CHOICES and request.device_policy != policy
+
+
 def _with_card_choice(request: PodRequest, policy: str) -> PodRequest:
-    if not policy or request.device_policy not in CARD_CHOICES or request.device_policy == policy:
-        return request
-    return replace(request, device_policy=policy)
+    return replace(request, device_policy=policy) if _changes_cards(request, policy) else request
 
 
 def largest_first(member: GangMember) -> tuple[int, int, int, str, str]:

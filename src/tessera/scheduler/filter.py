@@ -84,7 +84,7 @@ class Filter:
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
         self._refusals = GangRefusals()
-        self._encoded: OrderedDict[tuple[int, str], tuple[Refused, bytes]] = OrderedDict()
+        self._encoded: OrderedDict[tuple[int, str | None], tuple[Refused, bytes]] = OrderedDict()
         self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
     def answer(self, body: bytes) -> bytes:
@@ -193,7 +193,7 @@ class Filter:
                 self._demand.note_request(request)
             describe = partial(self._describe_refusal, request, candidates, answer)
             self._observer.on_refused(RefusedEvent(request, answer, is_first, describe))
-            return self._encode(answer, nominated=pod.status.nominated_node_name)
+            return self._encode(answer, pod, request)
         if not was_refused:
             self._demand.note_request(request)
         self._report(request, answer, named, began)
@@ -233,7 +233,7 @@ class Filter:
         refused = self._refusals.of(candidates, misfit)
         is_first = self.gangs.note_refusal(request.uid, misfit.text)
         self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text))
-        return self._encode(refused, nominated=pod.status.nominated_node_name)
+        return self._encode(refused, pod, request)
 
     def _report(
         self, request: PodRequest, answer: Selected | Refused | Unfinished, named: CandidateList, began: float
@@ -276,20 +276,25 @@ class Filter:
             candidates = self._selector.candidates(candidates.names)
         return refusal_sentence(self._ledger, request, candidates.rows, refused)
 
-    def _encode(self, refused: Refused, *, nominated: str = "") -> bytes:
+    def _encode(self, refused: Refused, pod: Pod, request: PodRequest) -> bytes:
         """Equal refusals are one object, and are encoded once.
 
         The nodes that are asked about have passed kube-scheduler's own checks, so evicting pods for CPU or memory helps
-        on none of them: it is told so, and spares the search, which takes it longer than everything else about a
-        refusal. But it gives up its nomination for a node that it takes for hopeless, so that one is only refused.
+        on none of them. It simulates that nevertheless, for longer than everything else about a refusal takes; so a pod
+        with a priority, for which it would find pods to evict, is told that there is no use. But it gives up its
+        nomination for a node that it takes for hopeless, so that one is only refused.
         """
-        known = self._encoded.get((id(refused), nominated))
+        kept = pod.status.nominated_node_name if (request.preempts_below or 0) > 0 else None
+        known = self._encoded.get((id(refused), kept))
         if known is None or known[0] is not refused:
             texts = {id(misfit): misfit.text for misfit, _ in refused.verdicts}
             reasons = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
-            waits = {nominated: reasons.pop(nominated)} if nominated in reasons else None
-            known = (refused, encode_filter_result(failed=waits, unresolvable=reasons))
-            self._encoded[id(refused), nominated] = known
+            if kept is None:
+                encoded = encode_filter_result(failed=reasons)
+            else:
+                waits = {kept: reasons.pop(kept)} if kept in reasons else None
+                encoded = encode_filter_result(failed=waits, unresolvable=reasons)
+            known = self._encoded[id(refused), kept] = refused, encoded
             if len(self._encoded) > ENCODED_REFUSALS:
                 self._encoded.popitem(last=False)
         return known[1]

@@ -142,8 +142,8 @@ class Gang:
     """the same, as the answer to its members' filter calls"""
     tried: Hashable = None
     """what the last plan that failed depended on"""
-    fitting: tuple[Placed, ...] | None = None
-    """places for the members that fit, if the last plan had all of them and not all fit"""
+    places: tuple[Placed, ...] | None = None
+    """for the members that fit when the last plan failed; None if it waits for something else"""
     may_preempt: bool = False
     """it was refused since the preemptor looked at it last"""
     plan_at: float = 0.0
@@ -171,6 +171,11 @@ class Gang:
     @property
     def name(self) -> str:
         return f"{self.namespace}/{self.group.name}"
+
+    @property
+    def fitting(self) -> int | None:
+        """Members that fit when the last plan failed; None if it waits for something else."""
+        return None if self.places is None else len(self.places)
 
     @property
     def free_holds(self) -> int:

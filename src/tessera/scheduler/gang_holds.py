@@ -176,7 +176,7 @@ class GangHolds:
             priority=priority,
             group=gang.name,
             free=frozenset(hold.uid for found in gang.holds.values() for hold in found),
-            fitting=gang.fitting or (),
+            fitting=gang.places or (),
             domains=self._labels.domains(gang.group.topology),
         )
 

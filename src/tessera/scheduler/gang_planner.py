@@ -106,7 +106,7 @@ class GangPlanner:
         state = (arrays.epoch, arrays.now, present, asking.candidates if asking is not None else None)
         if gang.misfit is not None and (gang.tried == state or now < gang.plan_at):
             return gang.misfit
-        gang.fitting = None
+        gang.places = None
         self._holds.release(gang)
         answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
         if gang.state is not GangState.WAITING:
@@ -117,13 +117,13 @@ class GangPlanner:
             return None
         text = "finding room takes longer than one call may; the search goes on"
         if isinstance(answer, GangMisfit):
-            gang.fitting = None if missing else answer.places
             text = f"{present} of {required} members exist; {answer.text}" if missing else answer.text
             if self._turns.has(gang):
                 self._holds.hold(gang, answer.places)
         else:
             self._cycles.unschedulable.on_room()
         misfit = self._reports.wait(gang, text)
+        gang.places = answer.places if isinstance(answer, GangMisfit) else None
         gang.tried = (arrays.epoch, arrays.now, *state[2:])
         if isinstance(answer, GangMisfit) and len(answer.places) >= MEMBERS_AT_ONCE:
             self._pause(gang)

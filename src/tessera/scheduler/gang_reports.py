@@ -41,6 +41,7 @@ class GangReports:
 
     def wait(self, gang: Gang, reason: str) -> Misfit:
         """The answer to the members of a gang that waits for this reason, which is told once."""
+        gang.places = None
         if gang.misfit is None or gang.reason != reason:
             gang.reason = reason
             gang.misfit = gang_misfit(f"gang {gang.name}: {reason}")

@@ -39,7 +39,7 @@ def reason(world: World, pod: PodBuilder) -> str:
     """With which a pod is refused, the same for every node."""
     answer = world.filtered(pod)
     assert answer["NodeNames"] is None
-    [text] = set(answer["FailedAndUnresolvableNodes"].values())
+    [text] = set(answer["FailedNodes"].values())
     assert isinstance(text, str)
     return text
 
@@ -222,7 +222,7 @@ async def test_a_plan_that_kube_scheduler_makes_impossible_is_given_up_with_the_
     await asyncio.sleep(0)
     answer = world.filtered(pods[2], [world.placement(pods[0]).node])
     assert answer["NodeNames"] is None
-    [text] = set(answer["FailedAndUnresolvableNodes"].values())
+    [text] = set(answer["FailedNodes"].values())
     assert "kube-scheduler does not allow the planned node for pod g-2" in text
     assert [text.partition(":")[0] for text in await asyncio.gather(*binds)] == ["gang default/g"] * 2
     assert (held(world), world.ledger.pods(), world.api.calls) == (0, [], [])

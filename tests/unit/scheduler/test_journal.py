@@ -322,7 +322,7 @@ def test_the_size_of_a_journal_is_estimated_from_above_but_not_far() -> None:
 def test_a_pod_that_asks_for_more_cards_than_there_are_neither_fails_nor_empties_the_journal(cards: int) -> None:
     world = JournalledWorld(machine("n1"))
     assert world.filtered(gpu_pod("first"))["NodeNames"] == ["n1"]
-    assert world.filtered(gpu_pod("greedy", gpu=cards))["FailedAndUnresolvableNodes"]
+    assert world.filtered(gpu_pod("greedy", gpu=cards))["FailedNodes"]
     assert [one.pod.name for one in only(world, Placed)] == ["first"]
     assert [one.pod.name for one in only(world, Refused)] == ["greedy"]
 
@@ -494,7 +494,7 @@ async def test_a_preemption_is_recorded_and_replays_to_the_same_decisions() -> N
         await world.run(pod_)
         world.watch()
     world.create(high, thief)
-    assert world.filtered(high)["FailedAndUnresolvableNodes"]
+    assert world.filtered(high)["NodeNames"] is None
     refused = world.unschedulable.get("uid-high")
     assert refused is not None
     await world.engine.preemptor.preempt(refused)
@@ -503,7 +503,7 @@ async def test_a_preemption_is_recorded_and_replays_to_the_same_decisions() -> N
     [victim] = nomination.victims
     world.api.delete_pod(f"default/{victim.removeprefix('uid-')}")
     world.watch()
-    assert world.filtered(thief)["FailedAndUnresolvableNodes"]
+    assert world.filtered(thief)["FailedNodes"]
     assert await world.bound(high, world.chosen(high)) == ""
     found = kinds(happened(world))
     assert found.count("NominationRecord") == 2

@@ -172,7 +172,8 @@ class PageServer:
             history: list[Json] = []
             if source.journal is not None:
                 timeline = await source.journal.timeline()
-                history = await history_of(timeline.records, self._state.pause, namespace, name, last=time)
+                gang = source.gang_name(namespace, name)
+                history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=time)
             answer = await source.explain(namespace, name) if time == math.inf else None
             if answer is not None:
                 document = pod_details(namespace, name, lines=answer.lines, facts=answer.facts, history=history)
