@@ -58,7 +58,8 @@ class GangClaims:
         gang.deadline = self._cycles.clock.monotonic() + grace + seconds
         gang.victims = frozenset(uid for uid in gone if self._ledger.pod(uid) is not None)
         count = len(gang.victims)
-        self._reports.wait(gang, f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit")
+        text = f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit"
+        self._reports.wait(gang, text, gang.places)
         nodes = [claim.placement.node for claim in gang.claims]
         self._report(gang, nodes, victims=victims, waits_for=leaving, seconds=searched)
         return True
@@ -128,7 +129,7 @@ class GangClaims:
         nodes = [claim.placement.node for claim in gang.claims]
         self._withdraw(gang)
         gang.state, gang.tried, gang.victims = GangState.WAITING, None, frozenset()
-        self._reports.wait(gang, f"its places over other pods were given up: {why}")
+        self._reports.wait(gang, f"its places over other pods were given up: {why}", gang.places)
         self._report(gang, nodes, problem=why)
 
     def end_if_overdue(self, gang: Gang) -> None:

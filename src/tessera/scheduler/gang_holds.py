@@ -34,6 +34,10 @@ UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})
 """labels that every node has its own value of: not worth the memory, the node's name is the same"""
 
 
+Planning = Generator[None, None, GangPlan | GangMisfit | Unfinished | None]
+"""pauses at each yield; its return value is None if the gang has changed in a pause"""
+
+
 class NodeLabels:
     """The labels of all nodes. Equal words are kept once, so a node costs a dictionary of pointers."""
 
@@ -78,9 +82,7 @@ class GangHolds:
         """Members that wait for a place."""
         return [member for member in gang.pending() if not self.is_placed(member.request.uid)]
 
-    def plan(
-        self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf
-    ) -> Generator[None, None, GangPlan | GangMisfit | Unfinished]:
+    def plan(self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf) -> Planning:
         """Hold places for all members that have none, and for `missing` ones that do not exist yet, in slices.
 
         These ask for what the `asking` member asks for. Nothing is held if not all required members fit.
@@ -107,7 +109,7 @@ class GangHolds:
             planning.take_back()
         return answer
 
-    def _make(self, gang: Gang, planning: GangPlanning) -> Generator[None, None, GangPlan | GangMisfit | Unfinished]:
+    def _make(self, gang: Gang, planning: GangPlanning) -> Planning:
         """Pauses after so many members, and ends if the gang is another one afterwards."""
         steps, before = planning.steps(), self._state(gang)
         for number in count(1):
@@ -124,7 +126,7 @@ class GangHolds:
                     planning.take_back()
                     raise
                 if self._state(gang) != before:
-                    return Unfinished()
+                    return None
                 planning.resume()
         raise AssertionError  # the steps end
 

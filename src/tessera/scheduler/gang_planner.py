@@ -29,6 +29,8 @@ from tessera.scheduler.unschedulable_pods import MOST_WORK
 
 PAUSE_SECONDS = 1.0
 """between two plans of a large gang that does not fit"""
+PLAN_AGAIN = 3
+"""times at once, if members come or go in a pause"""
 MOST_REPLANNED = 64
 """members without a place up to which a gang is planned again in one step; a larger plan is given up instead"""
 SPARE_REPLANS = 8
@@ -86,13 +88,16 @@ class GangPlanner:
             steps.close()
             self._idle.set()
 
-    def _plan(self, gang: Gang, asking: Member | None) -> Generator[None, None, Misfit | None]:
+    def _plan(
+        self, gang: Gang, asking: Member | None, *, again: int = PLAN_AGAIN
+    ) -> Generator[None, None, Misfit | None]:
         if not gang.group.is_sized:
             return self._reports.wait(gang, self._unsized_text(gang))
         if self._completion.is_begun(gang):
             yield from self._completion.begin(gang)
             return None
-        present, required, now = gang.present(), gang.required, self._cycles.clock.monotonic()
+        present, required = gang.present(), gang.required
+        now, term = self._cycles.clock.monotonic(), self._cycles.term
         missing = max(required - present, 0)
         if self._plans.must_ask(gang):
             asked = (asking is not None) + sum(member.is_refused for member in gang.members.values())
@@ -111,6 +116,12 @@ class GangPlanner:
         answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
         if gang.state is not GangState.WAITING:
             return None  # Something else has happened to it in a pause.
+        if answer is None:
+            gang.tried = None
+            if again and gang.members and self._cycles.term == term:
+                return (yield from self._plan(gang, asking, again=again - 1))
+            self._cycles.unschedulable.on_room()
+            return self._reports.wait(gang, "its members have changed; the next plan follows")
         gang.is_unfinished = isinstance(answer, Unfinished)
         if isinstance(answer, GangPlan):
             self._plans.begin(gang)
@@ -122,8 +133,7 @@ class GangPlanner:
                 self._holds.hold(gang, answer.places)
         else:
             self._cycles.unschedulable.on_room()
-        misfit = self._reports.wait(gang, text)
-        gang.places = answer.places if isinstance(answer, GangMisfit) else None
+        misfit = self._reports.wait(gang, text, answer.places if isinstance(answer, GangMisfit) else None)
         gang.tried = (arrays.epoch, arrays.now, *state[2:])
         if isinstance(answer, GangMisfit) and len(answer.places) >= MEMBERS_AT_ONCE:
             self._pause(gang)

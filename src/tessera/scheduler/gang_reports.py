@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from tessera.core.gangs import Placed
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.scheduler.gang import Gang
 from tessera.scheduler.observer import GangEvent, PreemptionEvent, SchedulerObserver
@@ -39,9 +40,12 @@ class GangReports:
         self._given_up += 1
         return self.wait(gang, text)
 
-    def wait(self, gang: Gang, reason: str) -> Misfit:
-        """The answer to the members of a gang that waits for this reason, which is told once."""
-        gang.places = None
+    def wait(self, gang: Gang, reason: str, places: tuple[Placed, ...] | None = None) -> Misfit:
+        """The answer to the members of a gang that waits for this reason, which is told once.
+
+        `places`: for the members that fit, if it waits for room.
+        """
+        gang.places = places
         if gang.misfit is None or gang.reason != reason:
             gang.reason = reason
             gang.misfit = gang_misfit(f"gang {gang.name}: {reason}")
