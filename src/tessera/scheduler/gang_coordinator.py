@@ -162,6 +162,7 @@ class GangCoordinator:
 
     def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
         """A member's place, or why it has none; None if it is decided like a single pod."""
+        self._keep_turn(request.uid)
         group = read_pod_group(pod)
         if group is None:
             self.forget(request.uid)
@@ -529,6 +530,14 @@ class GangCoordinator:
             self._favoured.tried = None
             self._turn_ends = now + self._times.turn
             log.info("what becomes free is held for a starving gang", gang=self._favoured.name)
+
+    def _keep_turn(self, uid: str) -> None:
+        """What has become free is the favoured gang's, also if kube-scheduler asks for another pod before `retry`."""
+        gang = self._favoured
+        if gang is None or gang.state is not WAITING or uid in gang.members:
+            return
+        if self._cycles.unschedulable.room.is_set():
+            self._plan(gang, None)
 
     def _tell(self, gang: Gang, text: str) -> None:
         log.info("gang", gang=gang.name, state=gang.state.value, text=text)
