@@ -90,7 +90,7 @@ def plan_gang(
     first: GangMisfit | None = None
     for ordered, card_choice in _variants(members):
         trial = _Trial(selector, ordered, required=required, work=work, card_choice=card_choice)
-        answer = trial.run(domains)
+        answer = trial.run(domains, explains=first is None)
         if not isinstance(answer, GangMisfit):
             return answer
         first = first or answer
@@ -121,13 +121,16 @@ class _Trial:
         self._refused: tuple[GangMember, Refused] | None = None
         """the first member that did not fit"""
 
-    def run(self, domains: Domains | None) -> GangPlan | GangMisfit | Unfinished:
+    def run(self, domains: Domains | None, *, explains: bool) -> GangPlan | GangMisfit | Unfinished:
+        """`explains`: whether a misfit says why, which costs as much as the search."""
         listener, self._ledger.listener = self._ledger.listener, None
         try:
             if not self._place(domains):
                 return Unfinished()
             places = tuple(self._placed.values())
-            return GangPlan(places) if len(places) >= self._required else GangMisfit(self._text(), places)
+            if len(places) >= self._required:
+                return GangPlan(places)
+            return GangMisfit(self._text() if explains else "", places)
         finally:
             for position in self._placed:
                 self._ledger.release(_uid(position))
@@ -236,16 +239,20 @@ def _variants(members: Sequence[GangMember]) -> Iterator[tuple[list[GangMember],
     if len(members) > FEW_MEMBERS:
         return
     orders = [ordered, ordered[::-1]] if len({member.request.shape for member in members}) > 1 else [ordered]
-    for choice in ("", *CARD_CHOICES):
+    # What every member says already is no other choice.
+    others = [choice for choice in CARD_CHOICES if any(_changes_cards(member.request, choice) for member in members)]
+    for choice in ("", *others):
         for order in orders:
             if choice or order is not ordered:
                 yield order, choice
 
 
+def _changes_cards(request: PodRequest, policy: str) -> bool:
+    return bool(policy) and request.device_policy in CARD_CHOICES and request.device_policy != policy
+
+
 def _with_card_choice(request: PodRequest, policy: str) -> PodRequest:
-    if not policy or request.device_policy not in CARD_CHOICES or request.device_policy == policy:
-        return request
-    return replace(request, device_policy=policy)
+    return replace(request, device_policy=policy) if _changes_cards(request, policy) else request
 
 
 def _largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
