@@ -190,14 +190,15 @@ class GangCoordinator:
         member.is_refused = True
         return problem
 
-    def note_refusal(self, uid: str, text: str) -> bool:
-        """Whether the member is refused with this text for the first time."""
+    def note_refusal(self, uid: str, text: str) -> tuple[bool, int]:
+        """Whether the member is refused with this text for the first time, and how often it was refused in all."""
         gang = self.registry.of(uid)
         if gang is None:
-            return True
+            return True, 1
         member = gang.members[uid]
         is_first, member.text = member.text != text, text
-        return is_first
+        member.refusals += 1
+        return is_first, member.refusals
 
     def _plan(self, gang: Gang, asking: Member | None, *, work: float = MOST_WORK) -> Misfit | None:
         """WAITING -> PLANNED, or COMPLETING where some members are bound; otherwise why not."""

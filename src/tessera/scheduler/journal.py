@@ -245,7 +245,15 @@ class Journal(SchedulerObserver):
         pod = PodRef(request.namespace, request.name, uid)
         took = int(event.seconds * 1e6)
         entry = RefusedEntry(
-            self._now(), pod, key.ask, key.candidates, self._changed, took, key.reasons, event.refusals
+            self._now(),
+            pod,
+            key.ask,
+            key.candidates,
+            self._changed,
+            took,
+            key.reasons,
+            event.refusals,
+            of_gang=event.of_gang,
         )
         # A mask may be the entry's own: lists that nodes' labels narrow come and go.
         self.add(entry, size + REASON_BYTES * len(key.reasons) + len(key.candidates.mask or b""))

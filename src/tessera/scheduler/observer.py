@@ -34,6 +34,8 @@ class FilterDecision(msgspec.Struct, frozen=True, gc=False):
     """how often the pod was refused so far, this time included"""
     seconds: float
     """that the decision took"""
+    of_gang: bool = False
+    """the pod's gang waits as a whole, which is why it is refused"""
 
 
 class BindDecision(msgspec.Struct, frozen=True, gc=False):
