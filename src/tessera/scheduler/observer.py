@@ -67,6 +67,8 @@ class RefusedEvent(msgspec.Struct, frozen=True):
     """the pod was not refused before"""
     describe: Callable[[], str]
     """one sentence, with the numbers of that moment; takes milliseconds where there are thousands of nodes"""
+    pod: Pod | None = None
+    """as kube-scheduler sent it"""
 
 
 class BindEvent(msgspec.Struct, frozen=True):
