@@ -24,6 +24,7 @@ from tests.support.raw_server import (
     reply,
     reset_at_once,
     silence,
+    stream,
 )
 
 POD = PODS.path("team", "train-0")
@@ -410,8 +411,7 @@ async def test_a_client_that_is_not_open_says_so() -> None:
 async def test_only_a_token_is_repeated_for_a_server_behind_the_proxy(
     credentials: dict[str, str], sent: str | None
 ) -> None:
-    answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}\n")
-    async with RawServer(answer, answer) as server:
+    async with RawServer(stream(b"{}\n"), stream(b"{}\n")) as server:
         access = Access(server.url, credentials=FixedHeaders(credentials))
         async with KubeClient(access) as client:
             for header in ("X-Own-Token", ""):
