@@ -146,14 +146,17 @@ class Checker:
         engine, api, bindings = self._engine, self._api, self._bindings
         if not (bindings.excused or bindings.excused_quotas) or self._lag() or engine.missing():
             return
+        excesses: dict[str, dict[str, str]] = {}
         for name, uuid in list(bindings.excused):
             node = api.nodes.objects.get(name)
             if node is None or self.shown.raw_nodes.get(name) is not node:
                 continue
-            if uuid not in device_usage.capacities(node) or bindings.excesses(name):
-                continue
             if any(not entry.observed for entry in engine.ledger.pods_on(name)):
                 continue  # Perhaps it was chosen before the change.
+            if name not in excesses:
+                excesses[name] = bindings.excesses(name)
+            if excesses[name] or uuid not in device_usage.capacities(node):
+                continue
             view = engine.ledger.node(name)
             known = view is not None and any(card.device.uuid == uuid for card in view.cards)
             if known and not audit_nodes(engine.ledger, [name]):
