@@ -232,17 +232,21 @@ class Checker:
 
     def _check_gangs(self, engine: Engine, candidates: Callable[[Pod], list[str]]) -> None:
         """A gang is bound whole or not at all, and does not wait beside room for all of it."""
-        for (namespace, gang), pods in self._gangs().items():
+        for (namespace, gang), everyone in self._gangs().items():
+            # A member without devices is counted, and bound like a single pod.
+            pods = [pod for pod in everyone if device_usage.wants_devices(pod)]
             bound = sum(bool(pod.spec.node_name) for pod in pods)
             assert bound in (0, len(pods)), f"{bound} of {len(pods)} members of {namespace}/{gang} are bound"
-            prepared = [engine.requests.read(pod) for pod in pods]
-            if bound or not all(candidates(pod) for pod in pods):
+            if bound or not pods or not all(candidates(pod) for pod in pods):
                 continue
+            prepared = [engine.requests.read(pod) for pod in pods]
             members = [
                 GangMember(each.request, engine.selector.candidates(candidates(pod)))
                 for each, pod in zip(prepared, pods, strict=True)
                 if isinstance(each, PreparedRequest)
             ]
+            if len(members) < len(pods):
+                continue  # A member that cannot be read is never placed, and so the gang is not.
             answer = plan_gang(engine.selector, members, required=len(members))
             assert isinstance(answer, GangMisfit), f"gang {namespace}/{gang} waits beside room: {answer}"
 

@@ -29,6 +29,7 @@ from tests.model.shapes import (
 )
 from tests.support.builders import REGISTER
 
+DEVICES = frozenset({GPU, MLU, XPU})
 ALLOCATED = {
     "NVIDIA": "hami.io/vgpu-devices-allocated",
     "MLU": "hami.io/cambricon-mlu-devices-allocated",
@@ -111,7 +112,7 @@ def asked(container: Container) -> dict[str, Asked]:
 
 
 def wants_devices(pod: Pod) -> bool:
-    return any(asked(container) for container in containers(pod))
+    return any(not DEVICES.isdisjoint(container.resources.limits or ()) for container in containers(pod))
 
 
 def containers(pod: Pod) -> list[Container]:
