@@ -19,7 +19,8 @@ OTHER_ORIGIN = "a page of another origin may not ask this machine"
 def find_foreign_page(headers: Mapping[bytes, bytes], is_own: Callable[[bytes], bool]) -> str:
     """Why a request over plain HTTP must not be answered; empty if it may be. Header names are as in `Request`."""
     host, origin = headers.get(b"Host", b"").lower(), headers.get(b"Origin")
-    if not is_own(host):
+    # A browser always sends a host.
+    if host and not is_own(host):
         return OTHER_NAME
     return "" if origin is None or origin.lower() == b"http://" + host else OTHER_ORIGIN
 
