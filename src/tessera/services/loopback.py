@@ -19,8 +19,7 @@ OTHER_ORIGIN = "a page of another origin may not ask this machine"
 def find_foreign_page(headers: Mapping[bytes, bytes], is_own: Callable[[bytes], bool]) -> str:
     """Why a request over plain HTTP must not be answered; empty if it may be. Header names are as in `Request`."""
     host, origin = headers.get(b"Host", b"").lower(), headers.get(b"Origin")
-    # A browser always sends a host.
-    if host and not is_own(host):
+    if not is_own(host):
         return OTHER_NAME
     return "" if origin is None or origin.lower() == b"http://" + host else OTHER_ORIGIN
 
@@ -30,7 +29,8 @@ def names_this_machine(host: bytes) -> bool:
     """Whether this is an address, `localhost` or the machine's name; `host` may have a port, and is in lower case."""
     text = host.decode("latin-1")
     name = text.partition("]")[0].removeprefix("[") if text.startswith("[") else text.partition(":")[0]
-    if name in ("localhost", socket.gethostname().lower()):
+    # Empty: browsers always send a host.
+    if name in ("", "localhost", socket.gethostname().lower()):
         return True
     try:
         ipaddress.ip_address(name)
