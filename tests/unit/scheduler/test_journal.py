@@ -514,7 +514,7 @@ async def test_a_preemption_is_recorded_and_replays_to_the_same_decisions() -> N
         await world.run(pod_)
         world.watch()
     world.create(high, thief)
-    assert world.filtered(high)["FailedNodes"]
+    assert world.filtered(high)["NodeNames"] is None
     refused = world.unschedulable.get("uid-high")
     assert refused is not None
     await world.engine.preemptor.preempt(refused)

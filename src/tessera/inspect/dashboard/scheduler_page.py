@@ -21,10 +21,11 @@ from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
 from tessera.inspect.dashboard.steps import pause_for
+from tessera.inspect.dashboard.waiting_gangs import GangAnswer, decided, gang_name, wall_time
 from tessera.inspect.explanation import bad_pod_text
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import request_lines
-from tessera.inspect.render.lines import Style, StyledLine
+from tessera.inspect.render.explanation import request_lines, section
+from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.request import summarize_request
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.kube.errors import ApiError, KubeError
@@ -32,6 +33,7 @@ from tessera.kube.resources import NODES, PODS
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.gang import Gang
 from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
 from tessera.scheduler.pod_cycle import CycleState
@@ -163,7 +165,7 @@ class SchedulerSource:
         for pod in unschedulable:
             request = pod.request
             cycle = self.engine.cycles.get(request.uid)
-            if cycle is not None and cycle.state is not CycleState.REFUSED:
+            if cycle is not None and cycle.state not in (CycleState.REFUSED, CycleState.NOMINATED):
                 continue
             origin, attempts = refusals.get(request.uid)
             yield WaitingPod(
@@ -175,6 +177,15 @@ class SchedulerSource:
                 origin=origin,
                 attempts=attempts,
             )
+
+    def gang_name(self, namespace: str, pod: str) -> str:
+        return gang_name(self.engine.gangs.registry, namespace, pod)
+
+    def judge_gang(self, gang: Gang) -> GangAnswer:
+        return decided(gang)
+
+    def gang_since(self, gang: Gang) -> float | None:
+        return wall_time(self.engine.cycles.clock, gang.since)
 
     def node_facts(self, name: str) -> Json:
         return {}
@@ -201,6 +212,10 @@ class SchedulerSource:
             lines += request_lines(summarize_request(prepared.request, pod.annotations, engine.vendors))
         cycle = engine.cycles.get(pod.metadata.uid)
         facts = {"phase": pod.status.phase, "scheduler": pod.spec.scheduler_name}
+        gang = engine.gangs.registry.of(pod.metadata.uid)
+        if gang is not None:
+            heading = f"Gang {gang.name}, {count_of(gang.group.size, 'member')}"
+            lines += section(heading, [StyledLine(f"{gang.state.value}: {decided(gang).why}")])
         return PodAnswer(lines, {**facts, "cycle": cycle.state.name.lower() if cycle is not None else ""})
 
     async def begin_trial(self) -> OfflineCluster:
@@ -213,6 +228,7 @@ class SchedulerSource:
         trial.engine.vendors.update(self.engine.vendors)
         trial.nodes = self._nodes
         trial.ledger.quotas = self.engine.ledger.quotas.copy()
+        trial.engine.labels = self.engine.labels
         return trial
 
     async def _list_nodes(self) -> dict[str, Json]:

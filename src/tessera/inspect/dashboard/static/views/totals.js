@@ -74,7 +74,7 @@ function figureList(totals, cluster) {
   if (idle) {
     list.push(figure('Idle grants', `${cardCount(idle.cards ?? 0)} cards`, `${size(idle.memory ?? 0)} held by pods that use nothing of it`, [{ share: share(idle.memory ?? 0, total.memory), kind: 'warn' }]));
   }
-  list.push(figure('Waiting', count(cluster.waiting.size), waits && waits.longest !== null && waits.count
+  list.push(figure('Waiting', count(cluster.waitingPods), waits && waits.longest !== null && waits.count
     ? `half under ${duration(Math.max(1, waits.p50))}, 95 % under ${duration(Math.max(1, waits.p95))}, longest ${waits.longest < 1 ? 'below 1 s' : duration(waits.longest)}`
     : 'No waits are recorded yet'));
   return list;
