@@ -319,7 +319,9 @@ async def test_a_watched_top_prints_another_document_when_something_has_changed(
 
     screen = top.Screen("cards", "node", "json", UsageFilter(), is_watched=True)
     async with product(nodes(), tmp_path) as cluster, client_of(cluster) as client:
-        watching = asyncio.create_task(top._follow(ClusterSource(None, None, 30.0), client, "sandbox", screen, "default", 0.01))
+        watching = asyncio.create_task(
+            top._follow(ClusterSource(None, None, 30.0), client, "sandbox", screen, "default", 0.01)
+        )
         await cluster.until(lambda: len(documents()) == 1, what="the first document")
         await cluster.plane.create_pod(gpu_pod("large", gpu=1, mem=900_000))
         await cluster.until(lambda: documents()[-1]["pending"], what="another document")
