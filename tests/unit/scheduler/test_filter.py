@@ -453,9 +453,15 @@ def test_an_equal_refusal_is_not_even_encoded_again() -> None:
 
 def test_another_refusal_is_encoded_anew() -> None:
     cluster = world(one_card())
-    assert cluster.filtered(gpu_pod("a", gpu=2), ["n1"])["FailedAndUnresolvableNodes"] == {"n1": "NodeInsufficientDevice"}
-    assert cluster.filtered(gpu_pod("b", mem=10**6), ["n1"])["FailedAndUnresolvableNodes"] == {"n1": "1/1 CardInsufficientMemory"}
-    assert cluster.filtered(gpu_pod("c", gpu=2), ["n1"])["FailedAndUnresolvableNodes"] == {"n1": "NodeInsufficientDevice"}
+    assert cluster.filtered(gpu_pod("a", gpu=2), ["n1"])["FailedAndUnresolvableNodes"] == {
+        "n1": "NodeInsufficientDevice"
+    }
+    assert cluster.filtered(gpu_pod("b", mem=10**6), ["n1"])["FailedAndUnresolvableNodes"] == {
+        "n1": "1/1 CardInsufficientMemory"
+    }
+    assert cluster.filtered(gpu_pod("c", gpu=2), ["n1"])["FailedAndUnresolvableNodes"] == {
+        "n1": "NodeInsufficientDevice"
+    }
 
 
 def test_a_node_that_registers_later_is_found_in_a_list_that_was_sent_before() -> None:
