@@ -56,7 +56,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
     "scheduler/preemptor": ("unit/scheduler/test_preemptor.py", "unit/scheduler/test_preemptor_races.py",
                             "unit/scheduler/test_evictor.py"),
     "scheduler/evictor": ("unit/scheduler/test_evictor.py", "unit/scheduler/test_preemptor.py"),
-    "scheduler/victim_book": ("unit/scheduler/test_preemptor.py",
+    "scheduler/victim_book": ("unit/scheduler/test_victim_book.py", "unit/scheduler/test_preemptor.py",
                               "unit/scheduler/test_preemptor_races.py"),
     "scheduler/binder": ("unit/scheduler/test_binder.py", "unit/scheduler/test_binder_lost_answers.py",
                          "unit/scheduler/test_binder_turns.py", "unit/scheduler/test_binder_versions.py",
