@@ -82,7 +82,7 @@ class Target:
 
     def refuse(self, shape: tuple[int, int], uid: str, *, shuffled: bool) -> float:
         answer = self.filter.post(self.asking.request(shape, uid=uid, shuffled=shuffled))
-        if b'"FailedAndUnresolvableNodes":{"' not in answer.body:
+        if b'"FailedNodes":{"' not in answer.body:
             raise Failure(f"a pod was not refused: {_shortened(answer)}")
         return answer.seconds
 

@@ -185,7 +185,7 @@ async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> 
         else:
             assert isinstance(found.verdict, FitsNowhere)
             texts = {name: group.reason for group in found.verdict.groups for name in group.nodes}
-            assert answer["FailedAndUnresolvableNodes"] == texts
+            assert answer["FailedNodes"] == texts
 
 
 async def test_a_pod_that_did_not_ask_for_mig_is_told_so_where_there_is_nothing_else() -> None:

@@ -86,7 +86,7 @@ def test_two_pods_asked_for_at_once_do_not_get_the_same_room() -> None:
 def test_a_refusal_has_a_reason_for_every_candidate() -> None:
     answer = world().filtered(gpu_pod(gpu=2), ["n1", "n2", "stranger"])
     assert answer == NOTHING | {
-        "FailedAndUnresolvableNodes": {
+        "FailedNodes": {
             "n1": "NodeInsufficientDevice",
             "n2": "NodeInsufficientDevice",
             "stranger": "node unregistered",
@@ -94,10 +94,10 @@ def test_a_refusal_has_a_reason_for_every_candidate() -> None:
     }
 
 
-def test_kube_scheduler_keeps_a_nomination_for_a_node_that_is_refused_and_looks_for_no_victims_on_others() -> None:
+def test_kube_scheduler_looks_for_no_victims_for_a_pod_with_a_priority_and_keeps_its_nomination() -> None:
     """On a node of `FailedAndUnresolvableNodes` it looks for no victims, and a nomination for such a node it drops."""
     cluster = World(node("n1").gpus(1), node("n2").gpus(1))
-    pod = gpu_pod(gpu=2).manifest()
+    pod = gpu_pod(gpu=2).with_priority(1000).manifest()
     short = "NodeInsufficientDevice"
     for nominated in ("n1", "n2"):
         pod["status"] = {"nominatedNodeName": nominated}
@@ -105,12 +105,14 @@ def test_kube_scheduler_keeps_a_nomination_for_a_node_that_is_refused_and_looks_
         expected = {"FailedNodes": {nominated: short}, "FailedAndUnresolvableNodes": {other: short}}
         assert cluster.asked(filter_body(pod, ["n1", "n2"])) == NOTHING | expected
     pod["status"] = {"nominatedNodeName": "elsewhere"}
-    everywhere = NOTHING | {"FailedAndUnresolvableNodes": {"n1": short, "n2": short}}
-    assert cluster.asked(filter_body(pod, ["n1", "n2"])) == everywhere
+    everywhere = {"n1": short, "n2": short}
+    assert cluster.asked(filter_body(pod, ["n1", "n2"])) == NOTHING | {"FailedAndUnresolvableNodes": everywhere}
+    pod["spec"]["priority"] = 0
+    assert cluster.asked(filter_body(pod, ["n1", "n2"])) == NOTHING | {"FailedNodes": everywhere}
 
 
 def test_a_request_without_candidates_gets_no_node_and_no_reasons() -> None:
-    assert world().filtered(gpu_pod(), []) == NOTHING | {"FailedAndUnresolvableNodes": {}}
+    assert world().filtered(gpu_pod(), []) == NOTHING | {"FailedNodes": {}}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_prepared_request_knows_whether_its_pod_uses_the_downward_api(asking: 
 def test_a_pod_gets_a_mig_instance_only_if_it_asks_for_one_with_the_webhook_and_past_it() -> None:
     cluster = world(node("n1").gpu("mig", mode="mig", profiles=A100_40GB))
     for built in (using_downward_api(gpu_pod("completed", mem=4000)), gpu_pod("bypassed", mem=4000)):
-        assert cluster.filtered(built)["FailedAndUnresolvableNodes"] == {"n1": "1/1 CardTypeMismatch"}
+        assert cluster.filtered(built)["FailedNodes"] == {"n1": "1/1 CardTypeMismatch"}
         _, _, text = told(cluster)[-1]
         assert text == (
             "every NVIDIA card is in MIG mode, and a pod gets a MIG instance only with the annotation "
@@ -168,7 +170,7 @@ def test_a_pod_asked_for_again_replaces_its_reservation() -> None:
 def test_a_pod_that_no_longer_fits_holds_nothing() -> None:
     cluster, asking = world(one_card()), gpu_pod("p", mem=6000)
     cluster.chosen(asking)
-    assert cluster.filtered(asking, ["elsewhere"])["FailedAndUnresolvableNodes"] == {"elsewhere": "node unregistered"}
+    assert cluster.filtered(asking, ["elsewhere"])["FailedNodes"] == {"elsewhere": "node unregistered"}
     assert (cluster.state(asking), cluster.cycle_state(asking)) == (None, CycleState.REFUSED)
 
 
@@ -453,20 +455,14 @@ def test_an_equal_refusal_is_not_even_encoded_again() -> None:
 
 def test_another_refusal_is_encoded_anew() -> None:
     cluster = world(one_card())
-    assert cluster.filtered(gpu_pod("a", gpu=2), ["n1"])["FailedAndUnresolvableNodes"] == {
-        "n1": "NodeInsufficientDevice"
-    }
-    assert cluster.filtered(gpu_pod("b", mem=10**6), ["n1"])["FailedAndUnresolvableNodes"] == {
-        "n1": "1/1 CardInsufficientMemory"
-    }
-    assert cluster.filtered(gpu_pod("c", gpu=2), ["n1"])["FailedAndUnresolvableNodes"] == {
-        "n1": "NodeInsufficientDevice"
-    }
+    assert cluster.filtered(gpu_pod("a", gpu=2), ["n1"])["FailedNodes"] == {"n1": "NodeInsufficientDevice"}
+    assert cluster.filtered(gpu_pod("b", mem=10**6), ["n1"])["FailedNodes"] == {"n1": "1/1 CardInsufficientMemory"}
+    assert cluster.filtered(gpu_pod("c", gpu=2), ["n1"])["FailedNodes"] == {"n1": "NodeInsufficientDevice"}
 
 
 def test_a_node_that_registers_later_is_found_in_a_list_that_was_sent_before() -> None:
     cluster = world(one_card("n1"))
-    assert cluster.filtered(gpu_pod("a"), ["late"])["FailedAndUnresolvableNodes"] == {"late": "node unregistered"}
+    assert cluster.filtered(gpu_pod("a"), ["late"])["FailedNodes"] == {"late": "node unregistered"}
     cluster.api.add_node(one_card("late"))
     cluster.watch()
     assert cluster.chosen(gpu_pod("a"), ["late"]) == "late"

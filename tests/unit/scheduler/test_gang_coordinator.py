@@ -39,7 +39,7 @@ def reason(world: World, pod: PodBuilder) -> str:
     """With which a pod is refused, the same for every node."""
     answer = world.filtered(pod)
     assert answer["NodeNames"] is None
-    [text] = set(answer["FailedAndUnresolvableNodes"].values())
+    [text] = set(answer["FailedNodes"].values())
     assert isinstance(text, str)
     return text
 
@@ -222,7 +222,7 @@ async def test_a_plan_that_kube_scheduler_makes_impossible_is_given_up_with_the_
     await asyncio.sleep(0)
     answer = world.filtered(pods[2], [world.placement(pods[0]).node])
     assert answer["NodeNames"] is None
-    [text] = set(answer["FailedAndUnresolvableNodes"].values())
+    [text] = set(answer["FailedNodes"].values())
     assert "kube-scheduler does not allow the planned node for pod g-2" in text
     assert [text.partition(":")[0] for text in await asyncio.gather(*binds)] == ["gang default/g"] * 2
     assert (held(world), world.ledger.pods(), world.api.calls) == (0, [], [])
@@ -475,6 +475,27 @@ async def test_a_starving_gang_is_woken_when_all_is_held() -> None:
         world.api.delete_pod(f"default/small-{i}")
         world.watch()
         assert await woken(world) == ([] if i == 0 else ["g-0", "g-1"])
+    assert await bind_all(world, pods) == ["", ""]
+
+
+@in_fake_time
+async def test_what_becomes_free_is_the_starving_gangs_though_another_pod_is_asked_for_first() -> None:
+    """kube-scheduler sees the end of a pod as early as Tessera does, and asks at once for the pods that wait."""
+    world = World(machine("n1"))
+    for i in range(2):
+        await world.run(using_downward_api(gpu_pod(f"small-{i}")))
+    pods = gang(2)
+    world.create(*pods)
+    for pod in pods:
+        reason(world, pod)
+    await asyncio.sleep(STARVING)
+    assert await woken(world) == []
+    for i in range(2):
+        world.api.delete_pod(f"default/small-{i}")
+        world.watch()
+        assert world.filtered(using_downward_api(gpu_pod("thief")))["NodeNames"] is None
+    assert held(world) == 2
+    assert await woken(world) == ["g-0", "g-1"]
     assert await bind_all(world, pods) == ["", ""]
 
 

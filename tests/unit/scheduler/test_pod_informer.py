@@ -195,7 +195,7 @@ def test_an_allocation_that_cannot_be_read_holds_its_node_and_says_so_once() -> 
         kept.create(running("odd", allocated="n1-0,NVIDIA,much,5:;"))
     assert [(entry["event"], entry["node"], entry["pod"]) for entry in logs] == [("node held", "n1", "default/odd")]
     answer = kept.filtered(gpu_pod("p", mem=10), ["n1"])
-    assert answer["FailedAndUnresolvableNodes"] == {"n1": "node usage unavailable"}
+    assert answer["FailedNodes"] == {"n1": "node usage unavailable"}
     assert kept.chosen(gpu_pod("p", mem=10)) == "n2"
     kept.api.delete_pod("default/odd")
     kept.watch()
@@ -248,7 +248,7 @@ def test_quotas_hold_while_they_exist_and_their_changes_are_told_as_room() -> No
     kept = world()
     told = kept.room
     kept.quotas.put("default/q", quota(1000))
-    assert kept.filtered(gpu_pod("p", mem=2000))["FailedAndUnresolvableNodes"] == {"n1": "2/2 ResourceQuotaNotFit"}
+    assert kept.filtered(gpu_pod("p", mem=2000))["FailedNodes"] == {"n1": "2/2 ResourceQuotaNotFit"}
     kept.quotas.put("default/q", quota(2000))
     assert kept.chosen(gpu_pod("p", mem=2000)) == "n1"
     kept.quotas.drop("default/q")

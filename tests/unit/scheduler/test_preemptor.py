@@ -69,7 +69,7 @@ class Cluster(World):
     def refuse(self, pod: PodBuilder) -> UnschedulablePod:
         if f"{pod.namespace}/{pod.name}" not in self.api.pods:
             self.create(pod)
-        assert self.filtered(pod)["FailedAndUnresolvableNodes"]
+        assert self.filtered(pod)["NodeNames"] is None
         found = self.unschedulable.get(uid(pod))
         assert found is not None
         return found
@@ -146,10 +146,10 @@ async def test_no_other_pod_takes_what_is_nominated_and_what_fits_beside_goes_in
     await cluster.preempts(high(mem=70_000))
     beside, thief = low("beside", mem=10_000), low("thief", mem=20_000).with_priority(5000)
     cluster.create(beside, thief)
-    assert cluster.filtered(thief)["FailedAndUnresolvableNodes"], "there are 21,920 MiB free now, but not later"
+    assert cluster.filtered(thief)["NodeNames"] is None, "there are 21,920 MiB free now, but not later"
     assert cluster.chosen(beside) == "n1"
     cluster.gone("victim")
-    assert cluster.filtered(thief)["FailedAndUnresolvableNodes"]
+    assert cluster.filtered(thief)["NodeNames"] is None
     assert cluster.chosen(high(mem=70_000)) == "n1"
 
 
@@ -282,10 +282,10 @@ async def test_a_nomination_ends_by_its_deadline_and_the_devices_are_free() -> N
     await cluster.preempts(high())
     cluster.gone("victim")
     cluster.create(low("other"))
-    assert cluster.filtered(low("other"))["FailedAndUnresolvableNodes"]
+    assert cluster.filtered(low("other"))["FailedNodes"]
     await asyncio.sleep(GRACE + TIMEOUT - 1)
     await cluster.engine.preemptor.end_overdue()
-    assert cluster.filtered(low("other"))["FailedAndUnresolvableNodes"]
+    assert cluster.filtered(low("other"))["FailedNodes"]
     await asyncio.sleep(2)
     await cluster.engine.preemptor.end_overdue()
     assert cluster.cycle_state(high()) is CycleState.REFUSED

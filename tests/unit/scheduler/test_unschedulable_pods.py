@@ -215,7 +215,7 @@ def test_a_refusal_after_several_calls_is_reported_as_the_first() -> None:
     world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)))
     asking = together("p")
     answers = [world.filtered(asking) for _ in range(3)]
-    assert [bool(answer["FailedAndUnresolvableNodes"]) for answer in answers] == [False, False, True]
+    assert [bool(answer["FailedNodes"]) for answer in answers] == [False, False, True]
     assert [event.is_first for event in world.reports.refused] == [True]
 
 
