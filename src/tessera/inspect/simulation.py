@@ -21,7 +21,7 @@ from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_
 from tessera.inspect.gang_status import GangStatus, plan_members
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.preemption import PreemptionOutlook, foresee
+from tessera.inspect.preemption import PreemptionOutlook, foresee, with_priority
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
@@ -135,6 +135,7 @@ def simulate_in_steps(
         if document is None:
             result = replace(result, stop=StopReason(f"the webhook refuses it: {verdict.message}"))
             break
+        document = with_priority(document, cluster.state.priority_classes)
         pod = msgspec.convert(document, Pod)
         prepared = cluster.prepare(pod)
         if isinstance(prepared, BadPod):
