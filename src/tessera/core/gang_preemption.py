@@ -22,7 +22,10 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tessera.core.gangs import Domains, GangMember, GangPlan, Placed, largest_first, plan_gang
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry
 from tessera.core.node_preemption import NodeSearch, best_victims
 from tessera.core.preemption import NODES_AT_ONCE, Preemption
@@ -33,8 +36,10 @@ from tessera.core.victims import Cost, PodBook, PodTraits, Unit, VictimSet, add_
 
 SPARE_NODES = 64
 """beside one per member that are looked at for members of one kind, the cheapest first"""
-MOST_TRIALS = 2_048
+MOST_TRIALS = 1_024
 """members placed, over all trials, to find out which pods of a draft can stay; larger drafts stay as they are"""
+UNITS_AT_ONCE = 64
+"""added up between two pauses"""
 SAME_GANG = "it is a member of the same gang"
 
 
@@ -85,12 +90,14 @@ def search(preemption: Preemption, demand: GangDemand) -> GangSearch:
     orders = [ordered]
     if len({member.request.shape for member in ordered}) > 1:
         orders.append(ordered[::-1])
+    may_share = False
     for order in orders:
-        draft = yield from _Draft(preemption, demand, order).by_member()
-        best = _better(best, draft)
-    if len(ordered) > 1 and (best is None or best.victims):
-        draft = yield from _Draft(preemption, demand, ordered).by_reprieve(None if best is None else best.cost.highest)
-        best = _better(best, draft)
+        draft = _Draft(preemption, demand, order)
+        best = _better(best, (yield from draft.by_member()))
+        may_share = may_share or draft.may_share()
+    if len(ordered) > 1 and (best is None or (best.victims and may_share)):
+        draft = _Draft(preemption, demand, ordered)
+        best = _better(best, (yield from draft.by_reprieve(None if best is None else best.cost.highest)))
     return best
 
 
@@ -200,7 +207,12 @@ class _Aftermath:
             self.book.unchoose([uid])
             self.ledger.put_pod(entry.facts, entry.state, observed=entry.observed)
 
-    def units(self) -> list[Unit]:
+    def free_memory(self) -> int:
+        """In MiB, of all cards that were looked at."""
+        arrays = self.ledger.arrays
+        return int(np.maximum(arrays.memory - arrays.used_memory, 0).sum())
+
+    def units(self) -> Generator[None, None, list[Unit]]:
         """What was chosen."""
         groups: dict[str, list[tuple[PodTraits, int]]] = {}
         for uid, entry in self.victims.items():
@@ -208,10 +220,14 @@ class _Aftermath:
             assert traits is not None  # a victim has a priority
             held = sum(holding.use.memory for holding in entry.holdings.values())
             groups.setdefault(traits.group or f"/{uid}", []).append((traits, held))
-        return [
-            make_unit(pods, [budget for one, _ in pods for budget in self.book.budgets(one.uid)])
-            for pods in groups.values()
-        ]
+            if len(groups) % UNITS_AT_ONCE == 0:
+                yield
+        found = []
+        for pods in groups.values():
+            found.append(make_unit(pods, [budget for one, _ in pods for budget in self.book.budgets(one.uid)]))
+            if len(found) % UNITS_AT_ONCE == 0:
+                yield
+        return found
 
 
 class _Lane:
@@ -271,19 +287,29 @@ class _Draft:
     # -- ways to begin
 
     def by_member(self) -> GangSearch:
-        spare = len(self._order) - self._demand.required
-        for member in self._order:
+        required = self._demand.required
+        for number, member in enumerate(self._order):
             lane = self._lanes.get(_kind(member))
             if lane is None:
                 lane = self._lanes[_kind(member)] = _Lane(self._world, self._demand.priority, self._cheapest(member))
+                yield
             found = yield from lane.best(member.request, len(self._places))
-            if found is None and spare == 0:
-                return None
-            if found is None:
-                spare -= 1
-            else:
+            if found is not None and not (found.victims and len(self._places) >= required):
                 self._claim(member.request, found)
+            elif len(self._places) + len(self._order) - number - 1 < required:
+                return None
         return (yield from self._finish(_dearest_first))
+
+    def may_share(self) -> bool:
+        """Whether a pod that may leave holds more than the smallest member takes: then one may do for several."""
+        smallest = min((_memory_of(placement) for _, placement in self._places), default=0)
+        ledger = self._world.ledger
+        held = (
+            sum(holding.use.memory for holding in entry.holdings.values())
+            for entry in (*self._world.victims.values(), *ledger.pods())
+            if entry.observed
+        )
+        return any(memory > smallest for memory in held)
 
     def by_reprieve(self, highest: int | None) -> GangSearch:
         """`highest`: the priority above which none has to leave."""
@@ -293,16 +319,18 @@ class _Draft:
                 search = NodeSearch(
                     self._world.ledger, self._world.book, member.request, priority=self._demand.priority, node=name
                 )
+                units = search.units()
+                pods = sum(unit.cost.pods for unit in units)
+                if (len(self._world.victims) + pods) * len(self._order) > MOST_TRIALS:
+                    break
                 # A large pod first, where a budget allows not all of them to leave.
-                for unit in sorted(search.units(), key=lambda unit: (unit.cost.highest, -unit.cost.work, unit.uids)):
+                for unit in sorted(units, key=lambda unit: (unit.cost.highest, -unit.cost.work, unit.uids)):
                     fits_budgets = all(
                         count <= self._world.book.disruptions_allowed(budget)
                         for budget, count in Counter(unit.budgets).items()
                     )
                     if fits_budgets and (highest is None or unit.cost.highest <= highest):
                         self._world.evict(unit.uids)
-                if len(self._world.victims) * len(self._order) > MOST_TRIALS:
-                    break
                 yield
         return (yield from self._finish(_smallest_first))
 
@@ -335,24 +363,31 @@ class _Draft:
 
     def _finish(self, first_to_stay: Callable[[Unit], tuple[Any, ...]]) -> GangSearch:
         world, greedy = self._world, tuple(self._places)
-        for number in range(len(greedy)):
-            world.ledger.release(f"gang-trial/{number}")
-        planner = _Planner(world.ledger, self._demand, self._order)
-        units = world.units()
-        plan = planner.plan(domains=self._demand.domains)
-        if plan is None and not greedy:
-            return None
-        if plan is not None and len(units) * len(self._order) <= MOST_TRIALS:
-            for unit in sorted(units, key=first_to_stay):
+        units, plan = (yield from world.units()), None
+        if len(units) * len(self._order) <= MOST_TRIALS:
+            for number in range(len(greedy)):
+                world.ledger.release(f"gang-trial/{number}")
+            planner = _Planner(world.ledger, self._demand, self._order)
+            plan = planner.plan()
+            free = 0
+            if plan is not None:
+                taken = sorted(_memory_of(placement) for _, placement in plan.places)
+                free = world.free_memory() - sum(taken[: self._demand.required])
+            for unit in sorted(units, key=first_to_stay) if plan is not None else ():
+                if unit.cost.work > free:
+                    continue  # There is no room for it beside the gang, however that is placed.
+                yield
                 world.restore(unit.uids)
-                without = planner.plan(domains=self._demand.domains)
+                without = planner.plan()
                 if without is None:
                     world.evict(unit.uids)
                 else:
-                    plan = without
-                yield
+                    plan, free = without, free - unit.cost.work
+                    units.remove(unit)
+        if plan is None and not greedy:
+            return None
         places = greedy if plan is None else plan.places
-        cost, uids = add_up(world.units())
+        cost, uids = add_up(units)
         nodes = {place.placement.node for place in places}
         leaving = set[str]().union(*(world.leaving.get(name, ()) for name in nodes))
         return GangVictims(cost, uids, tuple(sorted(leaving)), places)
@@ -363,7 +398,7 @@ class _Planner:
 
     def __init__(self, ledger: Ledger, demand: GangDemand, order: Sequence[GangMember]) -> None:
         self._selector = Selector(ledger)
-        self._required = demand.required
+        self._demand = demand
         known = {}
         for member in order:
             if _kind(member) not in known:
@@ -372,9 +407,14 @@ class _Planner:
                 known[_kind(member)] = self._selector.candidates(names)
         self._members = [GangMember(member.request, known[_kind(member)]) for member in order]
 
-    def plan(self, *, domains: Domains | None) -> GangPlan | None:
-        answer = plan_gang(self._selector, self._members, required=self._required, domains=domains)
+    def plan(self) -> GangPlan | None:
+        demand = self._demand
+        answer = plan_gang(self._selector, self._members, required=demand.required, domains=demand.domains)
         return answer if isinstance(answer, GangPlan) else None
+
+
+def _memory_of(placement: Placement) -> int:
+    return sum(grant.memory for grants in placement.grants.values() for each in grants for grant in each)
 
 
 def _kind(member: GangMember) -> Hashable:

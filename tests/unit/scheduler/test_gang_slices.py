@@ -71,20 +71,20 @@ async def test_members_of_a_large_gang_are_bound_together() -> None:
 
 @in_fake_time
 async def test_a_large_gang_that_does_not_fit_releases_what_it_held_in_a_pause() -> None:
-    world, pods = Slices(64), gang(SIZE)
+    world, pods = Slices(48), gang(SIZE)
     world.create(*pods)
     call = asyncio.ensure_future(world.asks(pods[0]))
     await pauses(call)
     assert held(world) == MEMBERS_AT_ONCE
     answer = json.loads(await call)
     [text] = set((answer["FailedNodes"] or answer["FailedAndUnresolvableNodes"]).values())
-    assert f"64 of {SIZE} members fit" in text
+    assert f"48 of {SIZE} members fit" in text
     assert (held(world), world.ledger.pods()) == (0, [])
 
 
 @in_fake_time
 async def test_what_becomes_free_in_a_pause_is_seen_a_second_later() -> None:
-    world, pods = Slices(64), gang(64)
+    world, pods = Slices(48), gang(48)
     await world.run(using_downward_api(gpu_pod("other")))
     world.watch()
     world.create(*pods)
