@@ -27,7 +27,7 @@ import numpy as np
 from tessera.core.gangs import Domains, GangMember, GangPlan, Placed, largest_first, plan_gang
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry
-from tessera.core.node_preemption import NodeSearch, best_victims
+from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import NODES_AT_ONCE, Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
@@ -257,7 +257,8 @@ class _Lane:
             if found is not None and (at == claims or not self._is_limited):
                 return found
             self._world.look_at(name)
-            found = best_victims(self._world.ledger, self._world.book, request, priority=self._priority, node=name)
+            ledger, book = self._world.ledger, self._world.book
+            found = yield from NodeSearch(ledger, book, request, priority=self._priority, node=name).steps()
             if found is not None:
                 self._push(found.rank, claims, found)
             yield
