@@ -1,4 +1,4 @@
-"""Which pods would be evicted for a pod that fits on no node, or why none would be.
+"""Which pods would be evicted for a pod that fits on no node, or for a gang that does not fit, or why none would be.
 
 The engine searches as the scheduler does. Disruption budgets are not read here, so an answer says that they may keep a
 pod. Other victims may be found by the time the scheduler looks.
@@ -10,10 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tessera.core import gang_preemption
+from tessera.core.gang_preemption import GangDemand
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
 from tessera.inspect.offline_cluster import OfflineCluster
+
+SWITCHED_OFF = "preemption is switched off (--preemption=false)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,10 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionOutlook:
-    """What the scheduler would do for a pod that fits nowhere."""
+    """What the scheduler would do for a pod or a gang that does not fit."""
 
     node: str = ""
-    """where the pod would go; empty if no set of victims helps"""
+    """where the pod would go, or the nodes of a gang; empty if no set of victims helps"""
     victims: tuple[Victim, ...] = ()
     waits_for: tuple[Victim, ...] = ()
     """pods that leave already"""
@@ -55,7 +59,7 @@ def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) 
     engine, priority = cluster.engine, request.preempts_below
     lowest = engine.victims.lowest_priority
     if not cluster.settings.preemption:
-        return PreemptionOutlook(obstacle="preemption is switched off (--preemption=false)")
+        return PreemptionOutlook(obstacle=SWITCHED_OFF)
     if priority is None:
         return PreemptionOutlook(obstacle="its preemptionPolicy is Never")
     if lowest is None or lowest >= priority:
@@ -64,6 +68,24 @@ def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) 
     if found is None:
         return PreemptionOutlook(obstacle=_obstacle(cluster, request, priority, names))
     return PreemptionOutlook(found.node, _victims(cluster, found.victims), _victims(cluster, found.leaving))
+
+
+def foresee_gang(cluster: OfflineCluster, demand: GangDemand, *, is_patient: bool) -> PreemptionOutlook:
+    """For a gang whose members all exist and do not fit together. `is_patient`: a member preempts none."""
+    engine, priority = cluster.engine, demand.priority
+    lowest = engine.victims.lowest_priority
+    if not cluster.settings.preemption:
+        return PreemptionOutlook(obstacle=SWITCHED_OFF)
+    if is_patient:
+        return PreemptionOutlook(obstacle="the preemptionPolicy of a member is Never")
+    if lowest is None or lowest >= priority:
+        return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
+    found = gang_preemption.find(engine.preemption, demand)
+    if found is None:
+        text = f"no set of pods with a priority below {priority} makes all {demand.required} members fit"
+        return PreemptionOutlook(obstacle=text)
+    nodes = ", ".join(sorted({place.placement.node for place in found.places}))
+    return PreemptionOutlook(nodes, _victims(cluster, found.victims), _victims(cluster, found.leaving))
 
 
 def _obstacle(cluster: OfflineCluster, request: PodRequest, priority: int, names: Sequence[str]) -> str:
