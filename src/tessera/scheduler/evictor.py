@@ -105,6 +105,9 @@ class Evictor:
             problem = obstacle(victim)
             if problem:
                 return problem
+            known = self._book.traits(victim.uid)
+            if known is not None and known.is_leaving:
+                return ""  # For another preemptor: a gang is on several nodes, and each of them may need it gone.
             answer = await self._send(victim)
             if not answer.is_accepted:
                 return answer.problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.scheduler.pod_cycle import CycleState
 from tests.support.builders import node
 from tests.support.fake_cluster import Step, never_sent, not_found, refused
-from tests.unit.scheduler.test_preemptor import Cluster, budget, high, low
+from tests.unit.scheduler.test_preemptor import Cluster, budget, high, low, member
 
 
 async def two_victims() -> Cluster:
@@ -83,3 +83,18 @@ async def test_a_victim_that_is_gone_is_no_obstacle_and_not_reported_as_evicted(
     await cluster.preempts(high(gpu=2))
     assert cluster.cycle_state(high()) is CycleState.NOMINATED
     assert [name for name, _ in cluster.seen.evicted] == ["plain"]
+
+
+async def test_a_victim_that_leaves_for_another_preemptor_already_is_not_evicted_again() -> None:
+    """A group on two nodes, and a preemptor on each of them: both sets have both members."""
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster.create(member("a", "n1"), member("b", "n2"))
+    waiting = [cluster.refuse(high(name)) for name in ("one", "other")]
+    preemptor = cluster.engine.preemptor
+    found = [await preemptor._nominate(pod) for pod in waiting]
+    assert [sorted(each.victims) for each in found if each is not None] == [["uid-a", "uid-b"]] * 2
+    for pod, victims in zip(waiting, found, strict=True):
+        assert victims is not None
+        assert await preemptor._evict_all(pod.request, victims)
+    assert sorted(cluster.evictions) == ["a", "b"]
+    assert [cluster.cycle_state(high(name)) for name in ("one", "other")] == [CycleState.NOMINATED] * 2

@@ -1,6 +1,13 @@
 """One node as the page shows it: its cards with their slices, and the pods that hold them, as JSON.
 
 Positional arrays keep a cluster of 40,000 cards small. Names that tenants choose appear as JSON strings only.
+
+    pod    namespace, name, kind and name of the owner, state, since[, gang[, until]]
+    card   index, uuid, model, mode, memory, cores, slots, state, NVLink group, NUMA node, slices, used, utilization
+           [, claims of nominated pods]
+
+A place that is held for a member of a gang is a pod in the state `held`. Claims are not part of the slices: what is
+claimed may be held by pods that leave.
 """
 
 from __future__ import annotations

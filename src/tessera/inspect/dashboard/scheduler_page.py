@@ -222,6 +222,7 @@ class SchedulerSource:
         trial.engine.vendors.update(self.engine.vendors)
         trial.nodes = self._nodes
         trial.ledger.quotas = self.engine.ledger.quotas.copy()
+        trial.engine.labels = self.engine.labels
         return trial
 
     async def _list_nodes(self) -> dict[str, Json]:

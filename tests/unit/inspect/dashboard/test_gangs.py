@@ -203,8 +203,8 @@ async def test_the_past_shows_claims_and_tells_of_gangs_and_nominations() -> Non
 # -- what if
 
 
-def job(parallelism: int, cards: int) -> str:
-    annotations = {"tessera.io/gang": "train", "tessera.io/gang-size": str(parallelism)}
+def job(parallelism: int, cards: int, **more: str) -> str:
+    annotations = {"tessera.io/gang": "train", "tessera.io/gang-size": str(parallelism), **more}
     containers = [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": cards}}}]
     template = {"metadata": {"annotations": annotations}, "spec": {"containers": containers}}
     spec = {"parallelism": parallelism, "completions": parallelism, "template": template}
@@ -219,4 +219,13 @@ async def test_a_job_that_is_a_gang_is_tried_as_a_whole(parallelism: int, placed
     assert (gang_found["name"], gang_found["size"], gang_found["fits"]) == ("train", parallelism, placed > 0)
     assert f"{min(parallelism, 2)} " in gang_found["why"]
     assert len(found["pods"]) == placed, "of a gang that does not fit no member is placed"
+    await page.server.close()
+
+
+async def test_the_topology_of_a_gang_that_does_not_exist_yet_is_that_of_the_nodes() -> None:
+    nodes = [node(f"n{number}").gpus(1, slots=1).label("zone", f"z{number % 2}") for number in range(4)]
+    page = Page(FixedSource(OfflineCluster(state_of(nodes, []))))
+    body = job(2, 1, **{"tessera.io/gang-topology": "zone"}).encode()
+    found = decoded(await page.ask("/api/whatif", method="POST", body=body))
+    assert "all 2 members fit together, in 1 of zone: z" in found["gangs"][0]["why"]
     await page.server.close()
