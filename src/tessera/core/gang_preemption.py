@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tessera.core.arrays import Ints
 from tessera.core.gangs import Domains, GangMember, GangPlan, Placed, largest_first, plan_gang
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry
@@ -36,6 +37,8 @@ from tessera.core.victims import Cost, PodBook, PodTraits, Unit, VictimSet, add_
 
 SPARE_NODES = 64
 """beside one per member that are looked at for members of one kind, the cheapest first"""
+ROOMY_NODES = 16
+"""with free memory that are looked at too"""
 MOST_TRIALS = 1_024
 """members placed, over all trials, to find out which pods of a draft can stay; larger drafts stay as they are"""
 UNITS_AT_ONCE = 64
@@ -346,9 +349,17 @@ class _Draft:
         most = len(self._order) + SPARE_NODES
         named = frozenset(candidates.names)
         found = {place.placement.node: Cost() for place in demand.fitting if place.placement.node in named}
+        found.update((name, Cost()) for name in self._roomiest(candidates.rows))
         for bound in islice(bounds, most):
             found.setdefault(bound.node, bound.cost)
         return [(cost, name) for name, cost in found.items()]
+
+    def _roomiest(self, rows: Ints) -> list[str]:
+        """The nodes with the most free memory: members may be moved there, so that a pod can stay."""
+        arrays = self._preemption.ledger.arrays
+        free = np.maximum(arrays.memory[:, rows] - arrays.used_memory[:, rows], 0).sum(axis=0)
+        best = np.argsort(-free, kind="stable")[:ROOMY_NODES].tolist()
+        return [arrays.names[rows[i]] for i in best if free[i] > 0]
 
     def _claim(self, request: PodRequest, found: VictimSet) -> None:
         touched = {found.node, *self._world.evict(found.victims)}

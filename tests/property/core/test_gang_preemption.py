@@ -1,7 +1,7 @@
 """Victims for gangs against the best of all sets, on clusters small enough to try every one.
 
 For every gang: the victims are enough, none of them is needless, and they may leave. How often the set is the best one,
-and how many more pods leave otherwise, is counted on a fixed sample, and bounded. `GANGS=10000 pytest
+and how many more pods leave otherwise, is counted on a fixed sample, and bounded. `GANGS=10000 pytest -s
 tests/property/core/test_gang_preemption.py` takes a larger sample.
 """
 
@@ -30,7 +30,7 @@ from tests.support.pod_book import PlainBook
 MEMORY = 8_000
 """MiB of a card"""
 PRIORITY = 10
-GANGS = int(os.environ.get("GANGS", "300"))
+GANGS = int(os.environ.get("GANGS", "100"))
 BEST, MISSED = 0.97, 0.02
 """share of gangs of several members that get the best set, and of those that get none though there is one"""
 if os.environ.get("GANGS"):
@@ -234,6 +234,7 @@ def test_most_gangs_get_the_best_of_all_sets_and_the_others_a_minimal_one() -> N
             counts[f"{len(found.victims) - len(best[1])} more"] += 1
             counts["higher priority"] += found.cost.highest > best[0].highest
         check(case, found)
+    print(dict(counts))
     assert counts["feasible"] > GANGS / 10
     assert counts["best"] >= BEST * counts["feasible"], counts
     assert counts["missed"] <= MISSED * counts["feasible"], counts
