@@ -109,7 +109,8 @@ class GangClaims:
         if not ledger.quotas.limits_anything:
             # What holds other cards may stay or leave: the claim does not depend on it.
             here = [entry for entry in here if not cards.isdisjoint(entry.holdings)]
-        self._cycles.claim_hold(facts_of(held, placement), frozenset(entry.facts.uid for entry in here))
+        victims = frozenset(entry.facts.uid for entry in here)
+        self._cycles.claim_hold(facts_of(held, placement), victims, deadline=gang.deadline)
         gang.claims.append(Hold(held.uid, held, placement))
         return True
 
