@@ -16,7 +16,7 @@ larger ones the set is minimal, not always the best: `tests/property/core/test_g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
@@ -25,15 +25,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tessera.core.arrays import Ints
+from tessera.core.gang_aftermath import Aftermath
 from tessera.core.gangs import Domains, GangMember, GangPlan, Placed, largest_first, plan_gang
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger, PodEntry
+from tessera.core.ledger import Ledger
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import NODES_AT_ONCE, Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.core.steps import finish
-from tessera.core.victims import Cost, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
+from tessera.core.victims import Cost, Unit, VictimSet, add_up
 
 SPARE_NODES = 64
 """beside one per member that are looked at for members of one kind, the cheapest first"""
@@ -41,9 +42,6 @@ ROOMY_NODES = 16
 """with free memory that are looked at too"""
 MOST_TRIALS = 1_024
 """members placed, over all trials, to find out which pods of a draft can stay; larger drafts stay as they are"""
-UNITS_AT_ONCE = 64
-"""added up between two pauses"""
-SAME_GANG = "it is a member of the same gang"
 
 
 class GangVictims(NamedTuple):
@@ -75,8 +73,6 @@ class GangDemand:
     """of the members that must be placed together"""
     priority: int
     """pods of lower priority may leave"""
-    group: str = ""
-    """whose pods are never victims"""
     free: frozenset[str] = frozenset()
     """uids of what is held for the gang itself"""
     fitting: tuple[Placed, ...] = ()
@@ -115,128 +111,10 @@ def _better(one: GangVictims | None, other: GangVictims | None) -> GangVictims |
     return min(one, other, key=lambda found: found.rank)
 
 
-class _GangBook:
-    """The book, with the victims that were chosen for the gang so far."""
-
-    def __init__(self, book: PodBook, group: str) -> None:
-        self._book = book
-        self._group = group
-        self._chosen: set[str] = set()
-        self._spent: Counter[str] = Counter()
-
-    @property
-    def lowest_priority(self) -> int | None:
-        return self._book.lowest_priority
-
-    def traits(self, uid: str) -> PodTraits | None:
-        traits = self._book.traits(uid)
-        if traits is None:
-            return None
-        if self._group and traits.group == self._group:
-            return traits._replace(protection=SAME_GANG)
-        return traits._replace(is_leaving=True) if uid in self._chosen else traits
-
-    def members(self, group: str) -> Collection[str]:
-        return self._book.members(group)
-
-    def budgets(self, uid: str) -> tuple[str, ...]:
-        return self._book.budgets(uid)
-
-    def disruptions_allowed(self, budget: str) -> int:
-        return self._book.disruptions_allowed(budget) - self._spent[budget]
-
-    @property
-    def has_spent(self) -> bool:
-        return bool(self._spent)
-
-    def choose(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            self._chosen.add(uid)
-            self._spent.update(self._book.budgets(uid))
-
-    def unchoose(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            self._chosen.discard(uid)
-            self._spent.subtract(self._book.budgets(uid))
-
-
-class _Aftermath:
-    """The cluster once everything has left that leaves already, and the victims that were chosen."""
-
-    def __init__(self, source: Ledger, book: PodBook, demand: GangDemand) -> None:
-        self._source = source
-        self.ledger = source.copy_without_nodes()
-        self.book = _GangBook(book, demand.group)
-        self.leaving: dict[str, set[str]] = {}
-        """by node"""
-        self._gone = demand.free.union(*(nomination.victims for nomination in source.nominations.all()))
-        self.victims: dict[str, PodEntry] = {}
-
-    def look_at(self, name: str) -> None:
-        """Copy a node, and those of the groups of its pods: a group leaves as a whole."""
-        names = [name]
-        while names:
-            name = names.pop()
-            if name in self.leaving:
-                continue
-            self.leaving[name] = set()
-            self.ledger.copy_node(name, self._source)
-            for entry in self._source.pods_on(name):
-                uid = entry.facts.uid
-                traits = self.book.traits(uid)
-                if uid in self._gone or (traits is not None and traits.is_leaving):
-                    self.ledger.release(uid)
-                    if traits is not None:
-                        self.leaving[name].add(uid)
-                elif traits is not None and traits.group:
-                    held = (self._source.pod(member) for member in self.book.members(traits.group))
-                    names += [one.facts.node for one in held if one is not None]
-
-    def evict(self, uids: Iterable[str]) -> set[str]:
-        """The nodes where these pods were."""
-        nodes = set()
-        for uid in uids:
-            entry = self.ledger.pod(uid)
-            if entry is not None:
-                self.victims[uid] = entry
-                self.ledger.release(uid)
-                self.book.choose([uid])
-                nodes.add(entry.facts.node)
-        return nodes
-
-    def restore(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            entry = self.victims.pop(uid)
-            self.book.unchoose([uid])
-            self.ledger.put_pod(entry.facts, entry.state, observed=entry.observed)
-
-    def free_memory(self) -> int:
-        """In MiB, of all cards that were looked at."""
-        arrays = self.ledger.arrays
-        return int(np.maximum(arrays.memory - arrays.used_memory, 0).sum())
-
-    def units(self) -> Generator[None, None, list[Unit]]:
-        """What was chosen."""
-        groups: dict[str, list[tuple[PodTraits, int]]] = {}
-        for uid, entry in self.victims.items():
-            traits = self.book.traits(uid)
-            assert traits is not None  # a victim has a priority
-            held = sum(holding.use.memory for holding in entry.holdings.values())
-            groups.setdefault(traits.group or f"/{uid}", []).append((traits, held))
-            if len(groups) % UNITS_AT_ONCE == 0:
-                yield
-        found = []
-        for pods in groups.values():
-            found.append(make_unit(pods, [budget for one, _ in pods for budget in self.book.budgets(one.uid)]))
-            if len(found) % UNITS_AT_ONCE == 0:
-                yield
-        return found
-
-
 class _Lane:
     """The nodes for members of one kind, the cheapest first. A node's cost grows, unless something leaves it."""
 
-    def __init__(self, world: _Aftermath, priority: int, known: Iterable[tuple[Cost, str]]) -> None:
+    def __init__(self, world: Aftermath, priority: int, known: Iterable[tuple[Cost, str]]) -> None:
         self._world = world
         self._priority = priority
         self._heap: list[tuple[tuple[Cost, str, tuple[str, ...]], int, int, VictimSet | None]] = []
@@ -284,7 +162,7 @@ class _Draft:
         self._preemption = preemption
         self._demand = demand
         self._order = order
-        self._world = _Aftermath(preemption.ledger, preemption.book, demand)
+        self._world = Aftermath(preemption.ledger, preemption.book, free=demand.free)
         self._lanes: dict[Hashable, _Lane] = {}
         self._places: list[Placed] = []
 

@@ -165,6 +165,8 @@ class NodeSearch:
             return f"priority {traits.priority} is not below {self._priority}"
         if traits.protection:
             return traits.protection
+        if traits.group and traits.group == self._pod.group:
+            return "it belongs to the same gang"
         budgets = self._book.budgets(entry.facts.uid)
         if len(budgets) > 1:
             return f"more than one PodDisruptionBudget: {', '.join(budgets)}"

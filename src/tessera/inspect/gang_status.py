@@ -67,8 +67,7 @@ def plan_members(
 ) -> GangStatus:
     """A gang that does not exist yet, with all its members as request and document."""
     count = len(members)
-    own = f"{namespace}/{name}" if preempt else ""
-    found = _judge(cluster, members, required=count, topology=topology, preemptor=own)
+    found = _judge(cluster, members, required=count, topology=topology, preempt=preempt)
     return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, **found._asdict())
 
 
@@ -89,10 +88,10 @@ def _status(cluster: OfflineCluster, gang: Gang, *, preempt: bool) -> GangStatus
             text += f", {gated} more wait for their schedulingGates"
     else:
         # The rest of a gang that is bound in part, or a gang with gated members, does not preempt as a whole.
-        own = gang.name if preempt and not bound and not gated else ""
+        preempt = preempt and not bound and not gated
         required_now = min(required - bound, len(waiting))
         text, fits, fitting, preemption = _judge(
-            cluster, waiting, required=required_now, topology=gang.group.topology, preemptor=own
+            cluster, waiting, required=required_now, topology=gang.group.topology, preempt=preempt
         )
         if bound:
             text = f"{bound} of {required} members are bound; the rest: {text}"
@@ -117,9 +116,8 @@ def _judge(
     *,
     required: int,
     topology: str,
-    preemptor: str,
+    preempt: bool,
 ) -> _Verdict:
-    """`preemptor`: the gang, if pods may be evicted for it."""
     selector = cluster.engine.selector
     known: dict[tuple[str, ...], GangMember] = {}
     planned = []
@@ -133,11 +131,9 @@ def _judge(
     if isinstance(answer, GangMisfit):
         priorities = [request.preempts_below for request, _ in members]
         outlook = None
-        if preemptor:
+        if preempt:
             priority = min((each for each in priorities if each is not None), default=0)
-            demand = GangDemand(
-                planned, required, priority=priority, group=preemptor, fitting=answer.places, domains=domains
-            )
+            demand = GangDemand(planned, required, priority=priority, fitting=answer.places, domains=domains)
             outlook = foresee_gang(cluster, demand, is_patient=None in priorities)
         return _Verdict(answer.text, False, len(answer.places), outlook)
     what = describe_members([request for request, _ in members])

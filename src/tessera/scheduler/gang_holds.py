@@ -176,7 +176,6 @@ class GangHolds:
             [GangMember(member.request, member.candidates) for member in waiting],
             required=min(gang.required, len(waiting)),
             priority=priority,
-            group=gang.name,
             free=frozenset(hold.uid for found in gang.holds.values() for hold in found),
             fitting=gang.places or (),
             domains=self._labels.domains(gang.group.topology),

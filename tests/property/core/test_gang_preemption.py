@@ -11,7 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import pytest
@@ -48,9 +48,7 @@ class Case:
 
     def find(self) -> GangVictims | None:
         preemption = Preemption(self.built.selector, self.book)
-        demand = GangDemand(
-            self.members, len(self.members), priority=PRIORITY, group="team/own", fitting=self.misfit.places
-        )
+        demand = GangDemand(self.members, len(self.members), priority=PRIORITY, fitting=self.misfit.places)
         return gang_preemption.find(preemption, demand)
 
     def units(self) -> list[Unit]:
@@ -164,7 +162,7 @@ def make_case(rng: random.Random, *, size: int) -> Case | None:
     equal = rng.random() < 0.5
     asks = [(rng.choice((1, 1, 2, 3)), MEMORY // rng.choice((1, 1, 2, 4))) for _ in range(size)]
     members = [
-        GangMember(gpu_pod(f"m{i}", gpu=count, mem=memory).request())
+        GangMember(replace(gpu_pod(f"m{i}", gpu=count, mem=memory).request(), group="team/own"))
         for i, (count, memory) in enumerate([asks[0]] * size if equal else asks)
     ]
     planned = plan_gang(built.selector, members, required=size)

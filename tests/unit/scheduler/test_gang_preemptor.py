@@ -310,3 +310,15 @@ async def test_the_preempt_verb_names_the_planned_nodes_of_a_gang_and_no_other()
     victims: dict[str, Sequence[str]] = {name: ["cpu-hog"] for name in ("n1", "n2", "n3")}
     assert first != planned
     assert cluster.preempt_verb(pods[1], victims) == {planned: ["cpu-hog"]}
+
+
+async def test_a_replacement_in_a_gang_that_runs_never_evicts_its_own_gang() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    driver, worker = high("driver").in_gang("g", 2), low("worker").in_gang("g", 2)
+    cluster.create(driver, worker)
+    assert await bind_all(cluster, [driver, worker]) == ["", ""]
+    cluster.watch()
+    cluster.gone("driver")
+    await cluster.runs(low("thief").with_priority(2000))
+    await cluster.preempts(high("driver-2").in_gang("g", 2))
+    assert cluster.evictions == []
