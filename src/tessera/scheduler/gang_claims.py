@@ -46,8 +46,6 @@ class GangClaims:
 
         `seconds`: for which they are held beyond the victims' grace.
         """
-        if not self._may_leave(found.victims, priority):
-            return False
         self._holds.release(gang)
         gone = frozenset((*found.victims, *found.leaving))
         victims, leaving = self._traits(found.victims), self._traits(found.leaving)

@@ -8,7 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.core import gang_preemption
 from tessera.core.audit import audit
+from tessera.core.gang_preemption import GangDemand, GangSearch
+from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler import gang_claims, gang_preemptor
 from tessera.scheduler.gang import Gang, GangState
@@ -125,8 +128,9 @@ async def test_a_gang_that_is_not_complete_or_may_not_preempt_evicts_none(change
         cluster.create(*pods)
         cluster.refuse_all(pods[:1])
     elif change == "gated":
-        cluster.create(pods[0], pods[1].gated())
-        cluster.refuse_all(pods[:1])
+        pods = gang(3, gang_min="2")
+        cluster.create(*pods[:2], pods[2].gated())
+        cluster.refuse_all(pods[:2])
     elif change == "patient":
         cluster.refuse_all([pods[0], pods[1].with_priority(1000, policy="Never")])
     else:
@@ -340,15 +344,21 @@ async def until_claimed(cluster: GangCluster, count: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.usefixtures("_pausing")
-async def test_a_pod_that_leaves_while_victims_are_searched_for_saves_another_one() -> None:
+async def test_a_pod_that_leaves_while_victims_are_searched_for_saves_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(2))
     await cluster.runs(*(low(name) for name in "abcd"))
-    cluster.refuse_all(gang(2))
-    preempting = asyncio.ensure_future(cluster.engine.gang_preemptor.preempt(cluster.gang()))
-    await asyncio.sleep(0)
-    cluster.gone("a")
-    await preempting
+    search = gang_preemption.search
+
+    def late(preemption: Preemption, demand: GangDemand) -> GangSearch:
+        found = yield from search(preemption, demand)
+        if len(cluster.api.pods) == 6 and found is not None:
+            cluster.gone(found.victims[0].removeprefix("uid-"))
+        return found
+
+    monkeypatch.setattr(gang_preemption, "search", late)
+    await cluster.preempts_for(gang(2))
     assert len(cluster.evictions) == 1
     assert len(cluster.claims) == 2
 
