@@ -347,14 +347,14 @@ async def until_claimed(cluster: GangCluster, count: int) -> None:
 async def test_a_pod_that_leaves_while_victims_are_searched_for_saves_another_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(2))
-    await cluster.runs(*(low(name) for name in "abcd"))
+    cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(1))
+    await cluster.runs(low("a"), high("neighbour"), low("c"))
     search = gang_preemption.search
 
     def late(preemption: Preemption, demand: GangDemand) -> GangSearch:
         found = yield from search(preemption, demand)
-        if len(cluster.api.pods) == 6 and found is not None:
-            cluster.gone(found.victims[0].removeprefix("uid-"))
+        if "default/neighbour" in cluster.api.pods:
+            cluster.gone("neighbour")
         return found
 
     monkeypatch.setattr(gang_preemption, "search", late)
