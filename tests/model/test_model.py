@@ -3,7 +3,8 @@
 After every step nothing is over-allocated, the ledger is what the API objects give, and every bound pod has exactly one
 allocation; at rest nothing is left behind and no pod waits beside room. `MODEL_STEPS` (100000) says how many steps in
 all, `MODEL_SEED` (1) with which life to begin, `MODEL_RACES` (0) how many races for nominated devices there are at
-least: filter calls about nodes with devices that are claimed by other pods. A life that fails says how to live it again.
+least: filter calls about nodes with devices that are claimed by other pods. A life that fails says how to live it
+again.
 """
 
 from __future__ import annotations

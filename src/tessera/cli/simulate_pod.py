@@ -94,7 +94,7 @@ def command(
             raise InspectionError(f"cannot read {file}: {error}") from error
         home = sources.namespace_of(source, namespace)
         manifests = read_manifests(text, file=file, namespace=home, count=count)
-        cluster = OfflineCluster(await sources.read_state(source, namespace=home))
+        cluster = OfflineCluster(await sources.read_state(source, namespace=home, for_preemption=preempt))
         gangs = simulate_gangs(cluster, manifests, preempt=preempt)
         found = [simulate(cluster, manifest, most=most, cards=cards, preempt=preempt) for manifest in manifests]
         width = sources.terminal_width()

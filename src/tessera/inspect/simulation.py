@@ -21,7 +21,7 @@ from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_
 from tessera.inspect.gang_status import GangStatus, plan_members
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.preemption import PreemptionOutlook, foresee
+from tessera.inspect.preemption import PreemptionOutlook, foresee, with_priority
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
@@ -135,6 +135,7 @@ def simulate_in_steps(
         if document is None:
             result = replace(result, stop=StopReason(f"the webhook refuses it: {verdict.message}"))
             break
+        document = with_priority(document, cluster.state.priority_classes)
         pod = msgspec.convert(document, Pod)
         prepared = cluster.prepare(pod)
         if isinstance(prepared, BadPod):
@@ -193,8 +194,11 @@ def simulate_gangs(
         _, members = gangs.setdefault((manifest.namespace, group.name), (group, []))
         for number in range(1, manifest.count + 1):
             document, _ = _admit(cluster, manifest, number)
-            prepared = None if document is None else cluster.prepare(msgspec.convert(document, Pod))
-            if document is not None and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
+            if document is None:
+                continue
+            document = with_priority(document, cluster.state.priority_classes)
+            prepared = cluster.prepare(msgspec.convert(document, Pod))
+            if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 members.append((prepared.request, document))
     return [
         plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
