@@ -154,7 +154,7 @@ def simulate_in_steps(
         if isinstance(answer, Refused):
             refusal = judge(cluster.engine.selector, prepared.request, names, cards=cards)
             stop = _stop_reason(refusal, filtered_out)
-            if preempt:
+            if preempt and gang_key(manifest) is None:  # A gang preempts as a whole: see `simulate_gangs`.
                 stop = replace(stop, preemption=foresee(cluster, prepared.request, names))
             result = replace(result, stop=stop)
             break
@@ -180,8 +180,11 @@ def gang_key(manifest: Manifest) -> tuple[str, str] | None:
     return (manifest.namespace, group.name) if isinstance(group, PodGroup) else None
 
 
-def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> list[GangStatus]:
-    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing."""
+def simulate_gangs(
+    cluster: OfflineCluster, manifests: Sequence[Manifest], *, preempt: bool = False
+) -> list[GangStatus]:
+    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing. `preempt`: with
+    the pods that would be evicted for one that does not."""
     cluster.state.require_nodes()
     gangs: dict[tuple[str, str], tuple[PodGroup, list[tuple[PodRequest, Json]]]] = {}
     for manifest in manifests:
@@ -191,11 +194,14 @@ def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> li
         _, members = gangs.setdefault((manifest.namespace, group.name), (group, []))
         for number in range(1, manifest.count + 1):
             document, _ = _admit(cluster, manifest, number)
-            prepared = None if document is None else cluster.prepare(msgspec.convert(document, Pod))
-            if document is not None and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
+            if document is None:
+                continue
+            document = with_priority(document, cluster.state.priority_classes)
+            prepared = cluster.prepare(msgspec.convert(document, Pod))
+            if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 members.append((prepared.request, document))
     return [
-        plan_members(cluster, namespace, name, members, topology=group.topology)
+        plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
         for (namespace, name), (group, members) in gangs.items()
         if members
     ]
