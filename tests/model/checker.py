@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tessera.core import gang_preemption
 from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
+from tessera.core.gang_preemption import GangDemand
 from tessera.core.gangs import GangMember, GangMisfit, plan_gang
 from tessera.core.node_preemption import best_victims
 from tessera.core.requests import PodRequest
@@ -242,6 +244,14 @@ class Checker:
             ]
             answer = plan_gang(engine.selector, members, required=len(members))
             assert isinstance(answer, GangMisfit), f"gang {namespace}/{gang} waits beside room: {answer}"
+            self._check_gang_preemption(engine, f"{namespace}/{gang}", members, answer)
+
+    def _check_gang_preemption(self, engine: Engine, name: str, members: list[GangMember], misfit: GangMisfit) -> None:
+        """A gang that may preempt waits only if no set of victims is found."""
+        priority = min(member.request.preempts_below or 0 for member in members)
+        demand = GangDemand(members, len(members), priority=priority, group=name, fitting=misfit.places)
+        found = gang_preemption.find(engine.preemption, demand)
+        assert found is None, f"gang {name} waits, and could be placed without {found.victims}"
 
     def _compare(self, engine: Engine, node: Node) -> None:
         """The ledger's numbers are those that are counted from the API objects."""

@@ -12,7 +12,7 @@ names the pod's uid, so that another pod of the same name is safe.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -57,8 +57,18 @@ class Evictor:
         self._turns = asyncio.Semaphore(CONCURRENT)
         self._after_evict = failpoint(Failpoint.AFTER_EVICT)
 
-    async def evict(self, victims: Sequence[PodTraits], *, preemptor: PodRequest, node: str, obstacle: Obstacle) -> str:
-        """Empty if all leave, or are gone; otherwise why one stays. What was not sent by then is not sent."""
+    async def evict(
+        self, victims: Sequence[PodTraits], *, preemptor: PodRequest, obstacle: Obstacle, gang: str = ""
+    ) -> str:
+        """Empty if all leave, or are gone; otherwise why one stays. What was not sent by then is not sent.
+
+        `gang`: whose member the preemptor is, if all of it preempts.
+        """
+        priority = preemptor.preempts_below or 0
+        events = {
+            victim.uid: EvictedEvent(victim, preemptor, self._book.node_of(victim.uid), priority, gang)
+            for victim in victims
+        }
         if len(victims) > 1:
             problems = await asyncio.gather(*(self._try_out(victim, obstacle) for victim in victims))
             problem = next(filter(None, problems), "")
@@ -66,24 +76,20 @@ class Evictor:
                 return problem
         guarded = [victim for victim in victims if self._book.budgets(victim.uid)]
         for victim in guarded:
-            problem = await self._evict(victim, preemptor, node, obstacle)
+            problem = await self._evict(events.pop(victim.uid), obstacle)
             if problem:
                 return problem
-        return await self._evict_side_by_side(
-            [victim for victim in victims if victim not in guarded], preemptor, node, obstacle
-        )
+        return await self._evict_side_by_side(events.values(), obstacle)
 
-    async def _evict_side_by_side(
-        self, victims: Sequence[PodTraits], preemptor: PodRequest, node: str, obstacle: Obstacle
-    ) -> str:
+    async def _evict_side_by_side(self, events: Iterable[EvictedEvent], obstacle: Obstacle) -> str:
         first = ""
 
-        async def evict(victim: PodTraits) -> None:
+        async def evict(event: EvictedEvent) -> None:
             nonlocal first
-            problem = await self._evict(victim, preemptor, node, lambda one: first or obstacle(one))
+            problem = await self._evict(event, lambda one: first or obstacle(one))
             first = first or problem
 
-        await asyncio.gather(*(evict(victim) for victim in victims))
+        await asyncio.gather(*(evict(event) for event in events))
         return first
 
     async def _try_out(self, victim: PodTraits, obstacle: Obstacle) -> str:
@@ -92,8 +98,9 @@ class Evictor:
             problem = obstacle(victim)
             return problem or (await self._send(victim, dry_run=True)).problem
 
-    async def _evict(self, victim: PodTraits, preemptor: PodRequest, node: str, obstacle: Obstacle) -> str:
-        """Empty, or why the pod stays."""
+    async def _evict(self, event: EvictedEvent, obstacle: Obstacle) -> str:
+        """Empty, or why the pod stays; the event is what is told of it if it leaves."""
+        victim, preemptor = event.victim, event.preemptor
         async with self._turns:
             problem = obstacle(victim)
             if problem:
@@ -106,9 +113,9 @@ class Evictor:
                 return answer.problem
             self._after_evict()
         self._book.note_evicted(victim.uid)
-        priority = preemptor.preempts_below or 0
-        log.info("pod evicted", pod=victim.key, node=node, preemptor=f"{preemptor.namespace}/{preemptor.name}")
-        self._observer.on_evicted(EvictedEvent(victim, preemptor, node, priority))
+        by = f"{preemptor.namespace}/{preemptor.name}"
+        log.info("pod evicted", pod=victim.key, node=event.node, preemptor=by, gang=event.gang)
+        self._observer.on_evicted(event)
         return ""
 
     async def _send(self, victim: PodTraits, *, dry_run: bool = False) -> _Answer:

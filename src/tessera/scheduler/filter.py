@@ -1,4 +1,4 @@
-"""POST /filter: choose a node and reserve its cards, in memory, without an await or an API call.
+"""POST /filter: choose a node and reserve its cards, in memory, without an API call, and in one step of the event loop.
 
 An answer has exactly one node, or a reason for every candidate. Where that takes too long for one call, it is an error,
 and the decision is made between other requests. A pod that asks for no devices passes through. Whole `Nodes` instead of
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from msgspec import Raw
 
@@ -90,6 +91,32 @@ class Filter:
         """The answer to a request. Errors are part of it, so HTTP always says 200."""
         try:
             return self._filter(decode_filter_args(body))
+        except WireError as error:
+            return encode_filter_result(error=str(error))
+
+    def begin(self, body: bytes, missing: Callable[[], str]) -> bytes | Coroutine[Any, Any, bytes]:
+        """As `answer`; the plan of a large gang is made first, between other requests.
+
+        `missing` says why no decision can be made, which may be so by then.
+        """
+        try:
+            args = decode_filter_args(body)
+            if not self.gangs.takes_time(args.pod):
+                return self._filter(args)
+        except WireError as error:
+            return encode_filter_result(error=str(error))
+        return self._plan_and_answer(args, missing)
+
+    async def _plan_and_answer(self, args: FilterArgs, missing: Callable[[], str]) -> bytes:
+        try:
+            prepared = self.requests.read(args.pod)
+            if isinstance(prepared, BadPod) or not prepared.request.asks_for_devices or args.node_names is None:
+                return self._filter(args)
+            named, request = CandidateList(args.node_names, self._candidate_lists), prepared.request
+            if self._standing_answer(request, self._cycles.get(request.uid), named) is None:
+                await self.gangs.prepare(args.pod, request, named)
+            problem = missing()
+            return encode_filter_result(error=problem) if problem else self._decide(args.pod, prepared, named)
         except WireError as error:
             return encode_filter_result(error=str(error))
 

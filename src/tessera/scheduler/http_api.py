@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs
 
 from tessera.http11.router import Handler, Request, Response, Route
@@ -33,7 +34,7 @@ FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --clie
 class Routes:
     """The functions behind the routes."""
 
-    filter: Callable[[bytes], bytes]
+    filter: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]]
     bind: Callable[[bytes], Awaitable[bytes]]
     preempt: Callable[[bytes], bytes]
     review: Callable[[bytes, str], bytes]
@@ -68,12 +69,19 @@ def find_refusal(transport: asyncio.BaseTransport) -> Response | None:
 def extender_routes(routes: Routes) -> list[Route]:
     """Called twice per pod. Their listener's guard must be `find_refusal`."""
 
-    def filter_(request: Request) -> Response:
+    def filter_(request: Request) -> Response | Coroutine[Any, Any, Response]:
         # The measured times leave out reading and writing HTTP.
         started = time.perf_counter()
         answer = routes.filter(request.body)
+        if not isinstance(answer, bytes):
+            return filtered(answer, started)
         routes.observe("filter", time.perf_counter() - started)
         return Response(200, answer, JSON)
+
+    async def filtered(answer: Coroutine[Any, Any, bytes], started: float) -> Response:
+        found = await answer
+        routes.observe("filter", time.perf_counter() - started)
+        return Response(200, found, JSON)
 
     async def bind(request: Request) -> Response:
         started = time.perf_counter()

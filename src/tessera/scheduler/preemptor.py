@@ -221,7 +221,6 @@ class Preemptor:
         problem = await self._evictor.evict(
             victims,
             preemptor=request,
-            node=found.node,
             obstacle=lambda victim: self._obstacle(victim, request),
         )
         cycle = self._cycles.get(request.uid)

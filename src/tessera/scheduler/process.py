@@ -292,8 +292,8 @@ class Process(SchedulerObserver):
                 uncertain=engine.cycles.count(CycleState.UNCERTAIN),
                 unfenced=engine.takeover.left,
                 nominated=len(service.ledger.nominations),
-                gangs_waiting=engine.gangs.count(GangState.WAITING),
-                gangs_planned=engine.gangs.count(GangState.PLANNED) + engine.gangs.count(GangState.COMPLETING),
+                gangs_waiting=engine.gangs.count(GangState.WAITING, GangState.NOMINATED),
+                gangs_planned=engine.gangs.count(GangState.PLANNED, GangState.COMPLETING),
             )
         )
         self.metrics.gangs(**engine.gangs.take_totals())
