@@ -14,8 +14,8 @@
  *   nearest: string, change: string, attempts: number, gang: WaitingGang | null}} WaitingPod  a pod, or a gang
  * @typedef {{kind: string, name: string, live: boolean, journal: {from: number, to: number} | null, problem: string}} Source
  * @typedef {{pod: string, memory: number, cores: number, slots: number, used: number | null, utilization: number | null, profile: string}} Slice
- * @typedef {{uid: string, namespace: string, name: string, memory: number, cores: number, until: number | null, leaving: string[]}} Claim
- *   of a nominated pod; `leaving`: uids of the pods that leave for it
+ * @typedef {{uid: string, namespace: string, name: string, isGang: boolean, memory: number, cores: number, until: number | null, leaving: string[]}} Claim
+ *   of a nominated pod, or for a member of a gang; `leaving`: uids of the pods that leave for it
  * @typedef {{node: string, index: number, uuid: string, model: string, mode: string, memory: number, cores: number, slots: number,
  *   state: string, group: string, numa: number, slices: Slice[], used: number | null, utilization: number | null, claims: Claim[]}} Card
  * @typedef {any} Totals
