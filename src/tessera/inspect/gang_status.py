@@ -6,12 +6,13 @@ alone, and counts as free here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from tessera.core.gangs import GangMember, GangMisfit, describe_members, plan_gang
+from tessera.core.gangs import GangMember, GangMisfit, GangPlanning, describe_members
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Unfinished
+from tessera.core.steps import finish
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
 from tessera.scheduler.gang import Gang, MemberState
@@ -44,10 +45,10 @@ def gang_of(cluster: OfflineCluster, uid: str) -> GangStatus | None:
 
 def plan_members(
     cluster: OfflineCluster, namespace: str, name: str, members: Sequence[tuple[PodRequest, Json]], *, topology: str
-) -> GangStatus:
-    """A gang that does not exist yet, with all its members as request and document."""
+) -> Generator[None, None, GangStatus]:
+    """A gang that does not exist yet, with all its members as request and document. One step per member."""
     count = len(members)
-    text, fits, fitting = _judge(cluster, members, required=count, topology=topology)
+    text, fits, fitting = yield from _judge(cluster, members, required=count, topology=topology)
     return GangStatus(
         namespace, name, count, count, bound=0, pending=count, gated=0, text=text, fits=fits, fitting=fitting
     )
@@ -69,9 +70,8 @@ def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
         if gated:
             text += f", {gated} more wait for their schedulingGates"
     else:
-        text, fits, fitting = _judge(
-            cluster, waiting, required=min(required - bound, len(waiting)), topology=gang.group.topology
-        )
+        together = min(required - bound, len(waiting))
+        text, fits, fitting = finish(_judge(cluster, waiting, required=together, topology=gang.group.topology))
         if bound:
             text = f"{bound} of {required} members are bound; the rest: {text}"
     return GangStatus(
@@ -81,7 +81,7 @@ def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
 
 def _judge(
     cluster: OfflineCluster, members: Sequence[tuple[PodRequest, Json]], *, required: int, topology: str
-) -> tuple[str, bool, int]:
+) -> Generator[None, None, tuple[str, bool, int]]:
     """In a sentence, whether all that is required fits, and how many members do."""
     selector = cluster.engine.selector
     known: dict[tuple[str, ...], GangMember] = {}
@@ -91,7 +91,9 @@ def _judge(
         like = known.setdefault(names, GangMember(request, selector.candidates(names)))
         planned.append(GangMember(request, like.candidates))
     domains = cluster.engine.labels.domains(topology)
-    answer = plan_gang(selector, planned, required=required, domains=domains)
+    planning = GangPlanning(selector, planned, required=required, domains=domains)
+    answer = yield from planning.steps()
+    planning.take_back()
     assert not isinstance(answer, Unfinished)  # without a limit of work
     if isinstance(answer, GangMisfit):
         return answer.text, False, len(answer.places)

@@ -15,6 +15,7 @@ import msgspec
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
+from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
@@ -97,13 +98,7 @@ def simulate(
     preempt: bool = False,
 ) -> Simulation:
     """All steps of `simulate_in_steps`."""
-    steps = simulate_in_steps(cluster, manifest, most=most, cards=cards, preempt=preempt)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Simulation = end.value
-            return found
+    return finish(simulate_in_steps(cluster, manifest, most=most, cards=cards, preempt=preempt))
 
 
 def simulate_in_steps(
@@ -180,7 +175,15 @@ def gang_key(manifest: Manifest) -> tuple[str, str] | None:
 
 
 def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> list[GangStatus]:
-    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing."""
+    """All steps of `simulate_gangs_in_steps`."""
+    return finish(simulate_gangs_in_steps(cluster, manifests))
+
+
+def simulate_gangs_in_steps(
+    cluster: OfflineCluster, manifests: Sequence[Manifest]
+) -> Generator[None, None, list[GangStatus]]:
+    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing in the end; between
+    two steps nothing else may use the cluster."""
     cluster.state.require_nodes()
     gangs: dict[tuple[str, str], tuple[PodGroup, list[tuple[PodRequest, Json]]]] = {}
     for manifest in manifests:
@@ -193,11 +196,12 @@ def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> li
             prepared = None if document is None else cluster.prepare(msgspec.convert(document, Pod))
             if document is not None and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 members.append((prepared.request, document))
-    return [
-        plan_members(cluster, namespace, name, members, topology=group.topology)
-        for (namespace, name), (group, members) in gangs.items()
-        if members
-    ]
+            yield
+    found = []
+    for (namespace, name), (group, members) in gangs.items():
+        if members:
+            found.append((yield from plan_members(cluster, namespace, name, members, topology=group.topology)))
+    return found
 
 
 def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:
