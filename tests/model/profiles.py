@@ -158,23 +158,26 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "change_plugin": 0.0,
             },
         ),
-        "gang preemption": Profile(
+        "gangs and preemption": Profile(
             faults=0.15,
             replicas=2,
-            nodes=4,
+            nodes=3,
             kinds=("gpu",),
             agents=("env",),
-            recipes=("large!", "whole!", "two cards!", "whole!^", "large!^^", "whole!^^"),
-            # Nothing that takes room away from a gang that is planned.
+            recipes=(
+                "small!", "medium!", "large!", "whole!", "two cards!", "medium!^", "whole!^", "two cards!^",
+                "large!^^", "whole!^^", "two cards!^^",
+            ),
+            # Gangs are victims, wait beside what is nominated, and hold places beside it.
             weights={
-                "create_gang": 6.0,
-                "create_pod": 6.0,
-                "restart": 0.8,
-                "pause": 0.8,
+                "create_gang": 4.0,
+                "create_pod": 8.0,
                 "delete_pod": 1.5,
-                "end_pod": 2.0,
+                "end_pod": 4.0,
                 "remove_terminating": 6.0,
                 "end_handover": 16.0,
+                "restart": 1.0,
+                "pause": 0.5,
                 "lose_or_return_node": 0.0,
                 "change_card": 0.0,
                 "change_quota": 0.0,

@@ -125,16 +125,23 @@ class GangCoordinator:
     # -- filter
 
     def takes_time(self, pod: Pod) -> bool:
-        """Whether the gang of a pod is to be planned in slices: `prepare` comes before `decide` then."""
+        """Whether a gang is to be planned in slices: `prepare` comes before `decide` then."""
+        overtaken = self._overtaken(pod.metadata.uid)
+        if overtaken is not None and self._is_sliced(overtaken.group.size):
+            return True
         group = read_pod_group(pod)
         if not isinstance(group, PodGroup):
             return False
         gang = self.registry.get(pod.metadata.namespace, group.name)
         size = group.size if gang is None else gang.group.size
-        return (gang is None or gang.state is WAITING) and (size > MEMBERS_AT_ONCE or self._planner.is_busy)
+        return (gang is None or gang.state is WAITING) and self._is_sliced(size)
 
     async def prepare(self, pod: Pod, request: PodRequest, named: CandidateNames) -> None:
-        """Plan the gang of a member that kube-scheduler asks for, between other work. `decide` follows at once."""
+        """Plan the gang whose turn it is, and that of the pod which kube-scheduler asks for, between other work.
+        `decide` follows at once."""
+        overtaken = self._overtaken(request.uid)
+        if overtaken is not None:
+            await self._planner.plan_in_slices(overtaken, None)
         group = read_pod_group(pod)
         if isinstance(group, PodGroup):
             gang, member = self._meet(group, request)
@@ -144,7 +151,9 @@ class GangCoordinator:
 
     def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
         """A member's place, or why it has none; None if it is decided like a single pod."""
-        self._keep_turn(request.uid)
+        overtaken = self._overtaken(request.uid)
+        if overtaken is not None and not self._is_sliced(overtaken.group.size):
+            self._planner.plan(overtaken, None)
         group = read_pod_group(pod)
         if group is None:
             self.forget(request.uid)
@@ -256,14 +265,9 @@ class GangCoordinator:
 
     # -- inside
 
-    def _keep_turn(self, uid: str) -> None:
-        """What has become free is the favoured gang's, also if kube-scheduler asks for another pod before `retry`. A
-        large gang is planned by `retry` alone: it takes time."""
-        gang = self._turns.favoured
-        if gang is None or gang.state is not WAITING or uid in gang.members or gang.group.size > MEMBERS_AT_ONCE:
-            return
-        if self.cycles.unschedulable.room.is_set() and not self._planner.is_busy:
-            self._planner.plan(gang, None)
+    def _is_sliced(self, size: int) -> bool:
+        """Whether a gang of this size is planned between other work."""
+        return size > MEMBERS_AT_ONCE or self._planner.is_busy
 
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)
@@ -283,3 +287,10 @@ class GangCoordinator:
         if known is not None and (known.namespace, known.group.name) != (request.namespace, group.name):
             self.forget(request.uid)
         return self.registry.join(group, request, now=self.cycles.clock.monotonic())
+
+    def _overtaken(self, uid: str) -> Gang | None:
+        """The gang whose turn it is, if kube-scheduler asks for another pod before it got what has become free."""
+        gang = self._turns.favoured
+        if gang is None or gang.state is not WAITING or uid in gang.members:
+            return None
+        return gang if self.cycles.unschedulable.room.is_set() else None

@@ -25,7 +25,8 @@ class GangTurns:
         self._holds = holds
         self._clock = clock
         self._times = times
-        self._favoured: Gang | None = None
+        self.favoured: Gang | None = None
+        """the gang whose turn it is"""
         self._ends = 0.0
 
     @property
@@ -34,12 +35,12 @@ class GangTurns:
         return self._favoured
 
     def has(self, gang: Gang) -> bool:
-        return self._favoured is gang
+        return self.favoured is gang
 
     def give(self) -> None:
         """Give the turn to the complete gang that has starved longest, if no other has it."""
         starving, now = self._times.starving, self._clock.monotonic()
-        if self._favoured is not None or not starving:
+        if self.favoured is not None or not starving:
             return
         waiting = [
             gang
@@ -50,19 +51,19 @@ class GangTurns:
             and now >= max(gang.since + starving, gang.not_before)
         ]
         if waiting:
-            self._favoured = min(waiting, key=lambda gang: (gang.since, gang.name))
-            self._favoured.tried = None
+            self.favoured = min(waiting, key=lambda gang: (gang.since, gang.name))
+            self.favoured.tried = None
             self._ends = now + self._times.turn
-            log.info("what becomes free is held for a starving gang", gang=self._favoured.name)
+            log.info("what becomes free is held for a starving gang", gang=self.favoured.name)
 
     def end(self, gang: Gang | None = None) -> None:
         """The gang needs its turn no more; None: no gang has one any more. What is held stays its own."""
-        if gang is None or self._favoured is gang:
-            self._favoured = None
+        if gang is None or self.favoured is gang:
+            self.favoured = None
 
     def end_overdue(self) -> None:
         now = self._clock.monotonic()
-        if self._favoured is not None and now >= self._ends:
-            log.info("turn of a starving gang ends", gang=self._favoured.name)
-            self._holds.release(self._favoured)
-            self._favoured.since, self._favoured = now, None
+        if self.favoured is not None and now >= self._ends:
+            log.info("turn of a starving gang ends", gang=self.favoured.name)
+            self._holds.release(self.favoured)
+            self.favoured.since, self.favoured = now, None
