@@ -29,11 +29,6 @@ class GangTurns:
         """the gang whose turn it is"""
         self._ends = 0.0
 
-    @property
-    def favoured(self) -> Gang | None:
-        """The gang whose turn it is."""
-        return self._favoured
-
     def has(self, gang: Gang) -> bool:
         return self.favoured is gang
 
