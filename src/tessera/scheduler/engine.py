@@ -97,6 +97,7 @@ class Engine:
             observer=observer,
         )
         self._began, self._wakes = int(clock.now()), 0
+        self._wake_again: asyncio.TimerHandle | None = None
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
@@ -304,7 +305,7 @@ class Engine:
             room.clear()
             if self.missing():
                 # The room stays; whether it helps is seen once decisions can be made again.
-                asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
+                self._wake_later()
                 continue
             await self._read_gang_sizes()
             async for members in self.gangs.retry():
@@ -336,8 +337,14 @@ class Engine:
                 return
             on_failed(pod.uid)
             # Perhaps nothing else ever happens: the room that is there must be enough to try again.
-            asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
+            self._wake_later()
             log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+
+    def _wake_later(self) -> None:
+        """One timer for all reasons: each of its own would start the next one, and they would only become more."""
+        if self._wake_again is not None:
+            self._wake_again.cancel()
+        self._wake_again = asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
 
     async def _read_gang_sizes(self) -> None:
         """Of groups whose size is in an object."""

@@ -167,7 +167,7 @@ class Filter:
         of_gang = self.gangs.decide(pod, request, named)
         if isinstance(of_gang, Misfit):
             self._leave_to_gang(cycle)
-            return self._refuse_member(pod, request, named.resolve(), of_gang)
+            return self._refuse_member(pod, request, named, misfit=of_gang, began=began)
         if of_gang is not None:
             taken = time.perf_counter() - began
             # A score compares nodes, and here the node was given.
@@ -192,7 +192,7 @@ class Filter:
             if is_first:
                 self._demand.note_request(request)
             describe = partial(self._describe_refusal, request, candidates, answer)
-            self._observer.on_refused(RefusedEvent(request, answer, is_first, describe))
+            self._observer.on_refused(RefusedEvent(request, answer, is_first, describe, pod))
             return self._encode(answer, pod, request)
         if not was_refused:
             self._demand.note_request(request)
@@ -228,11 +228,15 @@ class Filter:
         elif cycle is not None and cycle.state in UNSCHEDULABLE:
             self._cycles.forget(cycle)
 
-    def _refuse_member(self, pod: Pod, request: PodRequest, candidates: Candidates, misfit: Misfit) -> bytes:
+    def _refuse_member(
+        self, pod: Pod, request: PodRequest, named: CandidateList, *, misfit: Misfit, began: float
+    ) -> bytes:
         """The gang waits as a whole: it wakes its members itself."""
-        refused = self._refusals.of(candidates, misfit)
-        is_first = self.gangs.note_refusal(request.uid, misfit.text)
-        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text))
+        refused = self._refusals.of(named.resolve(), misfit)
+        is_first, refusals = self.gangs.note_refusal(request.uid, misfit.text)
+        decision = FilterDecision(request, refused, named, refusals, time.perf_counter() - began, of_gang=True)
+        self._observer.on_filter_decision(decision)
+        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text, pod))
         return self._encode(refused, pod, request)
 
     def _report(

@@ -96,6 +96,7 @@ class Member:
     """filter refused it, and it sleeps until it is woken"""
     text: str = ""
     """of its last refusal"""
+    refusals: int = 0
     candidates: Candidates | None = None
     """of its last filter call"""
     unseen_ticks: int = 0

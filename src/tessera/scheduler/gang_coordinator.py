@@ -185,14 +185,15 @@ class GangCoordinator:
             self.registry.note_short(gang)
         return problem
 
-    def note_refusal(self, uid: str, text: str) -> bool:
-        """Whether the member is refused with this text for the first time."""
+    def note_refusal(self, uid: str, text: str) -> tuple[bool, int]:
+        """Whether the member is refused with this text for the first time, and how often it was refused in all."""
         gang = self.registry.of(uid)
         if gang is None:
-            return True
+            return True, 1
         member = gang.members[uid]
         is_first, member.text = member.text != text, text
-        return is_first
+        member.refusals += 1
+        return is_first, member.refusals
 
     # -- over time
 

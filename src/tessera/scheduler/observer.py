@@ -38,6 +38,8 @@ class FilterDecision(msgspec.Struct, frozen=True, gc=False):
     """how often the pod was refused so far, this time included"""
     seconds: float
     """that the decision took"""
+    of_gang: bool = False
+    """the pod's gang waits as a whole, which is why it is refused"""
 
 
 class BindDecision(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +71,8 @@ class RefusedEvent(msgspec.Struct, frozen=True):
     """the pod was not refused before"""
     describe: Callable[[], str]
     """one sentence, with the numbers of that moment; takes milliseconds where there are thousands of nodes"""
+    pod: Pod | None = None
+    """as kube-scheduler sent it"""
 
 
 class BindEvent(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """The page of a running scheduler, from its own engine. Read-only: nothing here calls what changes the ledger.
 
 `run` is what `tessera scheduler --dashboard-bind` runs. Reservations, pods in handover and pods that wait are shown as
-the scheduler itself knows them. What is used of cards is unknown here, because the scheduler reads no monitors, and so
-are the owners of pods that wait. A replica that does not decide knows no waiting pods, and says so.
+the scheduler itself knows them. What is used of cards is unknown here, because the scheduler reads no monitors. A
+replica that does not decide knows no waiting pods, and says so.
 """
 
 from __future__ import annotations
@@ -63,26 +63,33 @@ def run(settings: Settings, reload: Reload | None = None) -> int:
 
 
 class Refusals:
-    """Since when pods wait, and how often they were refused: by uid, since this process began."""
+    """Whose the pods that wait are, since when they do, and how often they were refused: by uid, since this process
+    began."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, tuple[float, int]] = {}
+        self._pods: dict[str, tuple[PodOrigin, int]] = {}
 
-    def add(self, uid: str, now: float) -> None:
+    def add(self, uid: str, pod: Pod | None, now: float) -> None:
         # To the end: of too many, the pod that was refused longest ago is forgotten.
-        since, number = self._pods.pop(uid, (now, 0))
-        self._pods[uid] = since, number + 1
+        known = self._pods.pop(uid, None)
+        origin, number = known or (_waiting_origin(pod, now), 0)
+        self._pods[uid] = origin, number + 1
         if len(self._pods) > MOST_REFUSED:
             del self._pods[next(iter(self._pods))]
 
-    def get(self, uid: str) -> tuple[float | None, int | None]:
-        return self._pods.get(uid, (None, None))
+    def get(self, uid: str) -> tuple[PodOrigin, int | None]:
+        return self._pods.get(uid, (NO_ORIGIN, None))
 
     def keep_only(self, uids: Iterable[str]) -> None:
         self._pods = {uid: self._pods[uid] for uid in uids if uid in self._pods}
 
     def __len__(self) -> int:
         return len(self._pods)
+
+
+def _waiting_origin(pod: Pod | None, now: float) -> PodOrigin:
+    origin = NO_ORIGIN if pod is None else pod_origin(pod)
+    return origin._replace(since=now if origin.created is None else origin.created)
 
 
 class SchedulerPage(ServedPage):
@@ -115,7 +122,7 @@ class SchedulerPage(ServedPage):
             self.origins[uid] = pod_origin(pod)
 
     def on_refused(self, event: RefusedEvent) -> None:
-        self.refusals.add(event.request.uid, time.time())
+        self.refusals.add(event.request.uid, event.pod, time.time())
 
 
 class SchedulerSource:
@@ -146,7 +153,7 @@ class SchedulerSource:
         }
 
     def origin(self, uid: str) -> PodOrigin:
-        return self._page.origins.get(uid, NO_ORIGIN)
+        return self._page.origins.get(uid) or self._page.refusals.get(uid)[0]
 
     def measured_anew(self) -> Iterable[str]:
         return ()
@@ -160,8 +167,7 @@ class SchedulerSource:
             cycle = self.engine.cycles.get(request.uid)
             if cycle is not None and cycle.state not in (CycleState.REFUSED, CycleState.NOMINATED):
                 continue
-            since, attempts = refusals.get(request.uid)
-            origin = NO_ORIGIN._replace(since=since)
+            origin, attempts = refusals.get(request.uid)
             yield WaitingPod(
                 request.uid,
                 request.namespace,

@@ -139,12 +139,17 @@ class PageServer:
             return error_response(503, f"{MOST_VIEWERS} viewers are connected, which is the most")
         text = request.headers.get(LAST_EVENT, b"").decode("latin-1") or query.get("since", "")
         version = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else self._state.log.version
-        return Response(200, content_type=EVENT_STREAM, headers=NO_STORE, pieces=self._stream(request, version))
+        stream = self._stream(request, version)
+        # It counts from here on: others may ask before its first event is sent.
+        await anext(stream)
+        return Response(200, content_type=EVENT_STREAM, headers=NO_STORE, pieces=stream)
 
     async def _stream(self, request: Request, version: int) -> AsyncGenerator[bytes, None]:
-        """Until the caller may no longer see it; the page comes back by itself, and is told why then."""
+        """Until the caller may no longer see it; the page comes back by itself, and is told why then. The first piece
+        is empty: the viewer counts."""
         clock, self._viewers = asyncio.get_running_loop().time, self._viewers + 1
         try:
+            yield b""
             reviewed_at = clock()
             async with aclosing(self._state.events(version)) as stream:
                 async for piece in stream:

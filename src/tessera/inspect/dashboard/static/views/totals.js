@@ -67,7 +67,7 @@ function figureList(totals, cluster) {
       [{ share: share(granted.cores, total.cores), kind: 'granted' }]),
     used
       ? figure('Memory used', percent(used.memory, granted.memory), `${sizeOf(used.memory, granted.memory)} that are granted`, [{ share: share(used.memory, granted.memory), kind: 'used' }])
-      : figure('Memory used', '–', 'Unknown: the monitor gives no figures here'),
+      : figure('Memory used', '–', cluster.source.kind === 'scheduler' ? 'Not known to the scheduler: run tessera dashboard to see it' : 'Unknown: the monitor gives no figures here'),
     figure('Fragmented', percent(fragmented.memory, total.memory), `${size(fragmented.memory)} free, but of no use for what pods ask`,
       [{ share: share(fragmented.memory, total.memory), kind: 'warn' }]),
   ];
