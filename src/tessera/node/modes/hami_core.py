@@ -19,7 +19,6 @@ from tessera.host.writable_dirs import (
     CACHE_SUFFIX,
     UnsafePath,
     WritableDirs,
-    container_dir_name,
     ids_dir_name,
     make_shared_dir,
 )
@@ -34,7 +33,7 @@ from tessera.node.modes.base import (
     SharingMode,
     slices_by_card,
 )
-from tessera.node.modes.container_dirs import ContainerDirs
+from tessera.node.modes.container_dirs import ContainerDirs, dir_name
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import downward_api as variables
@@ -116,7 +115,7 @@ def home_of(settings: AgentSettings) -> Path:
 
 def _dir_name(claim: Claim) -> str:
     try:
-        return container_dir_name(claim.pod.uid, claim.container)
+        return dir_name(claim)
     except UnsafePath as error:
         raise AllocationRefused(str(error)) from error
 
