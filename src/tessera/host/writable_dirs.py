@@ -30,7 +30,7 @@ IDS_PREFIX = "ids-"
 monitor would remove them as a dead pod's"""
 IDS_DIGITS = 16
 CLAIM_PREFIX = "claim-"
-"""of directories of ResourceClaims; without `_` for the same reason"""
+"""of directories of ResourceClaims, each for all containers that use one request; without `_` for the same reason"""
 CACHE_SUFFIX = ".cache"
 SPARES = 4
 """directories made in advance; kubelet asks for one container after the other"""
@@ -54,12 +54,6 @@ def container_dir_name(uid: str, container: str) -> str:
     if _OF_CONTAINER.fullmatch(name) is None:
         raise UnsafePath(f"{quoted(name)} cannot be the name of a directory")
     return name
-
-
-def claim_dir_name(uid: str, request: str) -> str:
-    """Returns the name for all containers that use a request of a ResourceClaim. Raises UnsafePath as above."""
-    container_dir_name(uid, request)
-    return f"{CLAIM_PREFIX}{uid}-{request}"
 
 
 def ids_dir_name(device_ids: Collection[str]) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 from msgspec import field
 
+from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.objects import Metadata, Partial, QuantityText
 
 API_VERSION = "resource.k8s.io/v1"
-DRIVER = "gpu.tessera.io"
-"""also the domain of the attributes and capacities, and of the taints"""
+DRIVER = DRA_DRIVER
 
 MEMORY, CORES, SHARES = "memory", "cores", "shares"
 """capacities of a card: bytes, per cent, and how many allocations may share it"""

@@ -19,6 +19,7 @@ from tessera.host.writable_dirs import (
     CACHE_SUFFIX,
     UnsafePath,
     WritableDirs,
+    container_dir_name,
     ids_dir_name,
     make_shared_dir,
 )
@@ -115,9 +116,10 @@ def home_of(settings: AgentSettings) -> Path:
 
 def _dir_name(claim: Claim) -> str:
     try:
-        return dir_name(claim)
+        container_dir_name(claim.pod.uid, claim.container)
     except UnsafePath as error:
         raise AllocationRefused(str(error)) from error
+    return dir_name(claim)
 
 
 def limits_of(claim: Claim, slices: Sequence[CardSlice]) -> dict[str, str]:
