@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from tessera.host.cards import CardEvent
 from tessera.kube.resources import NODES, RESOURCE_SLICES
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.resource_api import CORDONED, DRIVER, HELD, UNHEALTHY
@@ -57,7 +58,7 @@ async def test_unhealthy_and_cordoned_cards_are_tainted_and_come_back(tmp_path: 
         await node.agent.plane.client.patch(NODES.path(name=NODE), cordon)
         await node.published(lambda devices: taints(devices[second]) == [CORDONED])
         assert taints(node.devices()[first]) == []
-        node.agent.process.around.watch.mark({node.agent.card(0).uuid: "broken"})
+        node.agent.hardware.push(CardEvent(node.agent.card(0).uuid, xid=79))
         await node.published(lambda devices: taints(devices[first]) == [UNHEALTHY])
         no_cordon = {"metadata": {"annotations": {"hami.io/device-cordon": None}}}
         await node.agent.plane.client.patch(NODES.path(name=NODE), no_cordon)
@@ -196,10 +197,9 @@ async def test_a_claim_that_cannot_be_served_holds_up_no_other(tmp_path: Path) -
 async def test_a_claim_of_an_unhealthy_card_waits(tmp_path: Path) -> None:
     async with claim_node(tmp_path) as node:
         claim = await node.claim("c", node.part(0, memory=1000))
-        node.agent.process.around.watch.mark({node.agent.card(0).uuid: "broken"})
+        node.agent.hardware.push(CardEvent(node.agent.card(0).uuid, xid=79))
         await node.published(lambda devices: taints(devices[node.name(0)]))
-        node.agent.process.agent.mode._fleet = node.agent.process.around.fleet.value  # type: ignore[union-attr]
-        assert "broken" in await node.refusal(claim)
+        assert "takes no work" in await node.refusal(claim)
 
 
 async def test_a_claim_allocated_anew_gets_what_is_allocated_now(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def _part(
         offer = offered.get(each.device)
         if offer is None:
             raise AllocationRefused(f"device {quoted(each.device)} is not among this node's devices")
+        if not offer.card.healthy:
+            raise AllocationRefused(f"card {offer.uuid} takes no work: {offer.card.problem}")
         if each.admin_access:
             raise AllocationRefused(f"device {each.device}: adminAccess is not served")
         if offer.slot is not None:
