@@ -25,6 +25,7 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
+from tessera.wire.keys import DRA_DRIVER
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, install
 from tests.e2e.cluster import end_tasks, make_namespace
@@ -142,6 +143,8 @@ def test_the_manifests_for_those_without_helm_are_up_to_date(helm: Path) -> None
         ("resourceName=gpu", "resourceName"),
         ("scheduler.extender.image.repository=projecthami/hami", "is projecthami/hami, which is HAMi's image"),
         ("devicePlugin.image.repository=mirror/hami", "devicePlugin.image.repository is mirror/hami"),
+        ("devicePlugin.dra.enabled=true,devicePlugin.migStrategy=single", "leave migStrategy at none"),
+        ("devicePlugin.dra.enabled=true,devicePlugin.deviceListStrategy=cdi-annotations", "write cdi-cri"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_with_a_word(helm: Path, settings: str, said: str) -> None:
@@ -234,6 +237,24 @@ def test_mps_daemons_are_in_pods_that_no_upgrade_replaces(helm: Path, settings: 
         assert own["template"]["spec"]["hostPID"] is agent["hostPID"] is True
         mounts = [each for each in own["template"]["spec"]["containers"][0]["volumeMounts"] if each["name"] == "mps"]
         assert mounts == [each for each in agent["containers"][0]["volumeMounts"] if each["name"] == "mps"]
+
+
+def test_agents_that_serve_claims_have_what_they_need(helm: Path) -> None:
+    objects = [*yaml.safe_load_all(chart.template(helm, settings="devicePlugin.dra.enabled=true"))]
+    (device_class,) = [each for each in objects if each["kind"] == "DeviceClass"]
+    assert device_class["metadata"]["name"] == DRA_DRIVER
+    assert f"'{DRA_DRIVER}'" in device_class["spec"]["selectors"][0]["cel"]["expression"]
+    (agent,) = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "DaemonSet"]
+    container = agent["containers"][0]
+    told = dict(each.removeprefix("--").split("=", 1) for each in container["args"] if "=" in each)
+    assert "--dra" in container["args"]
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    places = {each["name"]: each["hostPath"]["path"] for each in agent["volumes"] if "hostPath" in each}
+    # kubelet and the container runtime use the same paths on the host.
+    for path in (told["plugin-registry-dir"], told["dra-plugin-dir"], "/var/run/cdi"):
+        assert places[mounts[path]] == path
+    with pytest.raises(chart.ChartFault, match=r"needs Kubernetes 1\.34"):
+        chart.template(helm, kubernetes="1.33.0", settings="devicePlugin.dra.enabled=true")
 
 
 @pytest.mark.parametrize(
