@@ -49,7 +49,7 @@ EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
 @pytest.fixture(scope="module")
 def installed(planes: NewPlane, helm: Path) -> ChartInstall:
     """On a control plane of its own: its policies hold for every namespace."""
-    return install(planes(), helm)
+    return install(planes(), helm, settings="devicePlugin.dra.enabled=true")
 
 
 @asynccontextmanager
@@ -284,6 +284,7 @@ def test_only_a_webhook_that_is_asked_for_device_pods_alone_may_stop_pods(
 VARIANTS = {
     **{path.stem: ([path], "") for path in EXAMPLES},
     "static MIG": ([], "devicePlugin.migStrategy=mixed"),
+    "claims": ([], "devicePlugin.dra.enabled=true"),
     "no election": ([], "scheduler.leaderElect=false"),
     "no webhook": ([], "scheduler.admissionWebhook.enabled=false"),
     "Tessera alone": ([], "scheduler.kubeScheduler.enabled=false,devicePlugin.enabled=false"),
@@ -505,6 +506,26 @@ async def test_an_agent_changes_its_own_node_and_the_pods_on_it(tenant: Client, 
     # A token of the same account that belongs to no pod, and so to no node.
     async with speaking(installed, installed.plane.kubeconfig_of_account(AGENT)) as astray:
         assert (await astray.patch(pods[0], success)).status == 403
+
+
+async def test_an_agent_publishes_devices_of_its_own_node(tenant: Client, installed: ChartInstall) -> None:
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+
+    def published(node: str) -> Json:
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRA_DRIVER, "nodeName": node, "pool": pool, "devices": [{"name": "gpu-0"}]}
+        return {"metadata": {"name": f"of-{node}"}, "spec": spec}
+
+    for name in ("n1", "n2"):
+        await made_node(tenant, name)
+    async with speaking(installed, installed.agent_on("n1")) as agent:
+        assert [(await agent.post(path, published(node))).status for node in ("n1", "n2")] == [201, 403]
+    async with speaking(installed, installed.agent_on("n2")) as other:
+        mine = (await other.get(path)).body["items"][0]
+        assert (await other.put(f"{path}/of-n1", mine)).status == 403
+        assert (await other.delete(f"{path}/of-n1")).status == 403
+    async with speaking(installed, installed.agent_on("n1")) as agent:
+        assert (await agent.delete(f"{path}/of-n1")).status == 200
 
 
 # -- all of it together

@@ -12,8 +12,8 @@ from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.live_claims import LiveClaims
+from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.objects import Pod
