@@ -62,7 +62,9 @@ def pod(name: str, source: Mapping[str, str], *, containers: int = 1) -> Json:
 class ClaimCluster:
     """One node, ready for claims."""
 
-    def __init__(self, node: Node, agent: Agent, api: KubeClient, namespace: str) -> None:
+    def __init__(self, node: Node, agent: Agent, api: KubeClient, *, namespace: str, devices: int) -> None:
+        """`devices` is how many the agent publishes."""
+        self._count = devices
         self.node = node
         self.agent = agent
         self.api = api
@@ -97,8 +99,16 @@ class ClaimCluster:
 
         return await until(look, what=f"{count} pods to run", within_s=PATIENCE_S)
 
+    async def phases(self) -> list[str]:
+        return sorted(phase_of(each) for each in await self.pods())
+
     async def environments(self) -> dict[tuple[str, str], Environment]:
         return await environments(self.node.plane, await self.pods())
+
+    async def environments_of(self, pod: Json) -> Environment:
+        """What the only container of a pod printed."""
+        (found,) = (await environments(self.node.plane, [pod])).values()
+        return found
 
     async def granted(self) -> dict[str, tuple[Json, ...]]:
         """What was allocated to each pod's claim, by the pod's name."""
@@ -119,7 +129,7 @@ class ClaimCluster:
         await until(self._has_devices, what="the devices to be published")
 
     async def _has_devices(self) -> bool:
-        return len(await self.devices()) == CARDS
+        return len(await self.devices()) == self._count
 
     async def restart_kubelet(self) -> None:
         await asyncio.to_thread(self.node.kubelet.stop)
@@ -181,7 +191,7 @@ def scheduler(node: Node, label: str) -> Program:
 
 
 @asynccontextmanager
-async def claim_cluster(node: Node, *flags: str) -> AsyncIterator[ClaimCluster]:
+async def claim_cluster(node: Node, *flags: str, devices: int = CARDS) -> AsyncIterator[ClaimCluster]:
     label = uuid.uuid4().hex[:6]
     namespace = f"e2e-{label}"
     agent = Agent(node.node_container, node.plane, "--dra", *flags, cards=CARDS, label=f"agent-{label}")
@@ -197,7 +207,7 @@ async def claim_cluster(node: Node, *flags: str) -> AsyncIterator[ClaimCluster]:
         async with KubeClient(access) as api:
             await make_namespace(api, namespace)
             await api.create(CLASSES, device_class)
-            found = ClaimCluster(node, agent, api, namespace)
+            found = ClaimCluster(node, agent, api, namespace=namespace, devices=devices)
             try:
                 await until(found._is_open, what="kubelet to be ready")
                 agent.program.start()

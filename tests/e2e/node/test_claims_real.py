@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
+from pathlib import Path
+
+import yaml
 
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import annotations_of, uid_of
 from tests.e2e.node.agent import SPLIT
 from tests.e2e.node.claims import ClaimCluster, claim, claim_cluster, pod, request, template
-from tests.e2e.node.cluster import Node
+from tests.e2e.node.cluster import PATIENCE_S, Node
 from tests.e2e.node.control_plane import NODE
+from tests.e2e.node.image import TALKER
+from tests.e2e.node.shapes import GRACE_S
 from tests.e2e.replica import until
 
 BATCH = 8
+PAGE = Path(__file__).parents[3] / "docs" / "dra.md"
+MIG_PLACES = 18
+"""of all profiles of an A100, without those that only add media engines"""
 
 
 def memory_of(number: int) -> int:
@@ -100,3 +110,59 @@ async def test_pods_with_claims_share_cards_over_restarts_and_leave_nothing(node
 
         await until(nothing_left, what="all claims to be unprepared")
         assert len(await found.devices()) > 0
+
+
+def examples(*, mig: bool) -> list[Json]:
+    """The manifests of the page, with an image that is here."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = [each for block in blocks if ("profile ==" in block) is mig for each in yaml.safe_load_all(block)]
+    for each in found:
+        if each["kind"] == "Pod":
+            each["spec"]["terminationGracePeriodSeconds"] = GRACE_S
+            for container in each["spec"]["containers"]:
+                container["image"] = TALKER.name
+    return found
+
+
+async def test_the_examples_of_the_page_get_what_it_says(node: Node) -> None:
+    async with claim_cluster(node) as found:
+        manifests = examples(mig=False)
+        await found.create(*manifests)
+        pods = {each["metadata"]["name"]: each for each in await found.running(3)}
+        seen = await found.environments()
+        (notebook,) = (seen[uid_of(pods["notebook"]), "notebook"],)
+        assert (notebook["CUDA_DEVICE_MEMORY_LIMIT_0"], notebook["CUDA_DEVICE_SM_LIMIT"]) == ("4096m", "30")
+        trainer, evaluator = (seen[uid_of(pods["trainer"]), name] for name in ("trainer", "evaluator"))
+        assert trainer["CUDA_DEVICE_MEMORY_LIMIT_0"] == "20480m"
+        shared = ("NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_MEMORY_SHARED_CACHE")
+        assert [trainer[name] for name in shared] == [evaluator[name] for name in shared]
+        pair = seen[uid_of(pods["pair"]), "pair"]
+        assert len(set(pair["NVIDIA_VISIBLE_DEVICES"].split(","))) == 2
+        assert [pair[f"CUDA_DEVICE_MEMORY_LIMIT_{number}"] for number in (0, 1)] == ["8192m", "8192m"]
+        await found.empty()
+
+
+async def test_each_claim_for_mig_gets_an_instance_of_its_own(node: Node) -> None:
+    config = node.node_container.folder / "mig.json"
+    config.write_text(json.dumps({"nodeconfig": [{"name": NODE, "operatingmode": "mig"}]}))
+    flags = (f"--node-config-file={config}",)
+    async with claim_cluster(node, *flags, devices=3 * MIG_PLACES) as found:
+        manifests = examples(mig=True)
+        (of_claims,) = (each["metadata"]["name"] for each in manifests if each["kind"] == "ResourceClaimTemplate")
+        await found.create(*manifests)
+        source = {"resourceClaimTemplateName": of_claims}
+        # Two fit on each of three cards.
+        await found.create(*(pod(f"more-{number}", source) for number in range(6)))
+
+        async def all_places_taken() -> bool:
+            return await found.phases() == ["Pending"] + 6 * ["Running"]
+
+        await until(all_places_taken, what="six of seven pods to run", within_s=PATIENCE_S)
+        running = [each for each in await found.pods() if each["status"]["phase"] == "Running"]
+        seen = [await found.environments_of(each) for each in running]
+        assert len({one["NVIDIA_VISIBLE_DEVICES"] for one in seen}) == 6
+        assert all(one["NVIDIA_VISIBLE_DEVICES"].startswith("MIG-") for one in seen)
+        # The place of one that ends is another one's.
+        await found.api.delete(f"/api/v1/namespaces/{found.namespace}/pods/{running[0]['metadata']['name']}")
+        await found.running(6)
+        await found.empty()

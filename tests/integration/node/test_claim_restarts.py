@@ -113,17 +113,16 @@ async def test_the_next_agent_prepares_the_same_claim_once(
         await node.agent.until(lambda: not left(node, mode), what="everything of the claim to go")
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_nothing_stays_of_a_claim_that_went_while_no_agent_ran(
-    tmp_path: Path, moment: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with node_in(tmp_path, mode) as node:
-        claim = await claim_in(node, mode)
+    async with node_in(tmp_path, "mig") as node:
+        claim = await claim_in(node, "mig")
         await end_agent_at(node, claim, moment, monkeypatch)
         await node.delete_claim("c")
         await node.agent.start()
-        await node.agent.until(lambda: not left(node, mode), what="everything of the claim to go")
+        await node.agent.until(lambda: not left(node, "mig"), what="everything of the claim to go")
         assert not recorded(node)
 
 
