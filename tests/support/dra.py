@@ -122,6 +122,23 @@ class ClaimNode:
         path = RESOURCE_CLAIMS.path("default", name, "status")
         await self.agent.plane.client.patch(path, {"status": status})
 
+    async def reserve(self, claim: messages.Claim, pod: Json) -> None:
+        """For a pod, as kube-scheduler does."""
+        consumer = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        path = RESOURCE_CLAIMS.path("default", claim.name, "status")
+        await self.agent.plane.client.patch(path, {"status": {"reservedFor": [consumer]}})
+
+    async def pod(self, name: str, claims: Mapping[str, str], *containers: list[Json]) -> Json:
+        """A pod with these claims, by its own names for them, and the references of each container."""
+        spec = {
+            "resourceClaims": [{"name": own, "resourceClaimName": claim} for own, claim in claims.items()],
+            "containers": [
+                {"name": f"c{number}", "image": "x", "resources": {"claims": references}}
+                for number, references in enumerate(containers)
+            ],
+        }
+        return await self.agent.plane.create_pod({"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+
     async def delete_claim(self, name: str) -> None:
         await self.agent.plane.client.delete(RESOURCE_CLAIMS.path("default", name))
 

@@ -162,3 +162,54 @@ class ResourceClaim(Partial, frozen=True):
         allocation = self.status.allocation
         results = () if allocation is None else allocation.devices.results or ()
         return tuple(each for each in results if each.driver == driver)
+
+
+class ClaimReference(Partial, frozen=True):
+    """A claim that a container uses, by the pod's own name for it; an empty `request` means all of its requests."""
+
+    name: str = ""
+    request: str = ""
+
+
+class ClaimResources(Partial, frozen=True):
+    claims: tuple[ClaimReference, ...] | None = None
+
+
+class ClaimingContainer(Partial, frozen=True):
+    name: str = ""
+    resources: ClaimResources = ClaimResources()
+
+
+class PodClaim(Partial, frozen=True):
+    """A claim of a pod: one that exists, or one that is made of a template and named in the pod's status."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class ClaimingPodSpec(Partial, frozen=True):
+    containers: tuple[ClaimingContainer, ...] = ()
+    init_containers: tuple[ClaimingContainer, ...] | None = None
+    resource_claims: tuple[PodClaim, ...] | None = None
+
+
+class ClaimingPodStatus(Partial, frozen=True):
+    resource_claim_statuses: tuple[PodClaim, ...] | None = None
+
+
+class ClaimingPod(Partial, frozen=True):
+    """A pod as far as its claims are concerned."""
+
+    metadata: Metadata = Metadata()
+    spec: ClaimingPodSpec = ClaimingPodSpec()
+    status: ClaimingPodStatus = ClaimingPodStatus()
+
+    @property
+    def claim_names(self) -> dict[str, str]:
+        """The names of its ResourceClaims, by its own names for them."""
+        every = (*(self.spec.resource_claims or ()), *(self.status.resource_claim_statuses or ()))
+        return {each.name: each.resource_claim_name for each in every if each.resource_claim_name}
+
+    @property
+    def all_containers(self) -> tuple[ClaimingContainer, ...]:
+        return (*(self.spec.init_containers or ()), *self.spec.containers)

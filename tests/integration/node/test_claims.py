@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tessera.host.cards import CardEvent
 from tessera.kube.resources import NODES, RESOURCE_SLICES
+from tessera.lab.sandbox.api import defaults, kinds
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.resource_api import CORDONED, DRIVER, HELD, UNHEALTHY
 from tests.support.agent import NODE, Json
 from tests.support.dra import ClaimNode, claim_node
+from tests.support.logs import captured
 
 REGISTER = "hami.io/node-nvidia-register"
 MIG_CARD = {"cards": [{"model": "A100-SXM4-80GB"}], "state": "state.json"}
@@ -93,6 +97,66 @@ async def test_an_agent_that_restarts_writes_nothing_that_is_there(tmp_path: Pat
         await node.agent.restart()
         await node.agent.until(lambda: not node.agent.process.missing())
         assert node.slices() == before
+
+
+async def test_a_pool_that_was_half_written_is_written_as_a_whole(tmp_path: Path) -> None:
+    async with claim_node(tmp_path, cards=MIG_CARD, node={"operatingmode": "mig"}) as node:
+        await node.agent.kill()
+        counters, devices = node.slices()
+        api = node.agent.plane.client
+        # The earlier agent ended after it had written one of the two, and left one of an even earlier layout.
+        path = RESOURCE_SLICES.path(name=devices["metadata"]["name"])
+        await api.patch(path, {"spec": {"pool": {"generation": 7}}})
+        surplus = {**counters, "metadata": {"name": "surplus"}}
+        await api.create(RESOURCE_SLICES.path(), surplus)
+        await node.agent.start()
+        await node.agent.until(lambda: len(node.slices()) == 2)
+        assert [each["spec"]["pool"] for each in node.slices()] == [
+            {"name": NODE, "generation": 8, "resourceSliceCount": 2}
+        ] * 2
+
+
+async def test_an_apiserver_that_drops_fields_is_not_written_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop(content: Json) -> None:
+        for device in content["spec"].get("devices", ()):
+            device.pop("allowMultipleAllocations", None)
+
+    monkeypatch.setitem(defaults._DEFAULTS, "ResourceSlice", drop)
+    with captured() as logged:
+        async with claim_node(tmp_path) as node:
+            (found,) = node.slices()
+            # Another look, because the node has changed.
+            cordon = {"metadata": {"annotations": {"hami.io/device-cordon": "GPU-unknown"}}}
+            await node.agent.plane.client.patch(NODES.path(name=NODE), cordon)
+            claim = await node.claim("c", node.whole(node.name(0)))
+            await node.prepare(claim)
+            assert node.env(claim)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "81920m"
+            assert node.slices() == [found]
+    (warning,) = logged.of("the apiserver changed a ResourceSlice: a feature that it needs may be off")
+    assert warning["differs"] == "spec.devices[0].allowMultipleAllocations"
+
+
+async def test_on_a_cluster_without_claims_the_agent_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(kinds.BY_PATH, ("resource.k8s.io", "v1", "resourceslices"))
+    async with claim_node(tmp_path, start=False) as node:
+        await node.agent.start(ready=False)
+        await node.agent.until(lambda: "need Kubernetes 1.34" in node.agent.process.missing())
+
+
+async def test_a_kubelet_that_refuses_the_driver_is_told(tmp_path: Path) -> None:
+    async with claim_node(tmp_path, start=False) as node:
+        node.kubelet.refusal = "no such version"
+        await node.agent.start(ready=False)
+        await node.agent.until(lambda: "kubelet refused the driver: no such version" in node.agent.process.missing())
+
+
+async def test_a_socket_that_vanished_is_served_again(tmp_path: Path) -> None:
+    async with claim_node(tmp_path) as node:
+        node.kubelet.socket.unlink()
+        await node.agent.until(lambda: len(node.kubelet.infos) == 2, what="the driver to be registered again")
+        await node.prepare(await node.claim("c", node.part(0, memory=1000)))
 
 
 # -- claims
@@ -220,6 +284,27 @@ async def test_many_calls_at_once_are_served(tmp_path: Path) -> None:
         assert node.specs() == sorted(each.uid for each in claims)
         await asyncio.gather(*(node.unprepare(each) for each in claims[::2]))
         assert node.specs() == sorted(each.uid for each in claims[1::2])
+
+
+async def test_a_container_never_gets_one_request_in_place_of_another(tmp_path: Path) -> None:
+    async with claim_node(tmp_path) as node:
+        both = (node.part(0, memory=1000, request="a"), node.part(1, memory=2000, request="b"))
+        claim, other = await node.claim("two", *both), await node.claim("other", node.part(0, memory=3000))
+        unused = await node.claim("unused", node.part(0, memory=1) | {"driver": "net.example.com"})
+        names = {"two": "two", "other": "other", "net": "unused"}
+        whole = await node.pod("whole", names, [{"name": "two"}])
+        await node.reserve(claim, whole)
+        assert "container c0 of pod whole uses 2 requests" in await node.refusal(claim)
+        mixed = await node.pod("mixed", names, [{"name": "two", "request": "a"}, {"name": "other"}])
+        for each in (claim, other):
+            await node.reserve(each, mixed)
+            assert "uses 2 requests" in await node.refusal(each)
+        apart = await node.pod(
+            "apart", names, [{"name": "two", "request": "a"}, {"name": "net"}], [{"name": "two", "request": "b"}]
+        )
+        await node.reserve(claim, apart)
+        await node.prepare(claim)
+        assert unused.uid not in node.specs()
 
 
 # -- modes

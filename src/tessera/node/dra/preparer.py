@@ -19,8 +19,9 @@ import structlog
 
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
-from tessera.kube.resources import RESOURCE_CLAIMS
+from tessera.kube.resources import PODS, RESOURCE_CLAIMS
 from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, read_claim
+from tessera.node.dra.consumers import find_conflict, other_claims
 from tessera.node.dra.offers import offers
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims, cdi_device, cdi_kind, checked_uid
 from tessera.node.fleet import Fleet
@@ -29,7 +30,7 @@ from tessera.node.modes.base import AllocationRefused, ContainerResponse, Sharin
 from tessera.node.modes.cdi_spec import CDI_VERSION, Document, edits
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
-from tessera.wire.resource_api import AllocatedDevice, ResourceClaim
+from tessera.wire.resource_api import AllocatedDevice, ClaimingPod, ResourceClaim
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +111,7 @@ class ClaimPreparer:
     async def _hand_over(self, claim: ResourceClaim, key: PodKey) -> PreparedClaim:
         offered = {each.name: each for each in offers(self._fleet.value, self._settings)}
         parts = read_claim(claim, offered, node=self._settings.node_name)
+        await self._check_consumers(claim, key, [part.name for part in parts])
         self._prepared.begin(key.uid, [part.claim for part in parts])
         try:
             responses = {part.name: await self._mode.hand_over(part.claim, _ids(part)) for part in parts}
@@ -122,15 +124,39 @@ class ClaimPreparer:
         return record
 
     async def _read(self, key: PodKey) -> ResourceClaim:
-        path = RESOURCE_CLAIMS.path(key.namespace, key.name)
-        try:
-            async with asyncio.timeout(READ_S):
-                claim = await self._client.get(path, ResourceClaim)
-        except (KubeError, TimeoutError) as error:
-            raise AllocationRefused(f"ResourceClaim {key} cannot be read: {str(error) or 'no answer'}") from error
+        claim = await self._find(RESOURCE_CLAIMS.path(key.namespace, key.name), ResourceClaim)
+        if claim is None:
+            raise AllocationRefused(f"ResourceClaim {key} does not exist")
         if claim.metadata.uid != key.uid:
             raise AllocationRefused(f"ResourceClaim {key} is another one now: its uid is not {key.uid}")
         return claim
+
+    async def _check_consumers(self, claim: ResourceClaim, key: PodKey, requests: Sequence[str]) -> None:
+        """Refuses a claim that a container would use together with other requests for cards."""
+        for consumer in claim.status.reserved_for or ():
+            if consumer.resource != PODS.plural:
+                continue
+            pod = await self._find(PODS.path(key.namespace, consumer.name), ClaimingPod)
+            if pod is None or pod.metadata.uid != consumer.uid:
+                continue
+            every: dict[str, Sequence[str]] = {key.name: requests}
+            for name in other_claims(pod, key.name):
+                other = await self._find(RESOURCE_CLAIMS.path(key.namespace, name), ResourceClaim)
+                devices = () if other is None else allocated_here(other, node=self._settings.node_name)
+                every[name] = [*dict.fromkeys(each.request_name for each in devices)]
+            problem = find_conflict(pod, key.name, every)
+            if problem:
+                raise AllocationRefused(problem)
+
+    async def _find(self, path: str, kind: type[T]) -> T | None:
+        """None if there is no such object."""
+        try:
+            async with asyncio.timeout(READ_S):
+                return await self._client.get(path, kind)
+        except (KubeError, TimeoutError) as error:
+            if isinstance(error, ApiError) and error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise AllocationRefused(f"{path} cannot be read: {str(error) or 'no answer'}") from error
 
     async def _unprepare(self, key: PodKey) -> None:
         try:
@@ -146,7 +172,7 @@ class ClaimPreparer:
     async def recover(self) -> None:
         """Finds out which claims an earlier process prepared, and removes what is left of claims that are gone.
 
-        Raises KubeError or OSError; then nothing is known, and nothing may be released."""
+        Raises AllocationRefused, KubeError or OSError; then nothing is known, and nothing may be released."""
         try:
             await self._prepared.load()
         except ValueError as error:
@@ -166,13 +192,10 @@ class ClaimPreparer:
 
     async def _is_gone(self, record: PreparedClaim) -> bool:
         key = record.key
-        try:
-            claim = await self._client.get(RESOURCE_CLAIMS.path(key.namespace, key.name), ResourceClaim)
-        except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
+        claim = await self._find(RESOURCE_CLAIMS.path(key.namespace, key.name), ResourceClaim)
+        if claim is None or claim.metadata.uid != key.uid:
             return True
-        return claim.metadata.uid != key.uid or not allocated_here(claim, node=self._settings.node_name)
+        return not allocated_here(claim, node=self._settings.node_name)
 
     async def _find_again(self) -> None:
         """The record is lost: a claim that the API shows on this node and that has a CDI spec was prepared."""

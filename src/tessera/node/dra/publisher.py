@@ -291,7 +291,7 @@ def _difference(wanted: SliceSpec, stored: SliceSpec) -> str:
             for key in (*one, *(key for key in other if key not in one)):
                 if one.get(key) != other.get(key):
                     return compare(one.get(key), other.get(key), f"{path}.{key}")
-        if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
             for number, (mine, theirs) in enumerate(zip(one, other, strict=True)):
                 if mine != theirs:
                     return compare(mine, theirs, f"{path}[{number}]")

@@ -103,7 +103,7 @@ def test_cards_that_must_take_no_claim_are_tainted(
 
 
 def test_attributes_say_what_is_known() -> None:
-    facts = {
+    facts: dict[str, Any] = {
         "numa": 1,
         "bus_id": "00000000:3B:00.0",
         "pcie_root": "pci0000:3a",
