@@ -37,6 +37,7 @@ from tessera.node.live_claims import LiveClaims
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
+from tessera.node.modes.mig.records import boot_id
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
@@ -192,7 +193,10 @@ class NodeAgent:
                 f" start with --dra, or remove it if no pod with a ResourceClaim is on the node: {error}"
             ) from error
         self._prepared.open()
-        self._held = {each.uuid: CLAIMED for claim in self._prepared.live_claims() or () for each in claim.slices}
+        boot = boot_id()
+        # Nothing that was prepared before a boot is in use, and kubelet prepares nothing without the driver.
+        claims = [claim for record in self._prepared.all() if record.boot == boot for claim in record.claims]
+        self._held = {each.uuid: CLAIMED for claim in claims for each in claim.slices}
         self._mark({})
 
     def _mark(self, problems: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from tessera.node import agent
 from tessera.node.dra import driver
 from tessera.node.dra.prepared_claims import FILE, UNREADABLE, PreparedClaims
 from tessera.node.modes import container_dirs
@@ -180,14 +181,25 @@ async def test_after_a_boot_a_claim_is_prepared_anew(tmp_path: Path, monkeypatch
 # -- back to the classic path
 
 
-async def test_an_agent_without_dra_offers_no_card_that_a_claim_holds(tmp_path: Path) -> None:
+def registered(node: ClaimNode) -> list[bool]:
+    """The health of each card on the node."""
+    return [each.get("health", False) for each in json.loads(node.agent.annotations()[REGISTER])]
+
+
+async def test_an_agent_without_dra_offers_no_card_that_a_claim_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with claim_node(tmp_path) as node:
         await node.prepare(await node.claim("c", node.part(0, memory=1000)))
         await node.agent.kill()
         node.agent.flags["dra"] = "false"
         await node.agent.start()
-        cards = {each["id"]: each.get("health", False) for each in json.loads(node.agent.annotations()[REGISTER])}
-        assert cards == {node.agent.card(0).uuid: False, node.agent.card(1).uuid: True}
+        assert registered(node) == [False, True]
+        # After a boot no container has anything of it.
+        await node.agent.kill()
+        monkeypatch.setattr(agent, "boot_id", lambda: "another")
+        await node.agent.start()
+        await node.agent.until(lambda: registered(node) == [True, True], what="both cards to be registered")
 
 
 async def test_an_agent_without_dra_serves_nothing_while_it_is_unknown_which_cards_claims_hold(tmp_path: Path) -> None:

@@ -13,10 +13,13 @@ import pytest
 from tessera.host.cards import CardEvent
 from tessera.kube.resources import NODES, RESOURCE_SLICES
 from tessera.lab.sandbox.api import defaults, kinds
+from tessera.node import cleanup
+from tessera.node.modes.mps import mode as mps
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.resource_api import CORDONED, DRIVER, HELD, UNHEALTHY
 from tests.support.agent import NODE, Json
 from tests.support.dra import ClaimNode, claim_node
+from tests.support.fake_mps import FakeMps
 from tests.support.logs import captured
 
 REGISTER = "hami.io/node-nvidia-register"
@@ -316,6 +319,35 @@ async def test_in_mode_none_a_claim_gets_the_whole_card(tmp_path: Path) -> None:
         claim = await node.claim("c", node.whole(node.name(0)))
         await node.prepare(claim)
         assert node.env(claim)["NVIDIA_VISIBLE_DEVICES"] == node.agent.card(0).uuid
+
+
+async def test_in_mode_mps_each_claim_has_its_limits_and_the_card_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fake").mkdir()
+    daemons = FakeMps(tmp_path / "fake", tmp_path / "mps")
+    for module in (mps, cleanup):
+        monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
+    try:
+        async with claim_node(tmp_path, node={"operatingmode": "mps"}) as node:
+            card = node.agent.card(0).uuid
+            small = await node.claim("small", node.part(0, memory=4096, cores=30))
+            large = await node.claim("large", node.part(0, memory=8192, cores=60))
+            await asyncio.gather(node.prepare(small), node.prepare(large))
+            env = node.env(small)
+            assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{card}=4096M"
+            assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+            assert node.env(large)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{card}=8192M"
+            pipes = {each["containerPath"]: each["hostPath"] for each in node.edits(small)["mounts"]}
+            assert pipes[env["CUDA_MPS_PIPE_DIRECTORY"]] == f"{tmp_path}/mps/{card}/pipe"
+            assert daemons.default(card) == ("8192M", 60)
+            # The ceiling follows the claims that are left.
+            await node.unprepare(large)
+            await node.agent.until(lambda: daemons.default(card) == ("4096M", 30), what="a lower ceiling")
+            two = await node.claim("two", node.part(0, memory=1, cores=1), node.part(1, memory=1, cores=1))
+            assert "with MPS it can have one" in await node.refusal(two)
+    finally:
+        daemons.close()
 
 
 async def mig_node_with_claim(node: ClaimNode, name: str, device: str) -> messages.Claim:
