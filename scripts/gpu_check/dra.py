@@ -6,7 +6,6 @@ no container, so a process gets the variables of the claim's CDI spec with the h
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -14,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from scripts.gpu_check.agent import PIPES
+from scripts.gpu_check.agent import PIPES, run_checks
 from scripts.gpu_check.mig import client as mig_client
 from scripts.gpu_check.mps import client as mps_client
 from scripts.gpu_check.report import Report
@@ -100,17 +99,4 @@ async def check_mig(report: Report, hardware: NvmlHardware) -> None:
 
 
 def run(report: Report) -> None:
-    hardware = NvmlHardware()
-    try:
-        card = next(each for each in hardware.scan() if each.uuid is not None)
-        assert card.uuid is not None
-        asyncio.run(check_mps(report, hardware))
-        before = hardware.mig_enabled(card.uuid)
-        try:
-            asyncio.run(check_mig(report, hardware))
-        finally:
-            if hardware.mig_enabled(card.uuid) and not before:
-                hardware.disable_mig(card.uuid)
-        report.check("MIG mode is as before", hardware.mig_enabled(card.uuid) == before, before)
-    finally:
-        hardware.close()
+    run_checks(report, mps=check_mps, mig=check_mig)
