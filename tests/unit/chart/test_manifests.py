@@ -30,7 +30,7 @@ INSTALLED = ("nvidia",)
 """sections of the vendors that are on by default"""
 
 PREEMPTION = frozenset({"pods/eviction", "pods/status", "poddisruptionbudgets"})
-"""resources that only preemption needs, which is off by default"""
+"""resources that only preemption needs"""
 
 Json = dict[str, Any]
 
@@ -71,11 +71,7 @@ def rules(objects: list[Json], name: str) -> dict[str, Any]:
     ],
 )
 def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, name: str, installed: str) -> None:
-    by_default = {
-        kind: [rule for rule in found if not PREEMPTION.issuperset(rule["resources"])]
-        for kind, found in rules(documents(tested), name).items()
-    }
-    assert by_default == rules(OBJECTS, installed) != {}
+    assert rules(documents(tested), name) == rules(OBJECTS, installed) != {}
 
 
 def test_the_rights_to_preempt_are_tested_and_installed_with_preemption_alone() -> None:
