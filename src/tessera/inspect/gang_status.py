@@ -6,14 +6,15 @@ alone, and counts as free here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tessera.core.gang_preemption import GangDemand
-from tessera.core.gangs import GangMember, GangMisfit, describe_members, plan_gang
+from tessera.core.gangs import GangMember, GangMisfit, GangPlanning, describe_members
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Unfinished
+from tessera.core.steps import finish
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
@@ -64,10 +65,10 @@ def plan_members(
     *,
     topology: str,
     preempt: bool = False,
-) -> GangStatus:
-    """A gang that does not exist yet, with all its members as request and document."""
+) -> Generator[None, None, GangStatus]:
+    """A gang that does not exist yet, with all its members as request and document. One step per member."""
     count = len(members)
-    found = _judge(cluster, members, required=count, topology=topology, preempt=preempt)
+    found = yield from _judge(cluster, members, required=count, topology=topology, preempt=preempt)
     return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, **found._asdict())
 
 
@@ -90,8 +91,8 @@ def _status(cluster: OfflineCluster, gang: Gang, *, preempt: bool) -> GangStatus
         # The rest of a gang that is bound in part, or a gang with gated members, does not preempt as a whole.
         preempt = preempt and not bound and not gated
         required_now = min(required - bound, len(waiting))
-        text, fits, fitting, preemption = _judge(
-            cluster, waiting, required=required_now, topology=gang.group.topology, preempt=preempt
+        text, fits, fitting, preemption = finish(
+            _judge(cluster, waiting, required=required_now, topology=gang.group.topology, preempt=preempt)
         )
         if bound:
             text = f"{bound} of {required} members are bound; the rest: {text}"
@@ -117,7 +118,7 @@ def _judge(
     required: int,
     topology: str,
     preempt: bool,
-) -> _Verdict:
+) -> Generator[None, None, _Verdict]:
     selector = cluster.engine.selector
     known: dict[tuple[str, ...], GangMember] = {}
     planned = []
@@ -126,7 +127,9 @@ def _judge(
         like = known.setdefault(names, GangMember(request, selector.candidates(names)))
         planned.append(GangMember(request, like.candidates))
     domains = cluster.engine.labels.domains(topology)
-    answer = plan_gang(selector, planned, required=required, domains=domains)
+    planning = GangPlanning(selector, planned, required=required, domains=domains)
+    answer = yield from planning.steps()
+    planning.take_back()
     assert not isinstance(answer, Unfinished)  # without a limit of work
     if isinstance(answer, GangMisfit):
         priorities = [request.preempts_below for request, _ in members]

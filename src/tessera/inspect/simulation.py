@@ -15,6 +15,7 @@ import msgspec
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
+from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
@@ -97,13 +98,7 @@ def simulate(
     preempt: bool = False,
 ) -> Simulation:
     """All steps of `simulate_in_steps`."""
-    steps = simulate_in_steps(cluster, manifest, most=most, cards=cards, preempt=preempt)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Simulation = end.value
-            return found
+    return finish(simulate_in_steps(cluster, manifest, most=most, cards=cards, preempt=preempt))
 
 
 def simulate_in_steps(
@@ -183,8 +178,15 @@ def gang_key(manifest: Manifest) -> tuple[str, str] | None:
 def simulate_gangs(
     cluster: OfflineCluster, manifests: Sequence[Manifest], *, preempt: bool = False
 ) -> list[GangStatus]:
-    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing. `preempt`: with
-    the pods that would be evicted for one that does not."""
+    """All steps of `simulate_gangs_in_steps`."""
+    return finish(simulate_gangs_in_steps(cluster, manifests, preempt=preempt))
+
+
+def simulate_gangs_in_steps(
+    cluster: OfflineCluster, manifests: Sequence[Manifest], *, preempt: bool = False
+) -> Generator[None, None, list[GangStatus]]:
+    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing in the end; between
+    two steps nothing else may use the cluster. `preempt`: with the pods that would be evicted for one that does not."""
     cluster.state.require_nodes()
     gangs: dict[tuple[str, str], tuple[PodGroup, list[tuple[PodRequest, Json]]]] = {}
     for manifest in manifests:
@@ -200,11 +202,13 @@ def simulate_gangs(
             prepared = cluster.prepare(msgspec.convert(document, Pod))
             if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 members.append((prepared.request, document))
-    return [
-        plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
-        for (namespace, name), (group, members) in gangs.items()
-        if members
-    ]
+            yield
+    found = []
+    for (namespace, name), (group, members) in gangs.items():
+        if members:
+            planning = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
+            found.append((yield from planning))
+    return found
 
 
 def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:
