@@ -267,7 +267,7 @@ class Checker:
     def _check_gang_preemption(self, engine: Engine, name: str, members: list[GangMember], misfit: GangMisfit) -> None:
         """A gang that may preempt waits only if no set of victims is found."""
         priority = min(member.request.preempts_below or 0 for member in members)
-        demand = GangDemand(members, len(members), priority=priority, group=name, fitting=misfit.places)
+        demand = GangDemand(members, len(members), priority=priority, fitting=misfit.places)
         found = gang_preemption.find(engine.preemption, demand)
         assert found is None, f"gang {name} waits, and could be placed without {found.victims}"
 

@@ -31,6 +31,7 @@ from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card
 from tessera.core.nominations import Share, shares_of
 from tessera.core.requests import PodRequest
+from tessera.core.steps import finish
 from tessera.core.trial_victims import MOST_TRIALS, TRIAL_WORK, Group, Pace, TrialSearch, group_by_cards
 from tessera.core.victims import Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
 
@@ -51,16 +52,6 @@ def leaving_pods(ledger: Ledger, book: PodBook, node: str, *, claimant: str = ""
         if traits is not None and traits.is_leaving:
             found.add(entry.facts.uid)
     return frozenset(uid for uid in found if ledger.pod(uid) is not None)
-
-
-def finish(search: Search) -> VictimSet | None:
-    """The result of a search, at once."""
-    try:
-        while True:
-            next(search)
-    except StopIteration as end:
-        found: VictimSet | None = end.value
-        return found
 
 
 class NodeSearch:
@@ -174,6 +165,8 @@ class NodeSearch:
             return f"priority {traits.priority} is not below {self._priority}"
         if traits.protection:
             return traits.protection
+        if traits.group and traits.group == self._pod.group:
+            return "it belongs to the same gang"
         budgets = self._book.budgets(entry.facts.uid)
         if len(budgets) > 1:
             return f"more than one PodDisruptionBudget: {', '.join(budgets)}"

@@ -10,9 +10,10 @@ search pauses every few milliseconds: callers check its result against the ledge
 from __future__ import annotations
 
 from tessera.core.ledger import Ledger
-from tessera.core.node_preemption import NodeSearch, Search, finish
+from tessera.core.node_preemption import NodeSearch, Search
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Selector
+from tessera.core.steps import finish
 from tessera.core.trial_victims import MOST_TRIALS as MOST_TRIALS_ON_A_NODE
 from tessera.core.victim_arrays import VictimArrays
 from tessera.core.victims import PodBook, VictimSet

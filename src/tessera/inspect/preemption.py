@@ -1,4 +1,4 @@
-"""Which pods would be evicted for a pod that fits on no node, or why none would be.
+"""Which pods would be evicted for a pod that fits on no node, or for a gang that does not fit, or why none would be.
 
 The engine searches as the scheduler does. Where disruption budgets were not read, an answer says that they may keep a
 pod. Other victims may be found by the time the scheduler looks.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
+from tessera.core import gang_preemption
+from tessera.core.gang_preemption import GangDemand
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
@@ -18,6 +19,8 @@ from tessera.core.victims import PodBook, PodTraits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import BudgetState, Json
 from tessera.scheduler.victim_book import VictimBook
+
+SWITCHED_OFF = "preemption is switched off (--preemption=false)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,10 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionOutlook:
-    """What the scheduler would do for a pod that fits nowhere."""
+    """What the scheduler would do for a pod or a gang that does not fit."""
 
     node: str = ""
-    """where the pod would go; empty if no set of victims helps"""
+    """where the pod would go, or the nodes of a gang; empty if no set of victims helps"""
     victims: tuple[Victim, ...] = ()
     waits_for: tuple[Victim, ...] = ()
     """pods that leave already"""
@@ -61,24 +64,47 @@ def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) 
     engine, priority = cluster.engine, request.preempts_below
     lowest = engine.victims.lowest_priority
     if not cluster.settings.preemption:
-        return PreemptionOutlook(obstacle="preemption is switched off (--preemption=false)")
+        return PreemptionOutlook(obstacle=SWITCHED_OFF)
     if priority is None:
         return PreemptionOutlook(obstacle="its preemptionPolicy is Never")
     if lowest is None or lowest >= priority:
         return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
-    budgets, book, preemption = cluster.state.budgets, cast("PodBook", engine.victims), engine.preemption
-    if budgets is not None:
-        book = BudgetedBook(engine.victims, budgets)
-        preemption = Preemption(engine.selector, book)
+    preemption = _preemption(cluster)
     found = preemption.find(request, priority=priority, candidates=engine.selector.candidates(names))
     if found is None:
-        return PreemptionOutlook(obstacle=_obstacle(cluster, book, request, priority, names))
-    return PreemptionOutlook(
-        found.node,
-        _victims(cluster, found.victims),
-        _victims(cluster, found.leaving),
-        knows_budgets=budgets is not None,
-    )
+        return PreemptionOutlook(obstacle=_obstacle(cluster, preemption.book, request, priority, names))
+    return _outlook(cluster, found.node, found.victims, found.leaving)
+
+
+def foresee_gang(cluster: OfflineCluster, demand: GangDemand, *, is_patient: bool) -> PreemptionOutlook:
+    """For a gang whose members all exist and do not fit together. `is_patient`: a member preempts none."""
+    engine, priority = cluster.engine, demand.priority
+    lowest = engine.victims.lowest_priority
+    if not cluster.settings.preemption:
+        return PreemptionOutlook(obstacle=SWITCHED_OFF)
+    if is_patient:
+        return PreemptionOutlook(obstacle="the preemptionPolicy of a member is Never")
+    if lowest is None or lowest >= priority:
+        return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
+    found = gang_preemption.find(_preemption(cluster), demand)
+    if found is None:
+        text = f"no set of pods with a priority below {priority} makes all {demand.required} members fit"
+        return PreemptionOutlook(obstacle=text)
+    nodes = ", ".join(sorted({place.placement.node for place in found.places}))
+    return _outlook(cluster, nodes, found.victims, found.leaving)
+
+
+def _preemption(cluster: OfflineCluster) -> Preemption:
+    """With the budgets, if they were read."""
+    engine, budgets = cluster.engine, cluster.state.budgets
+    if budgets is None:
+        return engine.preemption
+    return Preemption(engine.selector, BudgetedBook(engine.victims, budgets))
+
+
+def _outlook(cluster: OfflineCluster, node: str, victims: Sequence[str], leaving: Sequence[str]) -> PreemptionOutlook:
+    knows_budgets = cluster.state.budgets is not None
+    return PreemptionOutlook(node, _victims(cluster, victims), _victims(cluster, leaving), knows_budgets=knows_budgets)
 
 
 class BudgetedBook:

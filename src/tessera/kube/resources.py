@@ -79,6 +79,8 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", True)
 SELF_SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", False)
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", False)
 SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
+RESOURCE_SLICES = Resource("resource.k8s.io", "v1", "resourceslices", False)
+RESOURCE_CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", True)
 POD_GROUPS = {
     group: Resource(group, version, "podgroups", True)
     for group, version in (

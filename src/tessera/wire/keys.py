@@ -68,3 +68,8 @@ DEVICE_CORDON = "hami.io/device-cordon"
 """comma list of uuids that take no new grants"""
 AGENT = "tessera.io/agent"
 """how the agent on this node allocates slices"""
+
+# -- dynamic resource allocation
+
+DRA_DRIVER = "gpu.tessera.io"
+"""the driver of this project's devices; also the domain of their attributes, capacities and taints"""
