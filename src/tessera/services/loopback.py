@@ -29,7 +29,8 @@ def names_this_machine(host: bytes) -> bool:
     """Whether this is an address, `localhost` or the machine's name; `host` may have a port, and is in lower case."""
     text = host.decode("latin-1")
     name = text.partition("]")[0].removeprefix("[") if text.startswith("[") else text.partition(":")[0]
-    if name in ("localhost", socket.gethostname().lower()):
+    # Empty: browsers always send a host.
+    if name in ("", "localhost", socket.gethostname().lower()):
         return True
     try:
         ipaddress.ip_address(name)

@@ -30,10 +30,9 @@ INSTALLED = ("nvidia",)
 """sections of the vendors that are on by default"""
 
 PREEMPTION = frozenset({"pods/eviction", "pods/status", "poddisruptionbudgets"})
-"""resources that only preemption needs, which is off by default"""
+"""resources that only preemption needs"""
 CLAIMS = frozenset({"resourceslices", "resourceclaims"})
-"""and those that only agents with --dra need"""
-OPTIONAL = PREEMPTION | CLAIMS
+"""resources that only agents with --dra need, which is off by default"""
 
 Json = dict[str, Any]
 
@@ -75,7 +74,7 @@ def rules(objects: list[Json], name: str) -> dict[str, Any]:
 )
 def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, name: str, installed: str) -> None:
     by_default = {
-        kind: [rule for rule in found if not OPTIONAL.issuperset(rule["resources"])]
+        kind: [rule for rule in found if not CLAIMS.issuperset(rule["resources"])]
         for kind, found in rules(documents(tested), name).items()
     }
     assert by_default == rules(OBJECTS, installed) != {}
