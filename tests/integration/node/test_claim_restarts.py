@@ -20,7 +20,6 @@ import pytest
 from grpc import aio
 
 from tessera.node import agent
-from tessera.node.dra import driver
 from tessera.node.dra.prepared_claims import FILE, UNREADABLE, PreparedClaims
 from tessera.node.modes import container_dirs
 from tessera.node.modes.container_dirs import DirRetention
@@ -172,7 +171,7 @@ async def test_after_a_boot_a_claim_is_prepared_anew(tmp_path: Path, monkeypatch
         await node.prepare(claim)
         cache = node.env(claim)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
         await node.agent.kill()
-        monkeypatch.setattr(driver, "boot_id", lambda: "another")
+        monkeypatch.setattr(agent, "boot_id", lambda: "another")
         await node.agent.start()
         await node.prepare(claim)
         assert node.env(claim)["CUDA_DEVICE_MEMORY_SHARED_CACHE"] != cache
