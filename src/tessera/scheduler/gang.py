@@ -196,6 +196,8 @@ class Gang:
     def add(self, uid: str, member: Member) -> None:
         self.members[uid] = member
         self.counts[member.state] += 1
+        if self.present() == self.required:
+            self.plan_at = 0.0  # What is said of a gang that is not complete is not true any more.
 
     def remove(self, uid: str) -> None:
         self.counts[self.members.pop(uid).state] -= 1

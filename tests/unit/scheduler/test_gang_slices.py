@@ -109,6 +109,18 @@ async def test_what_becomes_free_in_a_pause_is_seen_a_second_later() -> None:
 
 
 @in_fake_time
+async def test_a_large_gang_that_becomes_complete_is_told_at_once_that_it_does_not_fit() -> None:
+    world, pods = Slices(SIZE - 10), gang(SIZE)
+    world.create(*pods[:-1])
+    answer = json.loads(await world.asks(pods[0]))
+    assert all(f"{SIZE - 1} of {SIZE} members exist" in text for text in answer["FailedNodes"].values())
+    world.create(pods[-1])
+    answer = json.loads(await world.asks(pods[-1]))
+    assert not any("members exist" in text for text in answer["FailedNodes"].values())
+    assert all("members fit; short of" in text for text in answer["FailedNodes"].values())
+
+
+@in_fake_time
 async def test_of_two_large_gangs_that_do_not_fit_together_one_is_planned_whole() -> None:
     world, one, other = Slices(64), gang(SIZE, name="a"), gang(SIZE, name="b")
     world.create(*one, *other)
