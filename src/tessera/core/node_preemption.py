@@ -32,7 +32,7 @@ from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card
 from tessera.core.nominations import Share, shares_of
 from tessera.core.requests import PodRequest
-from tessera.core.victims import Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
+from tessera.core.victims import NO_PRIORITY, Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
 
 MOST_SETS = 512
 """tried on one node by the plain rule; each takes a tenth of a millisecond"""
@@ -67,13 +67,16 @@ class NodeSearch:
         priority: int,
         node: str,
         given: Iterable[str] = (),
+        fewest_first: bool = False,
     ) -> None:
-        """`given` are pods that leave anyway, because kube-scheduler has chosen them."""
+        """`given` are pods that leave anyway, because kube-scheduler has chosen them. `fewest_first`: the number of
+        pods comes before their highest priority, because they only move."""
         self._ledger = ledger
         self._book = book
         self._pod = pod
         self._priority = priority
         self._node = node
+        self._fewest_first = fewest_first
         self._entries = ledger.pods_on(node)
         self._gone = leaving_pods(ledger, book, node, claimant=pod.uid).union(given)
         self._budgets = Budgets(book, promised=self._promised)
@@ -147,7 +150,10 @@ class NodeSearch:
                 return None
             members.append((one, sum(holding.use.memory for holding in member.holdings.values())))
             budgets += self._book.budgets(uid)
-        return make_unit(members, budgets) if members else None
+        if not members:
+            return None
+        unit = make_unit(members, budgets)
+        return unit._replace(cost=unit.cost._replace(highest=NO_PRIORITY)) if self._fewest_first else unit
 
     # -- whether the pod fits
 
