@@ -37,6 +37,8 @@ MOST_WORK = 100_000
 """nodes looked at, after which no pods make room in turn: some seconds"""
 SEARCH_WORK = 10
 """times as long as a look at a node takes a search on it"""
+RECHECK_STEPS = 8
+"""after which pods are looked at again that fitted nowhere else"""
 NOT_MOVABLE = "is not moved"
 NO_OTHER_PLACE = "fits nowhere else"
 
@@ -159,8 +161,8 @@ class _Planner:
         """copies that fit without any move"""
         self._settled: set[str] = set()
         """pods that have moved, or are about to"""
-        self._homeless: dict[Hashable, int] = {}
-        """kind of pod -> one more than the number of steps at which it was looked at, negative if it fitted nowhere"""
+        self._homeless: dict[Hashable, int | None] = {}
+        """kind of pod -> the number of steps after which it fitted nowhere; None: it had a place once"""
         self._queues: dict[Hashable, _Queue] = {}
         self._work = 0
         """nodes looked at; a search counts as `SEARCH_WORK`"""
@@ -373,12 +375,12 @@ class _Planner:
     def _is_homeless(self, pod: MovablePod) -> bool:
         """Whether pods like this one fit nowhere else now."""
         kind = (pod.request.shape, id(pod.candidates), pod.host)
-        known = self._homeless.get(kind)
-        if known is None or abs(known) - 1 != len(self._steps):
+        steps = self._homeless.get(kind, -RECHECK_STEPS)
+        if steps is not None and len(self._steps) >= steps + RECHECK_STEPS:
             request = pod.request.called(uid=hold_uid(""), namespace="", name="")
             has_place = self.trial.find_target(request, pod.candidates, pod.host) is not None
-            known = self._homeless[kind] = (len(self._steps) + 1) * (1 if has_place else -1)
-        return known < 0
+            steps = self._homeless[kind] = None if has_place else len(self._steps)
+        return steps is not None
 
     # -- the order of nodes
 
@@ -408,6 +410,7 @@ class _Planner:
         by_card: dict[str, list[tuple[int, int]]] = {}
         stays: set[str] = set()
         cheapest: Cost | None = None
+        spans_cards = False
         for entry in self._ledger.pods_on(node):
             uid = entry.facts.uid
             traits = self._book.traits(uid)
@@ -416,12 +419,19 @@ class _Planner:
                 continue
             cost = Cost(NO_PRIORITY, 1, (traits.priority,), (-traits.started,))
             cheapest = cost if cheapest is None or cost < cheapest else cheapest
+            spans_cards = spans_cards or len(entry.holdings) > 1
             for uuid in entry.holdings:
                 by_card.setdefault(uuid, []).append((traits.priority, -traits.started))
         if not is_exclusive:
             return cheapest
-        costs = [_card_cost(tenants) for uuid, tenants in by_card.items() if uuid not in stays]
-        return min(costs, default=None)
+        costs = sorted(_card_cost(tenants) for uuid, tenants in by_card.items() if uuid not in stays)
+        idle = len(self._ledger.devices(node)) - len(by_card.keys() | stays)
+        missing = max(asked.count - idle, 1)
+        if missing > len(costs):
+            return None
+        if missing == 1 or spans_cards:
+            return costs[0]
+        return Cost(NO_PRIORITY, sum(cost.pods for cost in costs[:missing]))
 
 
 def _card_cost(tenants: list[tuple[int, int]]) -> Cost:

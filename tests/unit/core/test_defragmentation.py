@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ class World:
         for each in nodes:
             self.ledger.observe_node(node_facts(each.api(), vendors()))
 
-    def put(self, name: str, card: str, memory: int, *, host: HostRequest | None = None, **traits: object) -> World:
+    def put(self, name: str, card: str, memory: int, *, host: HostRequest | None = None, **traits: Any) -> World:
         home = card.rpartition("-")[0]
         pod = gpu_pod(name, mem=memory).on(home, f"{card},NVIDIA,{memory},0:;")
         self.ledger.observe_pod(pod.facts())
@@ -70,7 +71,7 @@ def test_pods_do_not_move_to_idle_cards() -> None:
     ("traits", "expected"),
     [({"priority": 5}, "b"), ({"started": -9}, "b"), ({"protection": "opted out"}, "b"), ({}, "a")],
 )
-def test_of_two_pods_the_cheaper_one_moves(traits: dict[str, object], expected: str) -> None:
+def test_of_two_pods_the_cheaper_one_moves(traits: dict[str, Any], expected: str) -> None:
     world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
     world.put("a", "n1-0", 20_000, **traits).put("b", "n2-0", 20_000)
     assert [name for name, _ in moved(world.cards())] == [expected]
