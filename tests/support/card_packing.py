@@ -1,7 +1,7 @@
 """The fewest moves that empty so many cards: every order of moves, on plain numbers.
 
 An oracle for defragmentation. It knows cards of some models and pods that take so much of one card; it uses nothing of
-the product. Pods may move several times, and to idle cards.
+the product. Each pod moves at most once, because its successor is another pod; it may move to an idle card.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 Stack = tuple[str, frozenset[int]]
 """a card's model, and the pods on it"""
-State = frozenset[Stack]
+Stacks = frozenset[Stack]
 """all cards with pods: no pod is on two cards, so no two are equal"""
+State = tuple[frozenset[int], Stacks]
+"""pods that have moved, and where all are"""
 
 
 class PackedPod(NamedTuple):
@@ -27,38 +29,39 @@ def fewest_moves(
     pods: list[PackedPod], cards: list[tuple[str, frozenset[int]]], *, capacity: int, idle: dict[str, int]
 ) -> list[int]:
     """At place g: the fewest moves after which g more cards are empty; as long as the largest gain that is possible."""
-    start: State = frozenset(cards)
-    depths = {start: 0}
+    first: Stacks = frozenset(cards)
+    start: State = (frozenset(), first)
+    seen = {start}
     best = [0]
     queue = deque([start])
     while queue:
-        state = queue.popleft()
-        gain = len(start) - len(state)
-        if gain >= len(best):
-            best.append(depths[state])
-        for after in _neighbours(state, pods, capacity, idle, start):
-            if after not in depths:
-                depths[after] = depths[state] + 1
+        moved, stacks = queue.popleft()
+        if len(first) - len(stacks) >= len(best):
+            best.append(len(moved))
+        for after in _neighbours((moved, stacks), pods, capacity, idle, first):
+            if after not in seen:
+                seen.add(after)
                 queue.append(after)
     return best
 
 
 def _neighbours(
-    state: State, pods: list[PackedPod], capacity: int, idle: dict[str, int], start: State
+    state: State, pods: list[PackedPod], capacity: int, idle: dict[str, int], first: Stacks
 ) -> Iterator[State]:
-    room = {stack: capacity - sum(pods[pod].size for pod in stack[1]) for stack in state}
-    for source in state:
+    moved, stacks = state
+    room = {stack: capacity - sum(pods[pod].size for pod in stack[1]) for stack in stacks}
+    for source in stacks:
         model, members = source
         for pod in members:
             size, wanted, is_fixed = pods[pod]
-            if is_fixed:
+            if is_fixed or pod in moved:
                 continue
             left = members - {pod}
-            rest = state - {source} | ({(model, left)} if left else frozenset())
-            for target in state:
+            rest = stacks - {source} | ({(model, left)} if left else frozenset())
+            for target in stacks:
                 if target != source and room[target] >= size and wanted in ("", target[0]):
-                    yield rest - {target} | {(target[0], target[1] | {pod})}
+                    yield moved | {pod}, rest - {target} | {(target[0], target[1] | {pod})}
             for other in idle if left else ():
-                used = sum(1 for stack in state if stack[0] == other) - sum(1 for stack in start if stack[0] == other)
+                used = sum(stack[0] == other for stack in stacks) - sum(stack[0] == other for stack in first)
                 if wanted in ("", other) and idle[other] > used:
-                    yield rest | {(other, frozenset({pod}))}
+                    yield moved | {pod}, rest | {(other, frozenset({pod}))}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tessera.core.grants import NO_USE, Use
 
-EXTRA = 2
+EXTRA = 3
 """pods that move to make room for those whose card is emptied"""
 MOST_WORK = 30_000
 """tries to put one pod on one card, and sets of cards: some tenths of a second"""
