@@ -75,7 +75,12 @@ class DefragmentationPlan:
 
 
 def plan_whole_cards(
-    ledger: Ledger, book: PodBook, pods: Mapping[str, MovablePod], *, most_moves: float = math.inf
+    ledger: Ledger,
+    book: PodBook,
+    pods: Mapping[str, MovablePod],
+    *,
+    most_moves: float = math.inf,
+    depth: int = DEPTH,
 ) -> DefragmentationPlan:
     """As many cards as possible without any pod, by the fewest moves. Pods never move to cards that no pod uses."""
     planner = _Planner(ledger, book, pods, most_moves=most_moves)
@@ -83,7 +88,7 @@ def plan_whole_cards(
         planner.take_idle_cards()
         planner.pack_cards()
         for vendor in sorted({kind.vendor for kind in ledger.arrays.kinds} & set(ledger.rules)):
-            planner.run(Goal(_whole_card(vendor)))
+            planner.run(Goal(_whole_card(vendor)), depth)
     return planner.finish()
 
 
@@ -93,13 +98,19 @@ def _whole_card(vendor: str) -> PodRequest:
 
 
 def plan_room(
-    ledger: Ledger, book: PodBook, pods: Mapping[str, MovablePod], goal: Goal, *, most_moves: float = math.inf
+    ledger: Ledger,
+    book: PodBook,
+    pods: Mapping[str, MovablePod],
+    goal: Goal,
+    *,
+    most_moves: float = math.inf,
+    depth: int = DEPTH,
 ) -> DefragmentationPlan:
     """Room for the goal's copies, as many as possible. Those that fit already need no move."""
     planner = _Planner(ledger, book, pods, most_moves=most_moves)
     with planner.trial.on_ledger():
         planner.place_fitting(goal)
-        planner.run(goal)
+        planner.run(goal, depth)
     return planner.finish()
 
 
@@ -243,9 +254,9 @@ class _Planner:
             self.trial.put(self._placed[-1], goal.host)
             self.fitting += 1
 
-    def run(self, goal: Goal) -> None:
+    def run(self, goal: Goal, deepest: int) -> None:
         """Copies that need moves, until there are no more of either."""
-        for depth in range(DEPTH + 1):
+        for depth in range(deepest + 1):
             while self.fitting + len(self._gained) < goal.count and self.moves < self._most_moves:
                 request = self._copy(goal)
                 placement = self.trial.find_target(request, goal.candidates, goal.host)

@@ -14,6 +14,7 @@ import numpy as np
 
 from tessera.core.arrays import Bools, Ints
 from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.defragmentation import Defragmenter
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
 from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
@@ -31,6 +32,8 @@ class SaturationOptions:
     """whether nodes get random names: ties are decided by name"""
     sample: float = 1.0
     """share of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
+    defragment: bool = False
+    """whether other pods move for one that does not fit"""
 
 
 PUBLISHED = SaturationOptions()
@@ -45,6 +48,8 @@ class SaturationResult:
     arrived: tuple[tuple[int, int], ...]
     """pods by the number of cards they request"""
     refused: tuple[tuple[int, int], ...]
+    moves: int = 0
+    """of pods, for others that did not fit"""
 
     def at(self, arrival: float) -> float:
         return self.curve[min(round(arrival * STEPS), len(self.curve) - 1)]
@@ -55,6 +60,7 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
     dice = Random(f"{policy} {seed}")
     cluster = SimulatedCluster(_renamed(trace.nodes, seed) if options.shuffle_nodes else trace.nodes)
     strategy = STRATEGIES[policy](cluster, trace, dice)
+    defragmenter = Defragmenter(cluster) if options.defragment else None
     sampling = np.random.default_rng(seed)
     capacity = trace.capacity
     curve: list[float] = []
@@ -65,13 +71,24 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
         ask = pod.ask
         strategy.arrived(ask)
         within = _sampled(cluster, options.sample, sampling) if options.sample < 1.0 else None
-        placed = place_pod(cluster, strategy, ask, within) is not None
+        where = place_pod(cluster, strategy, ask, within)
+        if defragmenter is not None:
+            if where is None and defragmenter.make_room(ask):
+                where = place_pod(cluster, strategy, ask)
+            if where is not None:
+                defragmenter.add(where[1], ask)
+        placed = where is not None
         arrived[ask.cards] = arrived.get(ask.cards, 0) + 1
         refused[ask.cards] = refused.get(ask.cards, 0) + (not placed)
         asked += ask.demand
         while len(curve) <= asked * STEPS // capacity:
             curve.append(100.0 * cluster.taken / capacity)
-    return SaturationResult(tuple(curve), tuple(sorted(arrived.items())), tuple(sorted(refused.items())))
+    return SaturationResult(
+        tuple(curve),
+        tuple(sorted(arrived.items())),
+        tuple(sorted(refused.items())),
+        0 if defragmenter is None else defragmenter.moves,
+    )
 
 
 def place_pod(
