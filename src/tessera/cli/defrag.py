@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tessera.cli import sources
+from tessera.cli.drain import Duration
 from tessera.cli.lazy import LazyCommand, LazyGroup
 from tessera.cli.sources import ClusterSource
 
+if TYPE_CHECKING:
+    from tessera.kube.client import KubeClient
+    from tessera.maintenance.defrag import MoveProgress
+
 COMMANDS: dict[str, LazyCommand] = {
+    "apply": LazyCommand("tessera.cli.defrag:apply", "Make the moves of a plan, one at a time."),
     "plan": LazyCommand("tessera.cli.defrag:plan", "Which pods would have to move where. Changes nothing."),
 }
 """by name"""
@@ -94,5 +102,73 @@ def plan(
         lines = plan_lines(found, width=sources.terminal_width())
         sources.print_answer("DefragmentationPlan", cluster.state, found, output=output, lines=lines)
         return found.is_reached
+
+    sources.exit_with(sources.run_async(work))
+
+
+@sources.cluster_command(
+    "apply",
+    changes=True,
+    examples=[
+        ("tessera defrag plan -o json > plan.json", "make a plan, and look at it"),
+        ("tessera defrag apply plan.json --dry-run", "compare it with the cluster, and ask about each eviction"),
+        ("tessera defrag apply plan.json --interval 1m", "make the moves, with a minute between them"),
+    ],
+    codes="  0  all moves are made, or with --dry-run: all could be\n"
+    "  1  stopped: the cluster is not as the plan has it. Apply the same plan again to go on\n"
+    "  2  not done: unreadable plan, no access, wrong flags",
+    more="""
+For each move the scheduler holds the target, then the pod is evicted, then its successor takes what is held. Interrupt
+the command at any time: the move under way may still end, and the next ones are not begun. Needs the rights of the
+ClusterRole tessera-operator: to read nodes and pods, to patch nodes, and to evict pods.
+""",
+)
+@click.argument("file", metavar="PLAN")
+@click.option("--dry-run", is_flag=True, help="Change nothing.")
+@click.option("--interval", type=Duration(), default="10s", show_default=True, metavar="DURATION",
+              help="Time between two moves.")  # fmt: skip
+@click.option("--step-timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION",
+              help="Time for one move; its target is held as long.")  # fmt: skip
+def apply(source: ClusterSource, file: str, dry_run: bool, interval: float, step_timeout: float, output: str) -> None:
+    """Make the moves of a plan, one at a time, through the Eviction API.
+
+    Each move is compared with the cluster first. If the cluster is not as the plan has it, the command stops; what was
+    moved by then stays moved.
+    """
+    from tessera.inspect.collector import collect
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.render.lines import StyledLine
+    from tessera.inspect.state import InspectionError
+    from tessera.maintenance.defrag import ApplyOptions, MoveStage, PlanRun, read_plan
+    from tessera.maintenance.render import moves_document
+
+    async def work() -> bool:
+        try:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise InspectionError(f"cannot read {file}: {error}") from error
+        plan = read_plan(text, file=file)
+        if not plan.moves:
+            raise InspectionError(f"{file}: the plan has no moves")
+
+        async def applied(client: KubeClient, name: str) -> list[MoveProgress]:
+            async def look() -> OfflineCluster:
+                return OfflineCluster(
+                    await collect(client, source=name, now=time.time, override=source.override, namespace=None)
+                )
+
+            def report(line: str) -> None:
+                sources.print_lines([StyledLine(line)], err=output != "text")
+
+            options = ApplyOptions(interval_s=interval, step_timeout_s=step_timeout)
+            run = PlanRun(client, look, options, time.time, report)
+            return await (run.rehearse(plan.moves) if dry_run else run.run(plan.moves))
+
+        found = await sources.with_client(source, applied)
+        if output != "text":
+            sources.print_document("DefragmentationRun", None, moves_document(found, dry_run=dry_run), output)
+        if dry_run:
+            return all(each.stage is not MoveStage.STOPPED for each in found)
+        return all(each.stage is MoveStage.MOVED for each in found)
 
     sources.exit_with(sources.run_async(work))

@@ -7,7 +7,7 @@ for every placement of the simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
@@ -121,6 +121,22 @@ class Defragmenter:
             for move in step:
                 self.cluster.move(move.target, self.pods[move.uid].host, move.source.node)
                 self.moves += 1
+
+
+def allocation_bound(asks: Sequence[TraceRequest], placed: int, capacity: int) -> float:
+    """Per cent of the cards that any packing, with any moves, can allocate if it places the first `placed` of these
+    pods and may place the others.
+
+    A pod of more than half a card leaves a part beside it that only pods up to this size can use. What all of these
+    together do not fill is lost. The best bound over all sizes.
+    """
+    parts = [ask.milli for ask in asks if ask.cards == 1 and ask.milli < WHOLE]
+    large = [ask.milli for ask in asks[:placed] if ask.cards == 1 and WHOLE // 2 < ask.milli < WHOLE]
+    lost = 0
+    for size in {WHOLE - milli for milli in large}:
+        beside = sum(WHOLE - milli for milli in large if WHOLE - milli <= size)
+        lost = max(lost, beside - sum(milli for milli in parts if milli <= size))
+    return 100.0 * (capacity - lost) / capacity
 
 
 def cards_needed_at_least(pods: Iterable[MovablePod]) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.core.arrays import Bools, Ints
 from tessera.lab.simulator.cluster import SimulatedCluster
-from tessera.lab.simulator.defragmentation import Defragmenter
+from tessera.lab.simulator.defragmentation import Defragmenter, allocation_bound
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
 from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
@@ -50,6 +50,8 @@ class SaturationResult:
     refused: tuple[tuple[int, int], ...]
     moves: int = 0
     """of pods, for others that did not fit"""
+    bound: float = 100.0
+    """per cent that no packing can exceed which places the pods that arrived before the first refusal"""
 
     def at(self, arrival: float) -> float:
         return self.curve[min(round(arrival * STEPS), len(self.curve) - 1)]
@@ -67,8 +69,11 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
     arrived: dict[int, int] = {}
     refused: dict[int, int] = {}
     asked = 0
+    asks: list[TraceRequest] = []
+    placed_all = 0
     for pod in generate_arrivals(trace, seed, until=options.until):
         ask = pod.ask
+        asks.append(ask)
         strategy.arrived(ask)
         within = _sampled(cluster, options.sample, sampling) if options.sample < 1.0 else None
         where = place_pod(cluster, strategy, ask, within)
@@ -80,6 +85,8 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
         placed = where is not None
         arrived[ask.cards] = arrived.get(ask.cards, 0) + 1
         refused[ask.cards] = refused.get(ask.cards, 0) + (not placed)
+        if placed and placed_all == len(asks) - 1:
+            placed_all += 1
         asked += ask.demand
         while len(curve) <= asked * STEPS // capacity:
             curve.append(100.0 * cluster.taken / capacity)
@@ -88,6 +95,7 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
         tuple(sorted(arrived.items())),
         tuple(sorted(refused.items())),
         0 if defragmenter is None else defragmenter.moves,
+        allocation_bound(asks, placed_all, capacity),
     )
 
 
