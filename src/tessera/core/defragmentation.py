@@ -33,7 +33,7 @@ DEPTH = 2
 """how many pods may make room for each other one behind the other"""
 MOST_TRIES = 64
 """nodes tried for one copy where pods make room in turn, the cheapest first; a tenth of it for those behind"""
-MOST_WORK = 100_000
+MOST_WORK = 300_000
 """nodes looked at, after which no pods make room in turn: some seconds"""
 SEARCH_WORK = 10
 """times as long as a look at a node takes a search on it"""

@@ -105,6 +105,13 @@ class Trial:
         self.ledger.put_pod(facts, GrantState.BOUND, observed=True)
         self._load(facts.node, host)
 
+    def remove(self, uid: str, host: HostRequest = NO_HOST) -> None:
+        """Take a pod away that was there before."""
+        entry = self.ledger.pod(uid)
+        if entry is not None:
+            self._undo.append((uid, entry.facts, entry.state))
+            self.release(uid, host)
+
     def release(self, uid: str, host: HostRequest = NO_HOST) -> None:
         """Give back a place that `put` made after the last mark."""
         entry = self.ledger.pod(uid)

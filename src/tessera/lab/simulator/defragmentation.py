@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState
-from tessera.core.relocation import MovablePod
+from tessera.core.ledger import GrantState, facts_of
+from tessera.core.relocation import MovablePod, Trial
 from tessera.core.requests import HostRequest
 from tessera.core.victims import PodTraits
 from tessera.lab.simulator.cluster import SimulatedCluster, make_request
@@ -51,14 +50,17 @@ class FreedCards:
     cards: int = 0
     """that the plans free"""
     moves: int = 0
+    repacked: int = 0
+    """cards that are free if all pods with a part of one are placed anew, the largest first, by any number of moves"""
     possible: int = 0
-    """cards that no packing whatever could free more of"""
+    """cards that no packing whatever could free more of; hosts and models are left out, so it may be out of reach"""
 
     def plus(self, other: FreedCards) -> FreedCards:
         return FreedCards(
             self.plans + other.plans,
             self.cards + other.cards,
             self.moves + other.moves,
+            self.repacked + other.repacked,
             self.possible + other.possible,
         )
 
@@ -112,9 +114,30 @@ class Defragmenter:
 
     def compare(self) -> FreedCards:
         """A plan for as many whole cards as possible, which is not made, and the most that any could free."""
-        plan = plan_whole_cards(self.cluster.ledger, _Book(), self.pods, depth=0)
-        used, parts = shared_cards(self.pods, (entry.facts for entry in self.cluster.ledger.pods()))
-        return FreedCards(1, len(plan.gained), plan.moves, used - cards_needed_at_least(parts))
+        plan = plan_whole_cards(self.cluster.ledger, _Book(), self.pods)
+        parts = {uid: pod for uid, pod in self.pods.items() if _is_part(pod)}
+        used = self._cards(parts)
+        possible = len(used) - cards_needed_at_least(parts.values())
+        return FreedCards(1, len(plan.gained), plan.moves, self._repack(parts), possible)
+
+    def _repack(self, parts: Mapping[str, MovablePod]) -> int:
+        """How many cards fewer these pods use if each is placed anew."""
+        before, trial, homeless = len(self._cards(parts)), Trial(self.cluster.ledger), 0
+        with trial.on_ledger():
+            for uid, pod in parts.items():
+                trial.remove(uid, pod.host)
+            for uid in sorted(parts, key=lambda uid: (-_size(parts[uid]), -parts[uid].host.cpu, uid)):
+                pod = parts[uid]
+                placement = trial.find_target(pod.request, None, pod.host)
+                homeless += placement is None
+                if placement is not None:
+                    trial.put(facts_of(pod.request, placement), pod.host)
+            return before - len(self._cards(parts)) - homeless
+
+    def _cards(self, parts: Mapping[str, MovablePod]) -> set[str]:
+        """That these pods use."""
+        entries = (self.cluster.ledger.pod(uid) for uid in parts)
+        return {uuid for entry in entries if entry is not None for uuid in entry.holdings}
 
     def _apply(self, plan: DefragmentationPlan) -> None:
         for step in plan.steps:
@@ -152,19 +175,9 @@ def cards_needed_at_least(pods: Iterable[MovablePod]) -> int:
     return max(best, sum(1 for size in sizes if size > WHOLE // 2))
 
 
-def shared_cards(pods: Mapping[str, MovablePod], facts: Iterable[PodFacts]) -> tuple[int, list[MovablePod]]:
-    """Cards that pods with a part of one use, and these pods."""
-    parts = {uid: pod for uid, pod in pods.items() if _is_part(pod)}
-    uuids = {
-        grant.uuid
-        for each in facts
-        if each.uid in parts
-        for containers in each.grants.values()
-        for grants in containers
-        for grant in grants
-    }
-    return len(uuids), list(parts.values())
-
-
 def _is_part(pod: MovablePod) -> bool:
     return any(request.count == 1 and request.memory < WHOLE for _, request in pod.request.requests)
+
+
+def _size(pod: MovablePod) -> int:
+    return sum(request.memory for _, request in pod.request.requests)

@@ -101,13 +101,14 @@ def _churn_figures(results: Sequence[churn.ChurnResult]) -> dict[str, Any]:
 
 
 def _freed(plans: Sequence[FreedCards]) -> dict[str, Any]:
-    """Of plans for whole cards: what they free of what is possible, and the moves for each card."""
-    possible, cards = sum(each.possible for each in plans), sum(each.cards for each in plans)
-    if not possible or not cards:
+    """Of plans for whole cards, at some moments: what they free, and what placing all parts anew would."""
+    cards, moves = sum(each.cards for each in plans), sum(each.moves for each in plans)
+    if not cards:
         return {}
-    moves = sum(each.moves for each in plans)
     return {
-        "freed_percent_of_possible": round(100.0 * cards / possible, DIGITS),
+        "whole_cards_freed": cards,
+        "whole_cards_freed_by_repacking": sum(each.repacked for each in plans),
+        "whole_cards_bound": sum(each.possible for each in plans),
         "moves_per_freed_card": round(moves / cards, DIGITS),
     }
 
