@@ -1,4 +1,4 @@
-"""What `tessera drain` relies on: evictions, and the budgets that refuse them for a while."""
+"""What `tessera drain` and preemption rely on: evictions, and the budgets that refuse them for a while."""
 
 from __future__ import annotations
 
@@ -93,6 +93,18 @@ async def test_a_budget_refuses_evictions_until_enough_pods_are_healthy(api: Cli
             pass
     assert (await api.post(space.pods("p", "eviction"), eviction())).status == 201
     assert (await api.post(space.pods("q", "eviction"), eviction("q"))).status == 429
+
+
+async def test_a_dry_run_asks_a_budget_and_does_not_use_it_up(api: Client, space: Space, node: Json) -> None:
+    await running(api, space, node)
+    await running(api, space, node, "q")
+    assert (await budget(api, space, healthy=2))["status"]["disruptionsAllowed"] == 1
+    for name in ("p", "q", "p"):
+        assert (await api.post(space.pods(name, "eviction"), eviction(name, dryRun=["All"]))).status == 201
+    assert (await api.get(budgets(space, "b"))).body["status"]["disruptionsAllowed"] == 1
+    assert (await api.post(space.pods("p", "eviction"), eviction())).status == 201
+    answer = await api.post(space.pods("q", "eviction"), eviction("q", dryRun=["All"]))
+    assert (answer.status, answer.reason) == (429, "TooManyRequests")
 
 
 async def test_a_budget_counts_only_pods_that_are_healthy(api: Client, space: Space, node: Json) -> None:

@@ -230,7 +230,7 @@ class Client:
 
         await self._call(effect)
 
-    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
         key, api = f"{namespace}/{name}", self.api
 
         def effect() -> None:
@@ -238,7 +238,7 @@ class Client:
             if pod.metadata.uid != uid:
                 raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
             assert (pod.spec.priority or 0) < api.highest_priority, f"{uid} has the highest priority of all"
-            if not pod.metadata.deletion_timestamp:
+            if not dry_run and not pod.metadata.deletion_timestamp:
                 api.evictions += 1
                 api.delete_pod(key, at_once=False)
 

@@ -76,6 +76,7 @@ class AgentNode:
         """Starts the agent, and waits until kubelet can use it."""
         access = load_access(kubeconfig=str(self.plane.kubeconfig), environ={})
         self._client = await KubeClient(access, user_agent="tessera-device-plugin").__aenter__()
+        self.hardware.begin_waits()
         self._process = AgentProcess(self.configuration(), self._client, self.hardware, reload=self.configuration)
         self._task = asyncio.create_task(self._process.run())
         if ready:
@@ -85,6 +86,7 @@ class AgentNode:
         """Stops the agent as SIGTERM does; returns the exit code."""
         assert self._task is not None
         self.process.stopping.set()
+        self.hardware.end_waits()
         code = await self._task
         await self._forget()
         return code
@@ -100,6 +102,7 @@ class AgentNode:
         """Kills the agent, as far as a task can be killed: nothing is finished, but the socket is removed."""
         assert self._task is not None
         self._task.cancel()
+        self.hardware.end_waits()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._forget()
 

@@ -28,10 +28,10 @@ class Preemption:
     """Finds victims on one ledger."""
 
     def __init__(self, selector: Selector, book: PodBook) -> None:
-        self._selector = selector
-        self._ledger: Ledger = selector.ledger
-        self._book = book
-        self.arrays = VictimArrays(self._ledger, book)
+        self.selector = selector
+        self.ledger: Ledger = selector.ledger
+        self.book = book
+        self.arrays = VictimArrays(self.ledger, book)
 
     def find(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> VictimSet | None:
         """The best set at once."""
@@ -47,27 +47,27 @@ class Preemption:
         """The best set on any of the candidates; None if none helps. The empty set: it is enough to wait."""
         best: VictimSet | None = None
         shape: tuple[int, ...] | None = None
-        while shape != self._ledger.arrays.kind.shape:  # They may grow while the search pauses, which is rare.
+        while shape != self.ledger.arrays.kind.shape:  # They may grow while the search pauses, which is rare.
             while not self.arrays.catch_up(NODES_AT_ONCE):
                 yield
-            shape = self._ledger.arrays.kind.shape
+            shape = self.ledger.arrays.kind.shape
             best = yield from self._search_arrays(pod, priority, candidates, best)
         return best
 
     def _search_arrays(self, pod: PodRequest, priority: int, candidates: Candidates, best: VictimSet | None) -> Search:
         """Until no set can be better than the best one, or the arrays have another shape."""
-        lowest, shape = self._book.lowest_priority, self._ledger.arrays.kind.shape
-        if lowest is None or lowest >= priority or any(vendor not in self._ledger.rules for vendor in pod.vendors):
+        lowest, shape = self.book.lowest_priority, self.ledger.arrays.kind.shape
+        if lowest is None or lowest >= priority or any(vendor not in self.ledger.rules for vendor in pod.vendors):
             return None
-        if candidates.order is not self._ledger.arrays.order:
-            candidates = self._selector.candidates(candidates.names)
+        if candidates.order is not self.ledger.arrays.order:
+            candidates = self.selector.candidates(candidates.names)
         for bound in self.arrays.bounds(pod, priority, candidates.rows):
             if best is not None and (bound.cost, bound.node, ()) > best.rank:
                 break
-            found = best_victims(self._ledger, self._book, pod, priority=priority, node=bound.node)
+            found = best_victims(self.ledger, self.book, pod, priority=priority, node=bound.node)
             if found is not None and (best is None or found.rank < best.rank):
                 best = found
             yield
-            if self._ledger.arrays.kind.shape != shape:
+            if self.ledger.arrays.kind.shape != shape:
                 break
         return best

@@ -32,6 +32,8 @@ class GangStatus:
     text: str
     fits: bool
     """all that must be placed together is bound, or fits now"""
+    fitting: int | None = None
+    """members that fit now; None if that is not known"""
 
 
 def gang_of(cluster: OfflineCluster, uid: str) -> GangStatus | None:
@@ -44,9 +46,11 @@ def plan_members(
     cluster: OfflineCluster, namespace: str, name: str, members: Sequence[tuple[PodRequest, Json]], *, topology: str
 ) -> GangStatus:
     """A gang that does not exist yet, with all its members as request and document."""
-    text, fits = _judge(cluster, members, required=len(members), topology=topology)
     count = len(members)
-    return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, text=text, fits=fits)
+    text, fits, fitting = _judge(cluster, members, required=count, topology=topology)
+    return GangStatus(
+        namespace, name, count, count, bound=0, pending=count, gated=0, text=text, fits=fits, fitting=fitting
+    )
 
 
 def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
@@ -55,7 +59,7 @@ def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
     missing = required - gang.present()
     documents = {pod.metadata.uid: cluster.documents[key] for key, pod in cluster.pods.items()}
     waiting = [(member.request, documents[member.request.uid]) for member in gang.pending()]
-    fits = True
+    fits, fitting = True, None
     if not gang.group.is_sized:
         text, fits = "its size is not known here: it is in a PodGroup object", False
     elif bound >= required:
@@ -65,19 +69,20 @@ def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
         if gated:
             text += f", {gated} more wait for their schedulingGates"
     else:
-        text, fits = _judge(
+        text, fits, fitting = _judge(
             cluster, waiting, required=min(required - bound, len(waiting)), topology=gang.group.topology
         )
         if bound:
             text = f"{bound} of {required} members are bound; the rest: {text}"
     return GangStatus(
-        gang.namespace, gang.group.name, gang.group.size, gang.group.minimum, bound, pending, gated, text, fits
+        gang.namespace, gang.group.name, gang.group.size, gang.group.minimum, bound, pending, gated, text, fits, fitting
     )
 
 
 def _judge(
     cluster: OfflineCluster, members: Sequence[tuple[PodRequest, Json]], *, required: int, topology: str
-) -> tuple[str, bool]:
+) -> tuple[str, bool, int]:
+    """In a sentence, whether all that is required fits, and how many members do."""
     selector = cluster.engine.selector
     known: dict[tuple[str, ...], GangMember] = {}
     planned = []
@@ -89,10 +94,10 @@ def _judge(
     answer = plan_gang(selector, planned, required=required, domains=domains)
     assert not isinstance(answer, Unfinished)  # without a limit of work
     if isinstance(answer, GangMisfit):
-        return answer.text, False
+        return answer.text, False, len(answer.places)
     what = describe_members([request for request, _ in members])
     close = ""
     if domains is not None:
         values = {domains.by_node.get(place.placement.node, "none") for place in answer.places}
         close = f", in {len(values)} of {topology}: {', '.join(sorted(values))}"
-    return f"{what}: all {len(answer.places)} members fit together{close}", True
+    return f"{what}: all {len(answer.places)} members fit together{close}", True, len(answer.places)

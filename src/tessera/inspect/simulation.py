@@ -171,6 +171,12 @@ def simulate_in_steps(
     return replace(result, placed=tuple(placed))
 
 
+def gang_key(manifest: Manifest) -> tuple[str, str] | None:
+    """Namespace and name of the gang that the manifest's pods belong to; None if they belong to none."""
+    group = read_pod_group(msgspec.convert(manifest.pod, Pod))
+    return (manifest.namespace, group.name) if isinstance(group, PodGroup) else None
+
+
 def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> list[GangStatus]:
     """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing."""
     cluster.state.require_nodes()

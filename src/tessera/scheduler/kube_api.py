@@ -51,8 +51,9 @@ class KubeApi(Protocol):
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None: ...
 
-    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
-        """Deletes the pod if it still has this uid (409 otherwise) and its disruption budget allows it (429)."""
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
+        """Deletes the pod if it still has this uid (409 otherwise) and its disruption budget allows it (429). As a
+        `dry_run` it only asks whether it would."""
         ...
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
@@ -118,9 +119,10 @@ class KubeApiClient:
         self._observer.on_write("patch")
         await self._client.patch(NODES.path(name=name), {"metadata": metadata})
 
-    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
-        self._observer.on_write("evict")
-        await self._client.evict(namespace, name, uid=uid)
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
+        if not dry_run:
+            self._observer.on_write("evict")
+        await self._client.evict(namespace, name, uid=uid, dry_run=dry_run)
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
         self._observer.on_write("patch")

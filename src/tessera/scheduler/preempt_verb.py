@@ -2,15 +2,16 @@
 
 For each node the pods that have to leave in addition are found by the exact rule, and only nodes where the pod fits
 then are answered. kube-scheduler chooses one of them, deletes its victims itself and asks for the pod again. A pod for
-which this scheduler preempts already gets no node: nothing is evicted twice for it. Nor does a member of a gang that
-has no plan: nothing is evicted for nothing.
+which this scheduler preempts already gets no node: nothing is evicted twice for it. A member of a gang gets the nodes
+on which devices are held for it, so that its gang stays whole: none if the gang has no plan, since room for one member
+alone is of no use to it.
 """
 
 from __future__ import annotations
 
 from tessera.core.node_preemption import MOST_SETS, NodeSearch
 from tessera.core.requests import PodRequest
-from tessera.scheduler.gang import GangState
+from tessera.scheduler.gang import Gang, GangState
 from tessera.scheduler.gang_registry import GangRegistry
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
@@ -60,9 +61,8 @@ class PreemptVerb:
         if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
             return encode_preemption_result({})
         gang = self._gangs.of(prepared.request.uid)
-        if gang is not None and gang.state is GangState.WAITING:
-            # Room for one member alone is of no use to it.
-            return encode_preemption_result({})
+        if gang is not None and gang.state is not GangState.WHOLE:
+            return encode_preemption_result(_on_planned_nodes(gang, prepared.request, args.victims))
         found = self._find(prepared.request, args.victims)
         if found:
             self._preemptor.defer(prepared.request.uid)
@@ -88,6 +88,11 @@ class PreemptVerb:
             if {entry.facts.uid for entry in self._cycles.ledger.pods_on(node)}.issuperset(best.victims):
                 found[node] = given.with_more(best.victims)
         return found
+
+
+def _on_planned_nodes(gang: Gang, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims]:
+    held = {hold.placement.node for hold in gang.holds.get(request.shape, ())}
+    return {node: given for node, given in victims.items() if node in held}
 
 
 def _size(victims: NodeVictims) -> tuple[int, int]:

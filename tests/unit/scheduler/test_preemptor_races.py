@@ -104,7 +104,7 @@ async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
 
 
 async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.scheduler.preemptor.CONCURRENT", 1)
+    monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
     cluster = Cluster(node("n1").gpus(2), node("n2").gpus(1))
     await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
     pod = cluster.refuse(high(gpu=2))
@@ -141,7 +141,7 @@ async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits(
     cluster = Cluster(node("n1").gpus(1))
     pod = high("g-0").in_gang("g", 2)
     cluster.create(pod)
-    assert cluster.filtered(pod)["FailedNodes"]
+    assert cluster.filtered(pod)["NodeNames"] is None
     assert cluster.preempt_verb(pod, {"n1": ["cpu-hog"]}) == {}, "the gang does not fit: they would leave for nothing"
 
 
@@ -149,7 +149,7 @@ async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_ref
     cluster = Cluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     pod = cluster.refuse(high())
-    assert cluster.filtered(high().in_gang("g", 8))["FailedNodes"]
+    assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
     await cluster.engine.preemptor.preempt(pod)
     assert cluster.evictions == []
     assert len(cluster.unschedulable) == 0
@@ -159,7 +159,7 @@ async def test_a_nomination_ends_when_its_pod_joins_a_gang_that_waits() -> None:
     cluster = Cluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
-    assert cluster.filtered(high().in_gang("g", 8))["FailedNodes"]
+    assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
     assert not cluster.ledger.nominations.all()
     assert cluster.agrees()
 

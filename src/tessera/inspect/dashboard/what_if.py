@@ -7,16 +7,18 @@ cluster that is shown never changes, and a scheduler that serves the page decide
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 
 import msgspec
 
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import Pause, in_steps
+from tessera.inspect.gang_status import GangStatus
 from tessera.inspect.manifests import Manifest, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.lines import count_of
-from tessera.inspect.simulation import Simulation, StopReason, simulate_in_steps
+from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs, simulate_in_steps
 from tessera.inspect.state import InspectionError, Json
 
 MOST_COPIES = 1_000
@@ -42,14 +44,36 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     ledger = source.engine.ledger
     async for name in in_steps(ledger.node_names(), pause):
         trial.ledger.copy_node(name, ledger)
+    gangs = await _plan_gangs(trial, manifests, pause)
     found = [await _simulate(trial, manifest, pause) for manifest in manifests]
     last = found[-1]
+    # Of a gang that does not fit as a whole no member is placed.
+    refused = {(gang.namespace, gang.name) for gang in gangs if not gang.fits}
     return {
-        "pods": [document for one in found for document in _documents(one)],
+        "gangs": [
+            {"namespace": gang.namespace, "name": gang.name, "size": gang.size, "fits": gang.fits, "why": gang.text}
+            for gang in gangs
+        ],
+        "pods": [
+            document
+            for manifest, one in zip(manifests, found, strict=True)
+            if gang_key(manifest) not in refused
+            for document in _documents(one)
+        ],
         # Of several manifests, the copies of the last that fit beside all the others.
         "more": last.fits_in_all if last.request is not None or last.stop is not None else None,
         "stops": last.stop.text if last.stop is not None else f"counting stopped at {last.fits_in_all}",
     }
+
+
+async def _plan_gangs(trial: OfflineCluster, manifests: Sequence[Manifest], pause: Pause) -> list[GangStatus]:
+    began = time.thread_time()
+    try:
+        return simulate_gangs(trial, manifests)
+    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InspectionError(f"the manifest is not valid: {error}") from error
+    finally:
+        await pause(time.thread_time() - began)
 
 
 async def _simulate(trial: OfflineCluster, manifest: Manifest, pause: Pause) -> Simulation:
