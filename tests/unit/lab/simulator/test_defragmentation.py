@@ -87,7 +87,8 @@ def test_a_replay_with_moves_starts_pods_that_would_wait() -> None:
         churn.replay(trace(), "spread-spread", 1, churn.ChurnOptions(defragment=defragment))
         for defragment in (False, True)
     )
-    assert (plain.wait_mean, moved.wait_mean) == (pytest.approx(98 / 3), 0.0)
+    assert plain.wait_mean == pytest.approx(98 / 3)
+    assert moved.wait_mean == 0.0
     assert (plain.moves, moved.moves) == (0, 1)
     assert (moved.freed.cards, moved.freed.possible) == (1, 1)
 
