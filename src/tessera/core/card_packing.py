@@ -8,7 +8,7 @@ a ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, permutations
 from typing import NamedTuple
 
@@ -42,10 +42,18 @@ PackingMoves = list[tuple[int, int]]
 """pods and their new cards, in order"""
 
 
-def pack(cards: Sequence[PackingCard], pods: Sequence[PackingPod], *, most_moves: float) -> PackingMoves:
-    """The best moves; none if no card can be emptied, or if there are too many ways to tell."""
+def pack(
+    cards: Sequence[PackingCard],
+    pods: Sequence[PackingPod],
+    *,
+    most_moves: float,
+    only: Collection[int] | None = None,
+    most_work: int = MOST_WORK,
+) -> PackingMoves:
+    """The best moves; none if no card can be emptied, or if there are too many ways to tell. `only`: the cards that are
+    to be emptied, if not any."""
     try:
-        return _Search(cards, pods).run(most_moves)
+        return _Search(cards, pods, only, most_work).run(most_moves)
     except _OutOfWork:
         return []
 
@@ -55,16 +63,19 @@ class _OutOfWork(Exception):
 
 
 class _Search:
-    def __init__(self, cards: Sequence[PackingCard], pods: Sequence[PackingPod]) -> None:
+    def __init__(
+        self, cards: Sequence[PackingCard], pods: Sequence[PackingPod], only: Collection[int] | None, most_work: int
+    ) -> None:
         self._cards = cards
         self._pods = pods
-        self._left = MOST_WORK
+        self._left = most_work
         self._on: list[list[int]] = [[] for _ in cards]
         self._used = [card.fixed for card in cards]
         for number, pod in enumerate(pods):
             self._on[pod.card].append(number)
             self._used[pod.card] = self._used[pod.card].plus(pod.uses[pod.card] or NO_USE)
-        self._emptiable = [i for i, card in enumerate(cards) if card.fixed == NO_USE and self._on[i]]
+        wanted = range(len(cards)) if only is None else only
+        self._emptiable = [i for i in wanted if cards[i].fixed == NO_USE and self._on[i]]
 
     def run(self, most_moves: float) -> PackingMoves:
         for size in range(len(self._emptiable), 0, -1):

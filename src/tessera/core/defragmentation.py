@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tessera.core.grants import Grant
 from tessera.core.holdings import PodFacts
@@ -33,6 +34,8 @@ DEPTH = 2
 """how many pods may make room for each other one behind the other"""
 MOST_TRIES = 64
 """nodes tried for one copy where pods make room in turn, the cheapest first; a tenth of it for those behind"""
+WINDOW = 8
+"""cards that are looked at together with one that is to be emptied"""
 MOST_WORK = 300_000
 """nodes looked at, after which no pods make room in turn: some seconds"""
 SEARCH_WORK = 10
@@ -87,8 +90,15 @@ def plan_whole_cards(
     with planner.trial.on_ledger():
         planner.take_idle_cards()
         planner.pack_cards()
-        for vendor in sorted({kind.vendor for kind in ledger.arrays.kinds} & set(ledger.rules)):
-            planner.run(Goal(_whole_card(vendor)), depth)
+        goals = [
+            Goal(_whole_card(v)) for v in sorted({kind.vendor for kind in ledger.arrays.kinds} & set(ledger.rules))
+        ]
+        for goal in goals:
+            planner.run(goal, 0)
+        if depth:
+            planner.pack_windows()
+        for goal in goals:
+            planner.run(goal, depth)
     return planner.finish()
 
 
@@ -112,6 +122,15 @@ def plan_room(
         planner.place_fitting(goal)
         planner.run(goal, depth)
     return planner.finish()
+
+
+class _SharedCard(NamedTuple):
+    node: str
+    pods: int
+    used: int
+    """MiB"""
+    free: int
+    """MiB"""
 
 
 @dataclass(slots=True)
@@ -223,23 +242,60 @@ class _Planner:
         """Make the moves that empty the most cards, if there are few enough to know them all."""
         small = SmallCluster(self._ledger, self._pods)
         for name in self._ledger.node_names():
-            search = self._node_search(PodRequest("", "", "", ()), name, ())
-            for entry in self._ledger.pods_on(name):
-                traits = self._book.traits(entry.facts.uid)
-                if traits is not None and not traits.group and not search.obstacle(entry):
-                    small.add(entry, (traits.priority, -traits.started))
+            self._collect(small, name)
             if small.is_too_large:
                 return
-        for uid, uuid in small.moves(most_moves=self._most_moves):
-            mark, pod = self.trial.mark(), self._pods[uid]
+        self._make(small)
+
+    def pack_windows(self) -> None:
+        """Empty single cards, each together with those that have the most room: exact for so few."""
+        shared = self._shared_cards() if self.moves < self._most_moves else {}
+        for uuid in sorted(shared, key=lambda uuid: (shared[uuid].pods, shared[uuid].used, uuid))[:MOST_TRIES]:
+            if uuid not in shared:
+                continue  # An earlier window has emptied it, or moved what could move.
+            others = sorted(shared, key=lambda other: (-shared[other].free, other))
+            cards = {uuid: shared[uuid].node} | {other: shared[other].node for other in others[:WINDOW]}
+            small = SmallCluster(self._ledger, self._pods, cards=cards, only=uuid)
+            for name in sorted(set(cards.values())):
+                self._collect(small, name)
+            if self._make(small):
+                shared = self._shared_cards()
+
+    def _shared_cards(self) -> dict[str, _SharedCard]:
+        """Cards with pods of which at least one may move."""
+        found: dict[str, _SharedCard] = {}
+        for name in self._ledger.node_names():
+            view = self._ledger.node(name)
+            for card in view.cards if view is not None else ():
+                tenants = [tenant.uid for tenant in card.tenants]
+                if any(not self._obstacle(uid, direct=False) for uid in tenants) and card.free_memory > 0:
+                    found[card.device.uuid] = _SharedCard(name, len(tenants), card.used_memory, card.free_memory)
+        return found
+
+    def _collect(self, small: SmallCluster, name: str) -> None:
+        search = self._node_search(PodRequest("", "", "", ()), name, ())
+        for entry in self._ledger.pods_on(name):
+            traits = self._book.traits(entry.facts.uid)
+            if traits is not None and not traits.group and not search.obstacle(entry):
+                small.add(entry, (traits.priority, -traits.started))
+
+    def _make(self, small: SmallCluster) -> bool:
+        """Whether all its moves could be made, and there are some; else nothing has changed."""
+        mark, steps = self.trial.mark(), len(self._steps)
+        moves = small.moves(most_moves=self._most_moves - self.moves)
+        for uid, uuid in moves:
+            pod = self._pods[uid]
             request = pin(pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name), (uuid,))
             placement = self.trial.find_target(request, pod.candidates, pod.host)
             if placement is None:
+                self._settled.difference_update(move.uid for step in self._steps[steps:] for move in step)
+                del self._steps[steps:]
                 self.trial.undo(mark)
-                return
+                return False
             self.trial.put(facts_of(request, placement), pod.host)
             self._settled.add(uid)
             self._steps.append((self._move(uid),))
+        return bool(moves)
 
     # -- copies
 

@@ -1,4 +1,4 @@
-"""A small cluster as the numbers that `card_packing` needs.
+"""A small cluster, or a few cards of a large one, as the numbers that `card_packing` needs.
 
 Only pods that take a part of one card for one container are in it, on cards whose vendor has the shared rules and that
 are not in MIG mode. All others stay where they are. What comes out is checked by the plain rule where it is used.
@@ -6,10 +6,10 @@ are not in MIG mode. All others stay where they are. What comes out is checked b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tessera.core.card_checks import refuse
-from tessera.core.card_packing import PackingCard, PackingPod, pack
+from tessera.core.card_packing import MOST_WORK, PackingCard, PackingPod, pack
 from tessera.core.devices import MIG
 from tessera.core.fit import make_ask
 from tessera.core.grants import Grant, Use
@@ -20,25 +20,33 @@ from tessera.core.relocation import MovablePod
 
 MOST_PODS = 16
 """with more of them there are too many ways"""
+WINDOW_WORK = 4_000
+"""as `MOST_WORK`, to empty one card of a large cluster: some ten milliseconds"""
 
 
 class SmallCluster:
     """Collects pods that may move, then finds the best moves."""
 
-    def __init__(self, ledger: Ledger, pods: Mapping[str, MovablePod]) -> None:
+    def __init__(
+        self, ledger: Ledger, pods: Mapping[str, MovablePod], *, cards: Collection[str] | None = None, only: str = ""
+    ) -> None:
+        """`cards`: the uuids of those that it has, if not all. `only`: the one that is to be emptied, if not any."""
         self._ledger = ledger
         self._pods = pods
+        self._cards = cards
+        self._only = only
         self._entries: list[tuple[PodEntry, tuple[int, ...]]] = []
 
     @property
     def is_too_large(self) -> bool:
-        return len(self._entries) > MOST_PODS
+        return not self._only and len(self._entries) > MOST_PODS
 
     def add(self, entry: PodEntry, cost: tuple[int, ...]) -> None:
         """A pod that may move; `cost`: of two equal plans, the one with the lower costs is better."""
         asked = self._pods[entry.facts.uid].request.requests
         is_plain = len(asked) == 1 and asked[0][1].count == 1 and len(entry.holdings) == 1
-        if is_plain and all(self._is_plain(self._card(entry.facts.node, uuid)) for uuid in entry.holdings):
+        is_here = self._cards is None or all(uuid in self._cards for uuid in entry.holdings)
+        if is_plain and is_here and all(self._is_plain(self._card(entry.facts.node, uuid)) for uuid in entry.holdings):
             self._entries.append((entry, cost))
 
     def moves(self, *, most_moves: float) -> list[tuple[str, str]]:
@@ -50,7 +58,8 @@ class SmallCluster:
         for name in self._ledger.node_names():
             view = self._ledger.node(name)
             for card in view.cards if view is not None and not view.facts.problem else ():
-                if card.tenants and self._is_plain(card):
+                is_here = self._cards is None or card.device.uuid in self._cards
+                if is_here and card.tenants and self._is_plain(card):
                     cards.append((name, card, self._without(name, card, movable)))
         where = {card.device.uuid: place for place, (_, card, _) in enumerate(cards)}
         pods = []
@@ -71,6 +80,8 @@ class SmallCluster:
             ],
             pods,
             most_moves=most_moves,
+            only=[where[self._only]] if self._only else None,
+            most_work=WINDOW_WORK if self._only else MOST_WORK,
         )
         return [(self._entries[pod][0].facts.uid, cards[card][1].device.uuid) for pod, card in found]
 
@@ -81,6 +92,10 @@ class SmallCluster:
         if view is None or asked.vendor != card.device.vendor:
             return None
         if pod.candidates is not None and node not in pod.candidates:
+            return None
+        entry, free = self._ledger.pod(uid), self._ledger.arrays.host_free(node)
+        is_at_home = entry is not None and entry.facts.node == node
+        if free is not None and not is_at_home and (free[0] < pod.host.cpu or free[1] < pod.host.memory):
             return None
         rules = self._ledger.rules[asked.vendor]
         ask = make_ask(view, pod.request, asked, [card], container=position)

@@ -111,6 +111,21 @@ def test_others_make_room_for_a_pod_that_must_leave() -> None:
     assert moved(world.cards()) == [("mid", "n3"), ("large", "n2")]
 
 
+def test_in_a_large_cluster_others_make_room_too() -> None:
+    """More pods may move than an exact search of all of them allows, so cards are looked at a few at a time."""
+    names = [f"n{number:02}" for number in range(30)]
+    world = World(*(node(name).gpus(1, memory=CARD) for name in names))
+    for first in (0, 4, 8):
+        cards = [f"n{first + number:02}-0" for number in range(4)]
+        world.put(f"large-{first}", cards[0], 30_000)
+        for card, (memory, fixed) in zip(cards[1:], ((12_000, 8_000), (15_000, 10_000), (18_000, 10_000)), strict=True):
+            world.put(f"small-{card}", card, memory).put(f"fixed-{card}", card, fixed, protection="stays")
+    for name in names[12:]:
+        world.put(f"full-{name}", f"{name}-0", 39_000)
+    plan = world.cards()
+    assert (plan.problem, len(plan.gained), plan.moves) == ("", 3, 6)
+
+
 def test_the_largest_number_of_moves_is_kept() -> None:
     world = World(*(node(name).gpus(2, memory=CARD) for name in ("n1", "n2", "n3")))
     for number, card in enumerate(("n1-0", "n1-1", "n2-0", "n2-1", "n3-0", "n3-1")):
