@@ -136,3 +136,17 @@ async def test_a_budget_with_an_amount_that_cannot_be_is_refused(api: Client, sp
     spec = {"minAvailable": amount, "selector": {"matchLabels": LABELS}}
     answer = await api.post(budgets(space), {"metadata": {"name": "b"}, "spec": spec})
     assert (answer.status, answer.reason) == (422, "Invalid")
+
+
+async def test_a_patch_of_the_status_may_change_an_annotation_with_it(api: Client, space: Space) -> None:
+    """So a nomination and the mark that says whose it is are one write."""
+    uid = (await api.made(space.pods(), pod()))["metadata"]["uid"]
+    for node in ("n1", None):
+        patch = {
+            "metadata": {"uid": uid, "annotations": {"example.com/n": node}},
+            "status": {"nominatedNodeName": node},
+        }
+        assert (await api.patch(space.pods("p", "status"), patch)).status == 200
+        found = (await api.get(space.pods("p"))).body
+        assert found["status"].get("nominatedNodeName") == node
+        assert found["metadata"].get("annotations", {}).get("example.com/n") == node

@@ -7,7 +7,7 @@ waits beside room. Bindings are checked in `bindings`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tessera.core import gang_preemption
 from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
@@ -56,6 +56,17 @@ class Checker:
         agent = node.annotations.get(AGENT) if node is not None else None
         self._bindings.shown_agent(key, agent, gone=node is None)
         self.shown.node(key, node)
+
+    def raced(self, pod: Pod, names: Sequence[str], chosen: Sequence[str]) -> None:
+        """A filter call was answered: what others are nominated for is still theirs."""
+        ledger, uid = self._engine.ledger, pod.metadata.uid
+        claimed = {name for name in names if ledger.nominations.on_node(name, without=uid)}
+        if not claimed or not device_usage.wants_devices(pod):
+            return
+        self._api.races += 1
+        self._api.went_beside += not claimed.isdisjoint(chosen)
+        for finding in audit_nodes(ledger, sorted(claimed)):
+            assert self._is_excused(finding), finding
 
     def chose(self, pod: Pod, node: str) -> None:
         """The answer of a filter."""
@@ -256,7 +267,7 @@ class Checker:
     def _check_gang_preemption(self, engine: Engine, name: str, members: list[GangMember], misfit: GangMisfit) -> None:
         """A gang that may preempt waits only if no set of victims is found."""
         priority = min(member.request.preempts_below or 0 for member in members)
-        demand = GangDemand(members, len(members), priority=priority, group=name, fitting=misfit.places)
+        demand = GangDemand(members, len(members), priority=priority, fitting=misfit.places)
         found = gang_preemption.find(engine.preemption, demand)
         assert found is None, f"gang {name} waits, and could be placed without {found.victims}"
 

@@ -308,13 +308,13 @@ class Suite:
         kinds = Counter(type(event).__struct_config__.tag for event in self._history.events)
         pods = {event.uid: event for event in self._history.events if isinstance(event, PodShown)}
         bound = sum(bool(pod.node) for pod in pods.values())
-        gangs = {pod.gang.name: pod.gang for pod in pods.values() if pod.gang is not None}
-        bound_gangs = len({pod.gang.name for pod in pods.values() if pod.gang is not None and pod.node})
+        members = [pod for pod in pods.values() if pod.gang is not None]
+        bound_members = sum(bool(pod.node) for pod in members)
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self._nemeses.counts.items()))
         return [
             f"{len(pods)} pods, {bound} of them bound; {kinds['filter']} filter answers, {kinds['bind']} bind calls,"
             f" {kinds['write']} Bindings, {kinds['watch']} watch events, {kinds['lease']} leaders",
-            f"{len(gangs)} gangs, {bound_gangs} of them bound; {kinds['evict']} evictions",
+            f"{len(members)} of the pods in gangs, {bound_members} of them bound; {kinds['evict']} evictions",
             f"{self._nemeses.counts.total()} faults: {faults}",
             f"{kinds['calm']} calms, the longest until all pods were bound {self._longest_calm_s:.0f} s",
         ]

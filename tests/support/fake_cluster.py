@@ -16,6 +16,7 @@ import msgspec
 
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.kube_api import Annotations
+from tessera.wire import keys
 from tessera.wire.objects import Metadata, Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tests.support.builders import NodeBuilder, PodBuilder
@@ -213,7 +214,9 @@ class FakeCluster:
             if pod.metadata.uid != uid:
                 raise refused(409, "Conflict")
             self.nominated[key] = node
-            self._store_pod(key, pod)
+            marked = _annotated(pod, {keys.NOMINATED: node})
+            status = msgspec.structs.replace(pod.status, nominated_node_name=node or "")
+            self._store_pod(key, msgspec.structs.replace(marked, status=status))
 
         await self._call("set_nominated_node", effect)
 

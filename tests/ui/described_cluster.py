@@ -138,7 +138,16 @@ class DescribedCluster:
             self.nodes[node]["cards"][index][SLICES].append([uid, memory, cores, 1, None, None, ""])
 
     def nominate(
-        self, namespace: str, name: str, node: str, index: int, *, memory: int, leaving: list[str], until: float
+        self,
+        namespace: str,
+        name: str,
+        node: str,
+        index: int,
+        *,
+        memory: int,
+        leaving: list[str],
+        until: float,
+        is_gang: bool = False,
     ) -> Document:
         """A claim on what other pods, by uid, still hold; returns the document of the event."""
         for card in self.nodes[node]["cards"]:
@@ -148,6 +157,7 @@ class DescribedCluster:
                 "uid": f"uid-{namespace}-{name}",
                 "namespace": namespace,
                 "name": name,
+                "isGang": is_gang,
                 "memory": memory,
                 "cores": 100,
                 "until": until,

@@ -72,6 +72,17 @@ async def test_a_nomination_names_who_claims_what_until_when_and_who_leaves(
     await viewer.until_text("#details .summary", "Leaves for")
 
 
+async def test_a_claim_for_a_gang_leads_to_the_gang(readers: Readers, gangs: ScriptedPage) -> None:
+    leaving = ["uid-vision-train-1"]
+    gangs.cluster.nominate(
+        *("vision", "pretrain", "h100-1", 0), memory=81559, leaving=leaving, until=gangs.cluster.time, is_gang=True
+    )
+    viewer = await readers.open(gangs, "pod=vision/train-1")
+    await viewer.until_text("#details .summary", "gang vision/pretrain")
+    await viewer.page.locator("#details .summary").get_by_role("link", name="gang vision/pretrain").click()
+    await viewer.until_text(".waiting-gang", "5 of 8 members fit")
+
+
 async def test_the_filter_finds_gangs_and_nominations(readers: Readers, gangs: ScriptedPage) -> None:
     viewer = await readers.open(gangs, "filter=gang:align")
     await viewer.until_text(".found", "2 of 30 cards")

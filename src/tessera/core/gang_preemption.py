@@ -16,26 +16,32 @@ larger ones the set is minimal, not always the best: `tests/property/core/test_g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from tessera.core.arrays import Ints
+from tessera.core.gang_aftermath import Aftermath
 from tessera.core.gangs import Domains, GangMember, GangPlan, Placed, largest_first, plan_gang
-from tessera.core.ledger import Ledger, PodEntry
-from tessera.core.node_preemption import NodeSearch, best_victims
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
+from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import NODES_AT_ONCE, Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.core.steps import finish
-from tessera.core.victims import Cost, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
+from tessera.core.victims import Cost, Unit, VictimSet, add_up
 
 SPARE_NODES = 64
 """beside one per member that are looked at for members of one kind, the cheapest first"""
-MOST_TRIALS = 2_048
+ROOMY_NODES = 16
+"""with free memory that are looked at too"""
+MOST_TRIALS = 1_024
 """members placed, over all trials, to find out which pods of a draft can stay; larger drafts stay as they are"""
-SAME_GANG = "it is a member of the same gang"
 
 
 class GangVictims(NamedTuple):
@@ -67,8 +73,6 @@ class GangDemand:
     """of the members that must be placed together"""
     priority: int
     """pods of lower priority may leave"""
-    group: str = ""
-    """whose pods are never victims"""
     free: frozenset[str] = frozenset()
     """uids of what is held for the gang itself"""
     fitting: tuple[Placed, ...] = ()
@@ -85,12 +89,14 @@ def search(preemption: Preemption, demand: GangDemand) -> GangSearch:
     orders = [ordered]
     if len({member.request.shape for member in ordered}) > 1:
         orders.append(ordered[::-1])
+    may_share = False
     for order in orders:
-        draft = yield from _Draft(preemption, demand, order).by_member()
-        best = _better(best, draft)
-    if len(ordered) > 1 and (best is None or best.victims):
-        draft = yield from _Draft(preemption, demand, ordered).by_reprieve(None if best is None else best.cost.highest)
-        best = _better(best, draft)
+        draft = _Draft(preemption, demand, order)
+        best = _better(best, (yield from draft.by_member()))
+        may_share = may_share or draft.may_share()
+    if len(ordered) > 1 and (best is None or (best.victims and may_share)):
+        draft = _Draft(preemption, demand, ordered)
+        best = _better(best, (yield from draft.by_reprieve(None if best is None else best.cost.highest)))
     return best
 
 
@@ -105,119 +111,10 @@ def _better(one: GangVictims | None, other: GangVictims | None) -> GangVictims |
     return min(one, other, key=lambda found: found.rank)
 
 
-class _GangBook:
-    """The book, with the victims that were chosen for the gang so far."""
-
-    def __init__(self, book: PodBook, group: str) -> None:
-        self._book = book
-        self._group = group
-        self._chosen: set[str] = set()
-        self._spent: Counter[str] = Counter()
-
-    @property
-    def lowest_priority(self) -> int | None:
-        return self._book.lowest_priority
-
-    def traits(self, uid: str) -> PodTraits | None:
-        traits = self._book.traits(uid)
-        if traits is None:
-            return None
-        if self._group and traits.group == self._group:
-            return traits._replace(protection=SAME_GANG)
-        return traits._replace(is_leaving=True) if uid in self._chosen else traits
-
-    def members(self, group: str) -> Collection[str]:
-        return self._book.members(group)
-
-    def budgets(self, uid: str) -> tuple[str, ...]:
-        return self._book.budgets(uid)
-
-    def disruptions_allowed(self, budget: str) -> int:
-        return self._book.disruptions_allowed(budget) - self._spent[budget]
-
-    @property
-    def has_spent(self) -> bool:
-        return bool(self._spent)
-
-    def choose(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            self._chosen.add(uid)
-            self._spent.update(self._book.budgets(uid))
-
-    def unchoose(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            self._chosen.discard(uid)
-            self._spent.subtract(self._book.budgets(uid))
-
-
-class _Aftermath:
-    """The cluster once everything has left that leaves already, and the victims that were chosen."""
-
-    def __init__(self, source: Ledger, book: PodBook, demand: GangDemand) -> None:
-        self._source = source
-        self.ledger = source.copy_without_nodes()
-        self.book = _GangBook(book, demand.group)
-        self.leaving: dict[str, set[str]] = {}
-        """by node"""
-        self._gone = demand.free.union(*(nomination.victims for nomination in source.nominations.all()))
-        self.victims: dict[str, PodEntry] = {}
-
-    def look_at(self, name: str) -> None:
-        """Copy a node, and those of the groups of its pods: a group leaves as a whole."""
-        names = [name]
-        while names:
-            name = names.pop()
-            if name in self.leaving:
-                continue
-            self.leaving[name] = set()
-            self.ledger.copy_node(name, self._source)
-            for entry in self._source.pods_on(name):
-                uid = entry.facts.uid
-                traits = self.book.traits(uid)
-                if uid in self._gone or (traits is not None and traits.is_leaving):
-                    self.ledger.release(uid)
-                    if traits is not None:
-                        self.leaving[name].add(uid)
-                elif traits is not None and traits.group:
-                    held = (self._source.pod(member) for member in self.book.members(traits.group))
-                    names += [one.facts.node for one in held if one is not None]
-
-    def evict(self, uids: Iterable[str]) -> set[str]:
-        """The nodes where these pods were."""
-        nodes = set()
-        for uid in uids:
-            entry = self.ledger.pod(uid)
-            if entry is not None:
-                self.victims[uid] = entry
-                self.ledger.release(uid)
-                self.book.choose([uid])
-                nodes.add(entry.facts.node)
-        return nodes
-
-    def restore(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            entry = self.victims.pop(uid)
-            self.book.unchoose([uid])
-            self.ledger.put_pod(entry.facts, entry.state, observed=entry.observed)
-
-    def units(self) -> list[Unit]:
-        """What was chosen."""
-        groups: dict[str, list[tuple[PodTraits, int]]] = {}
-        for uid, entry in self.victims.items():
-            traits = self.book.traits(uid)
-            assert traits is not None  # a victim has a priority
-            held = sum(holding.use.memory for holding in entry.holdings.values())
-            groups.setdefault(traits.group or f"/{uid}", []).append((traits, held))
-        return [
-            make_unit(pods, [budget for one, _ in pods for budget in self.book.budgets(one.uid)])
-            for pods in groups.values()
-        ]
-
-
 class _Lane:
     """The nodes for members of one kind, the cheapest first. A node's cost grows, unless something leaves it."""
 
-    def __init__(self, world: _Aftermath, priority: int, known: Iterable[tuple[Cost, str]]) -> None:
+    def __init__(self, world: Aftermath, priority: int, known: Iterable[tuple[Cost, str]]) -> None:
         self._world = world
         self._priority = priority
         self._heap: list[tuple[tuple[Cost, str, tuple[str, ...]], int, int, VictimSet | None]] = []
@@ -241,7 +138,8 @@ class _Lane:
             if found is not None and (at == claims or not self._is_limited):
                 return found
             self._world.look_at(name)
-            found = best_victims(self._world.ledger, self._world.book, request, priority=self._priority, node=name)
+            ledger, book = self._world.ledger, self._world.book
+            found = yield from NodeSearch(ledger, book, request, priority=self._priority, node=name).steps()
             if found is not None:
                 self._push(found.rank, claims, found)
             yield
@@ -264,26 +162,36 @@ class _Draft:
         self._preemption = preemption
         self._demand = demand
         self._order = order
-        self._world = _Aftermath(preemption.ledger, preemption.book, demand)
+        self._world = Aftermath(preemption.ledger, preemption.book, free=demand.free)
         self._lanes: dict[Hashable, _Lane] = {}
         self._places: list[Placed] = []
 
     # -- ways to begin
 
     def by_member(self) -> GangSearch:
-        spare = len(self._order) - self._demand.required
-        for member in self._order:
+        required = self._demand.required
+        for number, member in enumerate(self._order):
             lane = self._lanes.get(_kind(member))
             if lane is None:
                 lane = self._lanes[_kind(member)] = _Lane(self._world, self._demand.priority, self._cheapest(member))
+                yield
             found = yield from lane.best(member.request, len(self._places))
-            if found is None and spare == 0:
-                return None
-            if found is None:
-                spare -= 1
-            else:
+            if found is not None and not (found.victims and len(self._places) >= required):
                 self._claim(member.request, found)
+            elif len(self._places) + len(self._order) - number - 1 < required:
+                return None
         return (yield from self._finish(_dearest_first))
+
+    def may_share(self) -> bool:
+        """Whether a pod that may leave holds more than the smallest member takes: then one may do for several."""
+        smallest = min((_memory_of(placement) for _, placement in self._places), default=0)
+        ledger = self._world.ledger
+        held = (
+            sum(holding.use.memory for holding in entry.holdings.values())
+            for entry in (*self._world.victims.values(), *ledger.pods())
+            if entry.observed
+        )
+        return any(memory > smallest for memory in held)
 
     def by_reprieve(self, highest: int | None) -> GangSearch:
         """`highest`: the priority above which none has to leave."""
@@ -293,16 +201,18 @@ class _Draft:
                 search = NodeSearch(
                     self._world.ledger, self._world.book, member.request, priority=self._demand.priority, node=name
                 )
+                units = search.units()
+                pods = sum(unit.cost.pods for unit in units)
+                if (len(self._world.victims) + pods) * len(self._order) > MOST_TRIALS:
+                    break
                 # A large pod first, where a budget allows not all of them to leave.
-                for unit in sorted(search.units(), key=lambda unit: (unit.cost.highest, -unit.cost.work, unit.uids)):
+                for unit in sorted(units, key=lambda unit: (unit.cost.highest, -unit.cost.work, unit.uids)):
                     fits_budgets = all(
                         count <= self._world.book.disruptions_allowed(budget)
                         for budget, count in Counter(unit.budgets).items()
                     )
                     if fits_budgets and (highest is None or unit.cost.highest <= highest):
                         self._world.evict(unit.uids)
-                if len(self._world.victims) * len(self._order) > MOST_TRIALS:
-                    break
                 yield
         return (yield from self._finish(_smallest_first))
 
@@ -317,9 +227,17 @@ class _Draft:
         most = len(self._order) + SPARE_NODES
         named = frozenset(candidates.names)
         found = {place.placement.node: Cost() for place in demand.fitting if place.placement.node in named}
+        found.update((name, Cost()) for name in self._roomiest(candidates.rows))
         for bound in islice(bounds, most):
             found.setdefault(bound.node, bound.cost)
         return [(cost, name) for name, cost in found.items()]
+
+    def _roomiest(self, rows: Ints) -> list[str]:
+        """The nodes with the most free memory: members may be moved there, so that a pod can stay."""
+        arrays = self._preemption.ledger.arrays
+        free = np.maximum(arrays.memory[:, rows] - arrays.used_memory[:, rows], 0).sum(axis=0)
+        best = np.argsort(-free, kind="stable")[:ROOMY_NODES].tolist()
+        return [arrays.names[rows[i]] for i in best if free[i] > 0]
 
     def _claim(self, request: PodRequest, found: VictimSet) -> None:
         touched = {found.node, *self._world.evict(found.victims)}
@@ -335,24 +253,31 @@ class _Draft:
 
     def _finish(self, first_to_stay: Callable[[Unit], tuple[Any, ...]]) -> GangSearch:
         world, greedy = self._world, tuple(self._places)
-        for number in range(len(greedy)):
-            world.ledger.release(f"gang-trial/{number}")
-        planner = _Planner(world.ledger, self._demand, self._order)
-        units = world.units()
-        plan = planner.plan(domains=self._demand.domains)
-        if plan is None and not greedy:
-            return None
-        if plan is not None and len(units) * len(self._order) <= MOST_TRIALS:
-            for unit in sorted(units, key=first_to_stay):
+        units, plan = (yield from world.units()), None
+        if len(units) * len(self._order) <= MOST_TRIALS:
+            for number in range(len(greedy)):
+                world.ledger.release(f"gang-trial/{number}")
+            planner = _Planner(world.ledger, self._demand, self._order)
+            plan = planner.plan()
+            free = 0
+            if plan is not None:
+                taken = sorted(_memory_of(placement) for _, placement in plan.places)
+                free = world.free_memory() - sum(taken[: self._demand.required])
+            for unit in sorted(units, key=first_to_stay) if plan is not None else ():
+                if unit.cost.work > free:
+                    continue  # There is no room for it beside the gang, however that is placed.
+                yield
                 world.restore(unit.uids)
-                without = planner.plan(domains=self._demand.domains)
+                without = planner.plan()
                 if without is None:
                     world.evict(unit.uids)
                 else:
-                    plan = without
-                yield
+                    plan, free = without, free - unit.cost.work
+                    units.remove(unit)
+        if plan is None and not greedy:
+            return None
         places = greedy if plan is None else plan.places
-        cost, uids = add_up(world.units())
+        cost, uids = add_up(units)
         nodes = {place.placement.node for place in places}
         leaving = set[str]().union(*(world.leaving.get(name, ()) for name in nodes))
         return GangVictims(cost, uids, tuple(sorted(leaving)), places)
@@ -363,7 +288,7 @@ class _Planner:
 
     def __init__(self, ledger: Ledger, demand: GangDemand, order: Sequence[GangMember]) -> None:
         self._selector = Selector(ledger)
-        self._required = demand.required
+        self._demand = demand
         known = {}
         for member in order:
             if _kind(member) not in known:
@@ -372,9 +297,14 @@ class _Planner:
                 known[_kind(member)] = self._selector.candidates(names)
         self._members = [GangMember(member.request, known[_kind(member)]) for member in order]
 
-    def plan(self, *, domains: Domains | None) -> GangPlan | None:
-        answer = plan_gang(self._selector, self._members, required=self._required, domains=domains)
+    def plan(self) -> GangPlan | None:
+        demand = self._demand
+        answer = plan_gang(self._selector, self._members, required=demand.required, domains=demand.domains)
         return answer if isinstance(answer, GangPlan) else None
+
+
+def _memory_of(placement: Placement) -> int:
+    return sum(grant.memory for grants in placement.grants.values() for each in grants for grant in each)
 
 
 def _kind(member: GangMember) -> Hashable:

@@ -189,6 +189,7 @@ class Engine:
             self.tenure.begin(number, fence)
             self._observer.on_tenure()
             self.nodes.tick()
+            self._spawn(self.takeover.clear_nominated_nodes(number, is_nominated=self.ledger.nominations.has))
         else:
             self.tenure.end()
 

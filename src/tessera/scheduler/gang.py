@@ -133,6 +133,8 @@ class Gang:
     """places whose victims have not left yet"""
     victims: frozenset[str] = frozenset()
     """uids of pods that the claims wait for"""
+    is_claimed: bool = False
+    """all members have their claims"""
     waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     """by uid; the result is empty, or why the gang was given up"""
     released: set[str] = field(default_factory=set)

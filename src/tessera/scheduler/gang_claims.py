@@ -10,8 +10,9 @@ takes what is claimed, and what fits beside it goes in. Claims live in this proc
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tessera.core.fit import fit_pod
 from tessera.core.gang_preemption import GangVictims
@@ -20,7 +21,7 @@ from tessera.core.ledger import GrantState, facts_of
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
 from tessera.scheduler.gang import Gang, GangState, Hold
-from tessera.scheduler.gang_holds import GangHolds
+from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.gang_reports import GangReports
 from tessera.scheduler.observer import PreemptionEvent
 from tessera.scheduler.pod_cycle import PodCycles
@@ -39,36 +40,45 @@ class GangClaims:
 
     # -- nominate
 
-    def nominate(self, gang: Gang, found: GangVictims, *, priority: int, seconds: float, searched: float) -> bool:
-        """Claim all places; False, and nothing is claimed, if the victims or the places are not what they were.
+    async def nominate(self, gang: Gang, found: GangVictims, *, priority: int, seconds: float, searched: float) -> bool:
+        """Claim all places, in slices; False, and nothing is claimed, if the victims or the places are not what they
+        were.
 
         `seconds`: for which they are held beyond the victims' grace.
         """
-        if not self._may_leave(found.victims, priority):
-            return False
         self._holds.release(gang)
         gone = frozenset((*found.victims, *found.leaving))
-        for request, placement in found.places:
-            if not self._claim(gang, request, placement.node, gone):
-                self._withdraw(gang)
-                return False
         victims, leaving = self._traits(found.victims), self._traits(found.leaving)
         grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
-        gang.state, gang.tried = GangState.NOMINATED, None
+        gang.state, gang.tried, gang.is_claimed = GangState.NOMINATED, None, False
         gang.deadline = self._cycles.clock.monotonic() + grace + seconds
         gang.victims = frozenset(uid for uid in gone if self._ledger.pod(uid) is not None)
+        claims = gang.claims
+        for number, (request, placement) in enumerate(found.places, 1):
+            if not self._claim(gang, request, placement.node, gone):
+                break
+            if number % MEMBERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if gang.claims is not claims:
+                    return False  # They were renounced.
+        if len(claims) < len(found.places) or not self._may_leave(found.victims, priority, own=claims):
+            self._withdraw(gang)
+            gang.state, gang.victims = GangState.WAITING, frozenset()
+            return False
+        gang.is_claimed = True
         count = len(gang.victims)
         text = f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit"
         self._reports.wait(gang, text, gang.places)
-        nodes = [claim.placement.node for claim in gang.claims]
+        nodes = [claim.placement.node for claim in claims]
         self._report(gang, nodes, victims=victims, waits_for=leaving, seconds=searched)
         return True
 
-    def _may_leave(self, victims: Iterable[str], priority: int) -> bool:
-        """Whether all of these may still be evicted, and their groups leave whole."""
-        chosen = frozenset(victims)
+    def _may_leave(self, victims: Iterable[str], priority: int, *, own: Sequence[Hold] = ()) -> bool:
+        """Whether all of these may still be evicted, and their groups leave whole; `own` are the gang's claims."""
+        chosen, mine = frozenset(victims), {claim.uid for claim in own}
         spent: Counter[str] = Counter()
-        promised = {uid for each in self._ledger.nominations.all() for uid in each.victims}
+        others = (each for each in self._ledger.nominations.all() if each.facts.uid not in mine)
+        promised = {uid for each in others for uid in each.victims}
         for uid in chosen | {uid for uid in promised if (one := self._book.traits(uid)) and not one.is_leaving}:
             spent.update(self._book.budgets(uid))
         for uid in chosen:
@@ -97,28 +107,33 @@ class GangClaims:
         if not ledger.quotas.limits_anything:
             # What holds other cards may stay or leave: the claim does not depend on it.
             here = [entry for entry in here if not cards.isdisjoint(entry.holdings)]
-        self._cycles.claim_hold(facts_of(held, placement), frozenset(entry.facts.uid for entry in here))
+        victims = frozenset(entry.facts.uid for entry in here)
+        self._cycles.claim_hold(facts_of(held, placement), victims, deadline=gang.deadline)
         gang.claims.append(Hold(held.uid, held, placement))
         return True
 
     # -- redeem, renounce
 
     def has_left(self, gang: Gang) -> bool:
-        """Whether nothing that the claims rely on is there any more."""
-        return all(self._ledger.pod(uid) is None for uid in gang.victims)
+        """Whether all places are claimed, and nothing that they rely on is there any more."""
+        return gang.is_claimed and all(self._ledger.pod(uid) is None for uid in gang.victims)
 
-    def redeem(self, gang: Gang) -> bool:
-        """Turn all claims into holds; False if one place is gone, and then all are renounced."""
-        ledger, claims = self._ledger, list(gang.claims)
-        for claim in claims:
+    async def redeem(self, gang: Gang) -> bool:
+        """Turn all claims into holds, in slices; False if one place is gone, and then all are renounced."""
+        ledger, claims = self._ledger, gang.claims
+        for number, claim in enumerate(list(claims), 1):
             view = ledger.node(claim.placement.node, claimant=claim.uid)
             rooms = ledger.rooms(claim.request.namespace, claim.request.vendors, claimant=claim.uid)
             placement = None if view is None else fit_pod(view, claim.request, ledger.rules, rooms)
             if not isinstance(placement, Placement):
                 self.renounce(gang, f"a place on node {claim.placement.node} is gone")
                 return False
-            gang.claims.remove(claim)
+            claims.remove(claim)
             self._holds.put(gang, claim.request, placement)
+            if number % MEMBERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if gang.claims is not claims:
+                    return False  # They were renounced.
         gang.victims = frozenset()
         return True
 

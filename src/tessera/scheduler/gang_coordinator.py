@@ -239,7 +239,7 @@ class GangCoordinator:
         for gang in sorted(self.registry, key=lambda gang: (gang.since, gang.name)):
             if not gang.members or self.registry.get(gang.namespace, gang.group.name) is not gang:
                 continue
-            if gang.state is NOMINATED and self.claims.has_left(gang) and self.claims.redeem(gang):
+            if gang.state is NOMINATED and self.claims.has_left(gang) and await self.claims.redeem(gang):
                 self._plans.begin(gang)
             asleep = [member for member in gang.members.values() if member.is_refused]
             if not asleep or gang.state is NOMINATED:

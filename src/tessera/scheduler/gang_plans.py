@@ -43,6 +43,7 @@ class GangPlans:
         now = self._clock.monotonic()
         gang.state, gang.tried, gang.misfit, gang.replans = GangState.PLANNED, None, None, 0
         gang.deadline, gang.ends = now + self._times.patience, now + LONGEST_PLAN * self._times.patience
+        gang.refused_at = None
         self._turns.end(gang)
         self._reports.tell(gang, f"a place for each of {gang.free_holds} members is held")
 

@@ -139,9 +139,9 @@ class GangPreemptor:
             if not found.victims and not found.leaving:
                 self._cycles.unschedulable.on_room()  # It fits as it is.
                 return None
-            # The search may have paused. No await from here to the nomination.
+            # The search may have paused, and nodes may have changed since.
             is_settled = not self._has_changed(found, position)
-            if is_settled and self._gangs.claims.nominate(
+            if is_settled and await self._gangs.claims.nominate(
                 gang, found, priority=priority, seconds=self._settings.nomination_seconds, searched=seconds
             ):
                 self._before_evict()

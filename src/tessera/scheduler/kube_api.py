@@ -11,6 +11,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject
 from tessera.kube.resources import NODES, POD_GROUPS, PODS
 from tessera.scheduler.observer import SchedulerObserver
+from tessera.wire import keys
 from tessera.wire.objects import Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 
@@ -57,7 +58,8 @@ class KubeApi(Protocol):
         ...
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
-        """Writes `status.nominatedNodeName` if the pod still has this uid (409 otherwise); None removes it."""
+        """Writes `status.nominatedNodeName`, and its mark `tessera.io/nominated-node`, if the pod still has this uid
+        (409 otherwise); None removes both."""
         ...
 
 
@@ -126,7 +128,8 @@ class KubeApiClient:
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
         self._observer.on_write("patch")
-        body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}
+        metadata = {"uid": uid, "annotations": {keys.NOMINATED: node}}
+        body = {"metadata": metadata, "status": {"nominatedNodeName": node}}
         await self._client.patch(PODS.path(namespace, name, "status"), body)
 
 

@@ -9,7 +9,7 @@ alone is of no use to it.
 
 from __future__ import annotations
 
-from tessera.core.node_preemption import MOST_SETS, NodeSearch
+from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
 from tessera.scheduler.gang import Gang, GangState
 from tessera.scheduler.gang_registry import GangRegistry
@@ -21,6 +21,9 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result
 
+MOST_TRIALS = 32
+"""of sets, by the plain rule, for one request: one answer is one step of the event loop, and kube-scheduler asks again
+if it gets no node"""
 MOST_NODES = 64
 """looked at for one request, those with the fewest victims first: kube-scheduler chooses among what is answered"""
 
@@ -74,11 +77,17 @@ class PreemptVerb:
             return {}
         found, trials = {}, 0
         for node in sorted(victims, key=lambda name: (_size(victims[name]), name))[:MOST_NODES]:
-            if trials > MOST_SETS:
-                break  # One answer is one step of the event loop; kube-scheduler asks again.
+            if trials >= MOST_TRIALS:
+                break
             given = victims[node]
             search = NodeSearch(
-                self._cycles.ledger, self._book, request, priority=priority, node=node, given=given.uids
+                self._cycles.ledger,
+                self._book,
+                request,
+                priority=priority,
+                node=node,
+                given=given.uids,
+                most_trials=MOST_TRIALS - trials,
             )
             best = search.run()
             trials += search.trials

@@ -21,7 +21,7 @@ import structlog
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.misfits import Misfit
-from tessera.core.node_preemption import best_victims
+from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits, VictimSet
@@ -190,7 +190,8 @@ class Preemptor:
                 self._cycles.unschedulable.on_room()  # It fits as it is.
                 return None
             # The search may have paused, and the node may have changed since. No await from here to the nomination.
-            if self._judge_again(pod.request, found) == found:
+            found = self._confirm(pod.request, found)
+            if found is not None:
                 self._hold(cycle, pod.request, found, seconds)
                 return found
         return None
@@ -248,10 +249,11 @@ class Preemptor:
                 return found
             await asyncio.sleep(0)
 
-    def _judge_again(self, request: PodRequest, found: VictimSet) -> VictimSet | None:
+    def _confirm(self, request: PodRequest, found: VictimSet) -> VictimSet | None:
         priority = request.preempts_below
         assert priority is not None  # the search had one
-        return best_victims(self._ledger, self._book, request, priority=priority, node=found.node)
+        search = NodeSearch(self._ledger, self._book, request, priority=priority, node=found.node)
+        return search.confirm(found)
 
     def _obstacle(self, victim: PodTraits, request: PodRequest) -> str:
         """Why a victim must not be evicted any more; empty if it may."""

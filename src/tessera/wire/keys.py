@@ -21,6 +21,9 @@ FENCE = "tessera.io/fence"
 """patched on a pending pod so that its version changes, and no binding that was sent before can land; a label where
 annotations are full"""
 
+NOMINATED = "tessera.io/nominated-node"
+"""written with `status.nominatedNodeName`, which kube-scheduler writes too: what is equal is this scheduler's"""
+
 PHASE_ALLOCATING = "allocating"
 PHASE_SUCCESS = "success"
 PHASE_FAILED = "failed"
@@ -67,3 +70,8 @@ MOVE_PREFIX = "moves.tessera.io/"
 """with the uid of a pod that is moved to this node: what is held for its successor"""
 AGENT = "tessera.io/agent"
 """how the agent on this node allocates slices"""
+
+# -- dynamic resource allocation
+
+DRA_DRIVER = "gpu.tessera.io"
+"""the driver of this project's devices; also the domain of their attributes, capacities and taints"""

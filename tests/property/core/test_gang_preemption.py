@@ -1,7 +1,7 @@
 """Victims for gangs against the best of all sets, on clusters small enough to try every one.
 
 For every gang: the victims are enough, none of them is needless, and they may leave. How often the set is the best one,
-and how many more pods leave otherwise, is counted on a fixed sample, and bounded. `GANGS=10000 pytest
+and how many more pods leave otherwise, is counted on a fixed sample, and bounded. `GANGS=10000 pytest -s
 tests/property/core/test_gang_preemption.py` takes a larger sample.
 """
 
@@ -11,7 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import pytest
@@ -30,7 +30,7 @@ from tests.support.pod_book import PlainBook
 MEMORY = 8_000
 """MiB of a card"""
 PRIORITY = 10
-GANGS = int(os.environ.get("GANGS", "300"))
+GANGS = int(os.environ.get("GANGS", "100"))
 BEST, MISSED = 0.97, 0.02
 """share of gangs of several members that get the best set, and of those that get none though there is one"""
 if os.environ.get("GANGS"):
@@ -48,9 +48,7 @@ class Case:
 
     def find(self) -> GangVictims | None:
         preemption = Preemption(self.built.selector, self.book)
-        demand = GangDemand(
-            self.members, len(self.members), priority=PRIORITY, group="team/own", fitting=self.misfit.places
-        )
+        demand = GangDemand(self.members, len(self.members), priority=PRIORITY, fitting=self.misfit.places)
         return gang_preemption.find(preemption, demand)
 
     def units(self) -> list[Unit]:
@@ -164,7 +162,7 @@ def make_case(rng: random.Random, *, size: int) -> Case | None:
     equal = rng.random() < 0.5
     asks = [(rng.choice((1, 1, 2, 3)), MEMORY // rng.choice((1, 1, 2, 4))) for _ in range(size)]
     members = [
-        GangMember(gpu_pod(f"m{i}", gpu=count, mem=memory).request())
+        GangMember(replace(gpu_pod(f"m{i}", gpu=count, mem=memory).request(), group="team/own"))
         for i, (count, memory) in enumerate([asks[0]] * size if equal else asks)
     ]
     planned = plan_gang(built.selector, members, required=size)
@@ -234,6 +232,7 @@ def test_most_gangs_get_the_best_of_all_sets_and_the_others_a_minimal_one() -> N
             counts[f"{len(found.victims) - len(best[1])} more"] += 1
             counts["higher priority"] += found.cost.highest > best[0].highest
         check(case, found)
+    print(dict(counts))
     assert counts["feasible"] > GANGS / 10
     assert counts["best"] >= BEST * counts["feasible"], counts
     assert counts["missed"] <= MISSED * counts["feasible"], counts

@@ -8,8 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.core import gang_preemption
 from tessera.core.audit import audit
+from tessera.core.gang_preemption import GangDemand, GangSearch
+from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
+from tessera.scheduler import gang_claims, gang_preemptor
 from tessera.scheduler.gang import Gang, GangState
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
@@ -124,8 +128,9 @@ async def test_a_gang_that_is_not_complete_or_may_not_preempt_evicts_none(change
         cluster.create(*pods)
         cluster.refuse_all(pods[:1])
     elif change == "gated":
-        cluster.create(pods[0], pods[1].gated())
-        cluster.refuse_all(pods[:1])
+        pods = gang(3, gang_min="2")
+        cluster.create(*pods[:2], pods[2].gated())
+        cluster.refuse_all(pods[:2])
     elif change == "patient":
         cluster.refuse_all([pods[0], pods[1].with_priority(1000, policy="Never")])
     else:
@@ -310,3 +315,103 @@ async def test_the_preempt_verb_names_the_planned_nodes_of_a_gang_and_no_other()
     victims: dict[str, Sequence[str]] = {name: ["cpu-hog"] for name in ("n1", "n2", "n3")}
     assert first != planned
     assert cluster.preempt_verb(pods[1], victims) == {planned: ["cpu-hog"]}
+
+
+async def test_a_replacement_in_a_gang_that_runs_never_evicts_its_own_gang() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    driver, worker = high("driver").in_gang("g", 2), low("worker").in_gang("g", 2)
+    cluster.create(driver, worker)
+    assert await bind_all(cluster, [driver, worker]) == ["", ""]
+    cluster.watch()
+    cluster.gone("driver")
+    await cluster.runs(low("thief").with_priority(2000))
+    await cluster.preempts(high("driver-2").in_gang("g", 2))
+    assert cluster.evictions == []
+
+
+# -- what happens in pauses
+
+
+@pytest.fixture
+def _pausing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches and claims pause at each step."""
+    monkeypatch.setattr(gang_preemptor, "SLICE_SECONDS", -1.0)
+    monkeypatch.setattr(gang_claims, "MEMBERS_AT_ONCE", 1)
+
+
+async def until_claimed(cluster: GangCluster, count: int) -> None:
+    while len(cluster.ledger.nominations) < count:
+        await asyncio.sleep(0)
+
+
+async def test_a_pod_that_leaves_while_victims_are_searched_for_saves_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(1))
+    await cluster.runs(low("a"), high("neighbour"), low("c"))
+    search = gang_preemption.search
+
+    def late(preemption: Preemption, demand: GangDemand) -> GangSearch:
+        found = yield from search(preemption, demand)
+        if "default/neighbour" in cluster.api.pods:
+            cluster.gone("neighbour")
+        return found
+
+    monkeypatch.setattr(gang_preemption, "search", late)
+    await cluster.preempts_for(gang(2))
+    assert len(cluster.evictions) == 1
+    assert len(cluster.claims) == 2
+
+
+@pytest.mark.usefixtures("_pausing")
+async def test_no_pod_is_evicted_if_a_member_goes_before_all_places_are_claimed() -> None:
+    cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(2))
+    await cluster.runs(*(low(name) for name in "abcd"))
+    cluster.refuse_all(gang(3))
+    preempting = asyncio.ensure_future(cluster.engine.gang_preemptor.preempt(cluster.gang()))
+    await until_claimed(cluster, 1)
+    cluster.gone("g-1")
+    await preempting
+    assert (cluster.evictions, cluster.claims) == ([], [])
+
+
+@pytest.mark.usefixtures("_pausing")
+async def test_no_pod_is_evicted_if_a_victim_opts_out_before_all_places_are_claimed() -> None:
+    cluster = GangCluster(node("n1").gpus(2))
+    await cluster.runs(low("a"), low("b"))
+    cluster.refuse_all(gang(2))
+    preempting = asyncio.ensure_future(cluster.engine.gang_preemptor.preempt(cluster.gang()))
+    await until_claimed(cluster, 1)
+    cluster.engine.victims.spare("uid-a", "it opted out", seconds=60.0)
+    await preempting
+    assert (cluster.evictions, cluster.claims) == ([], [])
+
+
+@pytest.mark.usefixtures("_pausing")
+async def test_claims_are_not_redeemed_before_all_places_are_claimed() -> None:
+    cluster = GangCluster(node("n1").gpus(2))
+    await cluster.runs(low("a"), low("b"))
+    cluster.refuse_all(gang(2))
+    preempting = asyncio.ensure_future(cluster.engine.gang_preemptor.preempt(cluster.gang()))
+    await until_claimed(cluster, 1)
+    cluster.gone("a", "b")
+    assert await woken(cluster) in ([], ["g-0", "g-1"])
+    assert cluster.gang().free_holds in (0, 2), "all or nothing"
+    await preempting
+    assert cluster.evictions == []
+
+
+@pytest.mark.usefixtures("_pausing")
+async def test_a_member_that_goes_while_claims_become_holds_ends_all_of_them() -> None:
+    cluster = GangCluster(node("n1").gpus(3))
+    await cluster.runs(low("a"), low("b"), low("c"))
+    await cluster.preempts_for(gang(3))
+    cluster.gone("a", "b", "c")
+    waking = asyncio.ensure_future(woken(cluster))
+    while len(cluster.ledger.nominations) == 3:
+        await asyncio.sleep(0)
+    cluster.gone("g-1")
+    await waking
+    assert cluster.claims == []
+    assert cluster.gang().state is not GangState.NOMINATED
+    assert audit(cluster.ledger) == []

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from tessera.core.audit import audit
+from tessera.core.gangs import FEW_MEMBERS
 from tessera.scheduler.gang import GangState
 from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.stepwise_scheduler import World, filter_body, serving_downward_api, using_downward_api
-from tests.unit.scheduler.test_gang_coordinator import bind_all, gang, held, state
+from tests.unit.scheduler.test_gang_coordinator import bind_all, gang, held, state, woken
 
 SIZE = 2 * MEMBERS_AT_ONCE + 2
 
@@ -71,38 +72,45 @@ async def test_members_of_a_large_gang_are_bound_together() -> None:
 
 @in_fake_time
 async def test_a_large_gang_that_does_not_fit_releases_what_it_held_in_a_pause() -> None:
-    world, pods = Slices(64), gang(SIZE)
+    world, pods = Slices(48), gang(SIZE)
     world.create(*pods)
     call = asyncio.ensure_future(world.asks(pods[0]))
     await pauses(call)
     assert held(world) == MEMBERS_AT_ONCE
     answer = json.loads(await call)
     [text] = set((answer["FailedNodes"] or answer["FailedAndUnresolvableNodes"]).values())
-    assert f"64 of {SIZE} members fit" in text
+    assert f"48 of {SIZE} members fit" in text
     assert (held(world), world.ledger.pods()) == (0, [])
 
 
 @in_fake_time
 async def test_what_becomes_free_in_a_pause_is_seen_a_second_later() -> None:
-    world, pods = Slices(64), gang(64)
-    await world.run(using_downward_api(gpu_pod("other")))
+    world, size = Slices(96), FEW_MEMBERS + 2
+    blockers = [using_downward_api(gpu_pod(f"blocker-{i}")) for i in range(12)]
+    for number, blocker in enumerate(blockers):
+        world.create(blocker)
+        assert await world.bound(blocker, world.chosen(blocker, [f"n{number}"])) == ""
     world.watch()
+    large = using_downward_api(gpu_pod("g-large", gpu=8)).in_gang("g", size)
+    pods = [large, *gang(size)[1:]]
     world.create(*pods)
-    call = asyncio.ensure_future(world.asks(pods[0]))
-    await pauses(call)
-    world.api.delete_pod("default/other")
+    assert json.loads(await world.asks(large))["NodeNames"] is None
+    await asyncio.sleep(2)
+    retry = asyncio.ensure_future(woken(world))
+    while held(world) == 0:
+        await asyncio.sleep(0)
+    world.api.delete_pod("default/blocker-7")
     world.watch()
-    answer = json.loads(await call)
-    if answer["NodeNames"] is None:
-        waker = asyncio.ensure_future(world.engine.wake_pods())
-        await asyncio.sleep(2)
-        waker.cancel()
+    assert await retry == []
+    waker = asyncio.ensure_future(world.engine.wake_pods())
+    await asyncio.sleep(2)
+    waker.cancel()
     assert state(world) is GangState.PLANNED
 
 
 @in_fake_time
 async def test_of_two_large_gangs_that_do_not_fit_together_one_is_planned_whole() -> None:
-    world, one, other = Slices(80), gang(SIZE, name="a"), gang(SIZE, name="b")
+    world, one, other = Slices(64), gang(SIZE, name="a"), gang(SIZE, name="b")
     world.create(*one, *other)
     await asyncio.gather(world.asks(one[0]), world.asks(other[0]))
     assert [state(world, "a"), state(world, "b")] == [GangState.PLANNED, GangState.WAITING]

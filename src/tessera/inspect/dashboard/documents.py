@@ -190,8 +190,8 @@ class NodeRenderer:
         return slices
 
     def _claims(self, name: str) -> dict[str, list[Json]]:
-        """What nominated pods claim of the node's cards, by uuid: for whom, how much, until when, and which pods leave
-        for it."""
+        """What nominated pods and gangs claim of the node's cards, by uuid: for whom, how much, until when, and which
+        pods leave for it."""
         claims: dict[str, list[Json]] = {}
         for nomination in self._ledger.nominations.on_node(name):
             facts = nomination.facts
@@ -202,7 +202,8 @@ class NodeRenderer:
                     {
                         "uid": facts.uid,
                         "namespace": facts.namespace,
-                        "name": facts.name,
+                        "name": held_gang(facts.uid) or facts.name,
+                        "isGang": bool(held_gang(facts.uid)),
                         "memory": memory,
                         "cores": cores,
                         "until": self._until(facts.uid),

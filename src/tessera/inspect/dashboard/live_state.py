@@ -280,13 +280,13 @@ class LiveState:
 
     def _until(self, uid: str) -> int | None:
         """When a nomination or a place held for a gang ends by itself, in Unix seconds."""
-        engine = self.source.engine
-        nomination, name = engine.ledger.nominations.get(uid), held_gang(uid)
-        if nomination is not None:
-            return wall_time(engine.cycles.clock, nomination.deadline)
-        entry = engine.ledger.pod(uid)
-        gang = engine.gangs.registry.get(entry.facts.namespace, name) if name and entry is not None else None
-        return wall_time(engine.cycles.clock, plan_ends(gang)) if gang is not None else None
+        engine, name = self.source.engine, held_gang(uid)
+        nomination, entry = engine.ledger.nominations.get(uid), engine.ledger.pod(uid)
+        if name:
+            facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
+            gang = engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
+            return wall_time(engine.cycles.clock, plan_ends(gang)) if gang is not None else None
+        return wall_time(engine.cycles.clock, nomination.deadline) if nomination is not None else None
 
     def _is_placed(self, uid: str) -> bool:
         """Whether the pod holds cards of another node by now."""

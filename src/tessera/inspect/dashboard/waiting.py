@@ -140,7 +140,9 @@ class WaitingPods:
         engine = self._source.engine
         _, answer = self._gang_answers.get(row_uid(gang), (None, NOT_PLANNED))
         until = wall_time(engine.cycles.clock, plan_ends(gang))
-        return row(gang, engine.ledger, answer, since=self._source.gang_since(gang), until=until)
+        kind, owner, *_ = self._source.origin(next(iter(gang.members)))
+        document = row(gang, engine.ledger, answer, since=self._source.gang_since(gang), until=until)
+        return {**document, "owner": [kind, owner] if kind else None}
 
     async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""

@@ -65,6 +65,8 @@ def plan_ends(gang: Gang) -> float:
     match gang.state:
         case GangState.PLANNED:
             return min(gang.deadline, gang.ends)
+        case GangState.NOMINATED:
+            return gang.deadline
         case GangState.COMPLETING if gang.holds:
             return gang.deadline
     return math.inf

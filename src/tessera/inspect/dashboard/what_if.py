@@ -7,19 +7,19 @@ cluster that is shown never changes, and a scheduler that serves the page decide
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
+from typing import TypeVar
 
 import msgspec
 
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import Pause, in_steps
-from tessera.inspect.gang_status import GangStatus
-from tessera.inspect.manifests import Manifest, read_manifests
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.manifests import read_manifests
 from tessera.inspect.render.lines import count_of
-from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs, simulate_in_steps
+from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs_in_steps, simulate_in_steps
 from tessera.inspect.state import InspectionError, Json
+
+T = TypeVar("T")
 
 MOST_COPIES = 1_000
 """that are counted; a page that says "at least a thousand" says enough"""
@@ -44,8 +44,11 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     ledger = source.engine.ledger
     async for name in in_steps(ledger.node_names(), pause):
         trial.ledger.copy_node(name, ledger)
-    gangs = await _plan_gangs(trial, manifests, pause)
-    found = [await _simulate(trial, manifest, pause) for manifest in manifests]
+    gangs = await _finish(simulate_gangs_in_steps(trial, manifests), pause, what="the manifest")
+    found = [
+        await _finish(simulate_in_steps(trial, manifest, most=MOST_COPIES), pause, what=f"the pod {manifest.name}")
+        for manifest in manifests
+    ]
     last = found[-1]
     # Of a gang that does not fit as a whole no member is placed.
     refused = {(gang.namespace, gang.name) for gang in gangs if not gang.fits}
@@ -66,19 +69,9 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     }
 
 
-async def _plan_gangs(trial: OfflineCluster, manifests: Sequence[Manifest], pause: Pause) -> list[GangStatus]:
-    began = time.thread_time()
-    try:
-        return simulate_gangs(trial, manifests)
-    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InspectionError(f"the manifest is not valid: {error}") from error
-    finally:
-        await pause(time.thread_time() - began)
-
-
-async def _simulate(trial: OfflineCluster, manifest: Manifest, pause: Pause) -> Simulation:
-    steps = simulate_in_steps(trial, manifest, most=MOST_COPIES)
-    found: list[Simulation] = []
+async def _finish(steps: Generator[None, None, T], pause: Pause, *, what: str) -> T:
+    """The result, found between other work."""
+    found: list[T] = []
 
     def follow() -> Generator[None, None, None]:
         found.append((yield from steps))
@@ -88,7 +81,7 @@ async def _simulate(trial: OfflineCluster, manifest: Manifest, pause: Pause) -> 
             pass
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         # Whatever a person wrote in the place of a table or a list.
-        raise InspectionError(f"{manifest.name} is not a valid pod: {error}") from error
+        raise InspectionError(f"{what} is not valid: {error}") from error
     return found[0]
 
 

@@ -24,6 +24,9 @@ from tests.support.page import Page, decoded
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.stepwise_scheduler import World, serving_downward_api, using_downward_api
 from tests.unit.scheduler.test_gang_coordinator import gang, machine
+from tests.unit.scheduler.test_gang_preemptor import GangCluster
+from tests.unit.scheduler.test_gang_preemptor import gang as important
+from tests.unit.scheduler.test_preemptor import low
 
 PLAN_ENDS = NOW + 20
 """of a plan that is made when fake time begins"""
@@ -171,6 +174,24 @@ async def test_a_nominated_pod_still_waits_and_its_claim_is_on_the_card() -> Non
     (claim,) = card[13]
     assert (claim["name"], claim["leaving"]) == ("high", ["uid-low"])
     assert claim["until"] == NOW + 300
+    await page.server.close()
+
+
+@in_fake_time
+async def test_a_gang_that_others_leave_for_waits_and_claims_in_its_own_name() -> None:
+    world = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await world.runs(low("a"), low("b"))
+    await world.preempts_for(important(2))
+    page = of_scheduler(world)
+    (row,) = await judged(page)
+    assert (row["name"], row["why"]) == ("g", "waits for 2 pods to leave; then all members fit")
+    assert row["gang"]["until"] is not None
+    nodes = (await page.get("/api/state"))["nodes"]
+    claims = [claim for one in nodes for card in one["cards"] for claim in card[13]]
+    assert [(claim["name"], claim["isGang"], claim["until"]) for claim in claims] == [
+        ("g", True, row["gang"]["until"])
+    ] * 2
+    assert sorted(uid for claim in claims for uid in claim["leaving"]) == ["uid-a", "uid-b"]
     await page.server.close()
 
 

@@ -37,7 +37,7 @@ export class CardTip {
         const pod = cluster.pods.get(slice.pod);
         return h('span', { class: 'tip-slice' }, h('span', null, pod ? `${pod.namespace}/${pod.name}` : slice.pod), h('span', { class: 'number' }, mib(slice.memory)));
       }),
-      ...card.claims.map((claim) => h('span', { class: 'tip-slice' }, h('span', null, `nominated: ${claim.namespace}/${claim.name}`), h('span', { class: 'number' }, mib(claim.memory)))),
+      ...card.claims.map((claim) => h('span', { class: 'tip-slice' }, h('span', null, `nominated: ${claim.isGang ? 'gang ' : ''}${claim.namespace}/${claim.name}`), h('span', { class: 'number' }, mib(claim.memory)))),
       ...(card.slices.length > LISTED ? [h('span', null, `and ${count(card.slices.length - LISTED)} more`)] : []),
     );
   }

@@ -14,8 +14,8 @@
  *   nearest: string, change: string, attempts: number, gang: WaitingGang | null}} WaitingPod  a pod, or a gang
  * @typedef {{kind: string, name: string, live: boolean, journal: {from: number, to: number} | null, problem: string}} Source
  * @typedef {{pod: string, memory: number, cores: number, slots: number, used: number | null, utilization: number | null, profile: string}} Slice
- * @typedef {{uid: string, namespace: string, name: string, memory: number, cores: number, until: number | null, leaving: string[]}} Claim
- *   of a nominated pod; `leaving`: uids of the pods that leave for it
+ * @typedef {{uid: string, namespace: string, name: string, isGang: boolean, memory: number, cores: number, until: number | null, leaving: string[]}} Claim
+ *   of a nominated pod, or for a member of a gang; `leaving`: uids of the pods that leave for it
  * @typedef {{node: string, index: number, uuid: string, model: string, mode: string, memory: number, cores: number, slots: number,
  *   state: string, group: string, numa: number, slices: Slice[], used: number | null, utilization: number | null, claims: Claim[]}} Card
  * @typedef {any} Totals
@@ -72,6 +72,9 @@ export class Cluster {
     this.totals = document.totals;
     /** @type {Map<string, Pod>} */
     this.pods = new Map(Object.entries(document.pods).map(([uid, raw]) => [uid, readPod(uid, raw)]));
+    /** the places that are held for gangs: few, and asked for with every slice that is painted @type {Set<string>} */
+    this.held = new Set();
+    for (const pod of this.pods.values()) if (pod.state === 'held') this.held.add(pod.uid);
     /** @type {Map<string, ClusterNode>} */
     this.nodes = new Map(document.nodes.map((/** @type {any} */ raw) => [raw.name, readNode(raw, this.models)]));
     /** @type {Map<string, WaitingPod>} */
@@ -96,9 +99,11 @@ export class Cluster {
   #applyNodes(document, changes) {
     if (document.models) this.models = document.models;
     for (const [uid, raw] of Object.entries(document.pods ?? {})) {
+      this.held.delete(uid);
       if (raw === null) this.pods.delete(uid);
       else {
         const pod = readPod(uid, raw);
+        if (pod.state === 'held') this.held.add(uid);
         if (!this.pods.has(uid) && pod.state !== 'held') changes.placed.push(pod);
         this.pods.set(uid, pod);
       }

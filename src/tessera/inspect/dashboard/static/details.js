@@ -209,10 +209,15 @@ function used(slice) {
 /** @param {string} name */
 const gangLink = (name) => h('a', { href: link({ ...NOTHING, view: 'waiting', filter: `gang:${name}` }) }, name);
 
+/** A link to the pod or the gang that claims something. @param {import('./cluster.js').Claim} claim */
+const claimant = (claim) => (claim.isGang
+  ? h('a', { href: link({ ...NOTHING, view: 'waiting', filter: `gang:${claim.name}` }) }, `gang ${claim.namespace}/${claim.name}`)
+  : h('a', { href: podLink(claim.namespace, claim.name) }, `${claim.namespace}/${claim.name}`));
+
 /** The nominated pod for which a pod leaves. @param {Cluster} cluster @param {Card[]} cards  that it holds @param {string} uid */
 function leavesFor(cluster, cards, uid) {
   const claim = cards.length ? cluster.leavesFor(cards[0].node, uid) : null;
-  return claim ? h('a', { href: podLink(claim.namespace, claim.name) }, `${claim.namespace}/${claim.name}`) : '';
+  return claim ? claimant(claim) : '';
 }
 
 /** What a pod claims of cards, and which pods leave for it. @param {Cluster} cluster @param {string} uid */
@@ -226,7 +231,7 @@ function claimed(cluster, uid) {
 function claimRow(claim, cluster, card) {
   const leaving = claim.leaving.map((uid) => cluster.pods.get(uid)).filter((pod) => pod !== undefined);
   return h('li', null,
-    card ? h('a', { href: cardLink(card) }, `${card.node} · card ${card.index}`) : h('a', { href: podLink(claim.namespace, claim.name) }, `${claim.namespace}/${claim.name}`),
+    card ? h('a', { href: cardLink(card) }, `${card.node} · card ${card.index}`) : claimant(claim),
     h('span', { class: 'number' }, `${mib(claim.memory)}${claim.cores ? `, ${claim.cores} % cores` : ''}`),
     h('span', { class: 'claim-note' }, claim.until === null ? 'nominated' : `nominated until ${moment(claim.until)}`),
     leaving.length ? h('span', { class: 'claim-note' }, 'for it leave: ', ...leaving.flatMap((pod, at) => [at ? ', ' : '', h('a', { href: podLink(pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)])) : h('span', { class: 'claim-note' }, 'all its victims have left'));
@@ -242,7 +247,7 @@ function sliceRow(slice, card, cluster, lookOf) {
   return h('li', null, swatch(lookOf(slice)), holder,
     slice.profile ? h('span', { class: 'slice-model' }, slice.profile) : null,
     h('span', { class: 'number' }, amounts(slice)),
-    claim ? h('span', { class: 'claim-note' }, 'leaves for ', h('a', { href: podLink(claim.namespace, claim.name) }, `${claim.namespace}/${claim.name}`)) : null, used(slice));
+    claim ? h('span', { class: 'claim-note' }, 'leaves for ', claimant(claim)) : null, used(slice));
 }
 
 /** @param {string} name @param {number} part @param {number} whole @param {(value: number) => string} format @param {number | null} inUse */

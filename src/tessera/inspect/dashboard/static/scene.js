@@ -85,7 +85,7 @@ export class SceneMaker {
           byUse: place.colour === 'use',
           lookOf: (slice) => known.get(keyOf(slice, cluster, colour)) ?? null,
           nameOf: (slice) => cluster.pods.get(slice.pod)?.name ?? slice.pod,
-          isHeld: (slice) => cluster.pods.get(slice.pod)?.state === 'held',
+          isHeld: (slice) => cluster.held.has(slice.pod),
           colourOfNamespace: (namespace) => (colour === 'namespace' ? known.get(namespace)?.colour : null) ?? null,
         },
         isDim,

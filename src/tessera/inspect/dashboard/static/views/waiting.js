@@ -70,7 +70,8 @@ export function createWaitingView(app) {
       h('ul', { class: 'gang-figures', 'aria-label': 'Members' }, ...figures.map(([number, what]) => h('li', null, h('strong', { class: 'number' }, number), ` ${what}`))),
       h('dl', { class: 'reasons' }, h('dt', null, 'Why'), h('dd', null, row.why),
         ...(gang.until === null ? [] : [h('dt', null, 'Held until'), h('dd', null, moment(gang.until))])),
-      members);
+      members,
+      h('p', { class: 'waiting-foot' }, row.owner ? `${row.owner[0]} ${row.owner[1]}` : ''));
   }
 
   /** @param {number | null} since */
