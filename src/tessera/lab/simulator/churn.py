@@ -23,7 +23,7 @@ from tessera.lab.simulator.traces import Trace, TraceError, TraceNode, TraceRequ
 
 SAMPLES = 200
 """points of the curve over time"""
-PLANS = 20
+PLANS = 8
 """moments at which a plan for whole cards is made, and compared with what is possible"""
 
 
@@ -35,6 +35,8 @@ class ChurnOptions:
     """keeps every n-th node only: if most of the cluster is idle, no pod waits"""
     defragment: bool = False
     """whether other pods move for one that does not fit"""
+    compare_plans: bool = False
+    """whether plans for whole cards are made at some moments, and compared with what is possible"""
 
 
 AS_RECORDED = ChurnOptions()
@@ -96,7 +98,9 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     trace = replace(trace, nodes=_kept(trace, options.shrink))
     cluster = SimulatedCluster(trace.nodes)
     strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
-    defragmenter = Defragmenter(cluster) if options.defragment else None
+    defragmenter = (
+        Defragmenter(cluster, may_move=options.defragment) if options.defragment or options.compare_plans else None
+    )
     freed = NOTHING_FREED
     # Traces begin with a few pods long before the rest, so the first hundredth of the arrivals is left out.
     began = arrivals[len(arrivals) // 100].at
@@ -110,7 +114,7 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     while coming is not None or running:
         time = min(coming.at if coming else np.inf, running[0][0] if running else np.inf)
         clock.pass_to(time, cluster.taken, curve)
-        if defragmenter is not None and len(curve) * PLANS // SAMPLES > freed.plans:
+        if options.compare_plans and defragmenter is not None and len(curve) * PLANS // SAMPLES > freed.plans:
             freed = freed.plus(defragmenter.compare())
         has_freed = False
         while running and running[0][0] <= time:
@@ -153,7 +157,7 @@ def _start(
     refused: set[TraceRequest] = set()
     for pod in pods:
         placed = None if pod.ask in refused else place_pod(cluster, strategy, pod.ask)
-        if placed is None and defragmenter is not None and pod.ask not in refused and defragmenter.make_room(pod.ask):
+        if placed is None and pod.ask not in refused and defragmenter is not None and defragmenter.make_room(pod.ask):
             placed = place_pod(cluster, strategy, pod.ask)
         if placed is None:
             refused.add(pod.ask)

@@ -134,6 +134,9 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
 )
 @click.option("--defrag", is_flag=True, help="Move running pods for one that does not fit.")
 @click.option(
+    "--compare-plans", is_flag=True, help="With --churn: compare plans for whole cards with what is possible (-o json)."
+)
+@click.option(
     "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Number of processes. Default: all cores."
 )
 @click.option("--plot", "plot", type=FILE, help="Write the curves of the first trace as SVG.")
@@ -155,6 +158,7 @@ def command(
     speed: float,
     shrink: int,
     defrag: bool,
+    compare_plans: bool,
     jobs: int,
     plot: Path | None,
     output: str,
@@ -176,7 +180,7 @@ def command(
             return
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
-            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink, defrag), jobs)
+            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink, defrag, compare_plans), jobs)
         else:
             report, drawn = _saturations(
                 traces,

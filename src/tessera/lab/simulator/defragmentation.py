@@ -73,6 +73,8 @@ class Defragmenter:
     """Knows the running pods of one cluster, and moves them."""
 
     cluster: SimulatedCluster
+    may_move: bool = True
+    """False: plans are only compared"""
     pods: dict[str, MovablePod] = field(default_factory=dict)
     """by uid; those with cards"""
     moves: int = 0
@@ -99,6 +101,8 @@ class Defragmenter:
 
     def make_room(self, ask: TraceRequest) -> bool:
         """Move pods so that this one fits; whether that was possible."""
+        if not self.may_move:
+            return False
         kind = (ask.cards, ask.milli, ask.models)
         known = self._given_up.get(kind)
         state = (self.cluster.taken, ask.cpu, ask.memory)

@@ -7,7 +7,7 @@ import pytest
 from tessera.core.relocation import MovablePod
 from tessera.lab.simulator import churn, saturation
 from tessera.lab.simulator.cluster import SimulatedCluster, make_request
-from tessera.lab.simulator.defragmentation import Defragmenter, allocation_bound, cards_needed_at_least
+from tessera.lab.simulator.defragmentation import Defragmenter, FreedCards, allocation_bound, cards_needed_at_least
 from tessera.lab.simulator.strategies.base import place_on_tightest_cards
 from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
 
@@ -90,7 +90,13 @@ def test_a_replay_with_moves_starts_pods_that_would_wait() -> None:
     assert plain.wait_mean == pytest.approx(98 / 3)
     assert moved.wait_mean == 0.0
     assert (plain.moves, moved.moves) == (0, 1)
-    assert (moved.freed.cards, moved.freed.possible) == (1, 1)
+
+
+def test_plans_are_compared_without_making_their_moves() -> None:
+    found = churn.replay(trace(), "spread-spread", 1, churn.ChurnOptions(compare_plans=True))
+    assert found.moves == 0
+    assert found.wait_mean == pytest.approx(98 / 3)
+    assert found.freed == FreedCards(plans=3, cards=2, moves=2, repacked=2, possible=2)
 
 
 def test_a_saturated_cluster_with_moves_allocates_more() -> None:
