@@ -94,7 +94,7 @@ def plan(
             manifests = read_manifests(text, file=file, namespace=home, count=count)
             if len(manifests) > 1:
                 raise InspectionError(f"{file}: {len(manifests)} pods or workloads; give one at a time")
-        cluster = OfflineCluster(await sources.read_state(source))
+        cluster = OfflineCluster(await sources.read_state(source, for_preemption=True))
         if manifests:
             found = plan_copies(cluster, manifests[0], most_moves=max_moves, with_bare=bare_pods)
         else:

@@ -16,10 +16,12 @@ from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, p
 from tessera.core.holdings import PodFacts
 from tessera.core.relocation import MovablePod, Move
 from tessera.core.selection import Candidates
+from tessera.core.victims import PodBook
 from tessera.inspect.admission import admit_copy
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.preemption import BudgetedBook
 from tessera.inspect.state import InspectionError
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -113,6 +115,12 @@ def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> tuple[dict[str,
     return found, stays
 
 
+def _book(cluster: OfflineCluster) -> PodBook:
+    """With the disruption budgets, if they were read."""
+    budgets = cluster.state.budgets
+    return cluster.engine.victims if budgets is None else BudgetedBook(cluster.engine.victims, budgets)
+
+
 def _obstacle(pod: Pod, prepared: object, *, with_bare: bool) -> str:
     if not isinstance(prepared, PreparedRequest):
         return "an invalid request"
@@ -128,7 +136,7 @@ def plan_cards(cluster: OfflineCluster, *, most_moves: float, with_bare: bool) -
     """As many whole cards as possible. Raises ListForbidden if nodes could not be listed."""
     cluster.state.require_nodes()
     pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_whole_cards(cluster.ledger, cluster.engine.victims, pods, most_moves=most_moves)
+    plan = plan_whole_cards(cluster.ledger, _book(cluster), pods, most_moves=most_moves)
     return _report(cluster, plan, stays, goal="whole cards", wanted=None)
 
 
@@ -147,7 +155,7 @@ def plan_copies(
     names = cluster.candidates(document)[0]
     goal = Goal(prepared.request, manifest.count, cluster.engine.selector.candidates(names), host_ask(pod))
     pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_room(cluster.ledger, cluster.engine.victims, pods, goal, most_moves=most_moves)
+    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=most_moves)
     copies = f"{manifest.count} x {manifest.namespace}/{manifest.name}"
     return _report(cluster, plan, stays, goal=copies, wanted=manifest.count)
 
@@ -160,7 +168,7 @@ def plan_for_waiting(cluster: OfflineCluster, key: str, names: Sequence[str]) ->
     candidates = cluster.engine.selector.candidates(names)
     goal = Goal(prepared.request, 1, candidates, host_ask(cluster.pods[key]))
     pods, stays = movable_pods(cluster, with_bare=False)
-    plan = plan_room(cluster.ledger, cluster.engine.victims, pods, goal, most_moves=FEW_MOVES)
+    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=FEW_MOVES)
     return _report(cluster, plan, stays, goal=key, wanted=1) if plan.steps and plan.gained else None
 
 

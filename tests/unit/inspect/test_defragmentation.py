@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.defragmentation import plan_lines
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.snapshots import encode_snapshot
-from tessera.inspect.state import ClusterState
+from tessera.inspect.state import BudgetState, ClusterState
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import state_of
 
@@ -75,6 +76,14 @@ async def test_a_plan_says_why_pods_stay(changed: PodBuilder, reason: str) -> No
     text = "\n".join(line.text for line in plan_lines(found))
     assert "no move frees another one" in text
     assert reason in found.stays
+
+
+async def test_a_budget_that_allows_no_eviction_keeps_pods() -> None:
+    found = state(*notebooks())
+    pods = frozenset({"uid-notebook-3", "uid-server"})
+    for allowed, moves in ((0, 0), (1, 1)):
+        cluster = OfflineCluster(replace(found, budgets={"default/keep": BudgetState(allowed, pods)}))
+        assert len(plan_cards(cluster, most_moves=9, with_bare=False).moves) == moves
 
 
 async def test_bare_pods_move_if_that_is_asked() -> None:
