@@ -19,6 +19,7 @@ from tessera.cli.sources import CommandError, as_ascii, ascii_only
 if TYPE_CHECKING:
     from tessera.lab.simulator.churn import ChurnOptions
     from tessera.lab.simulator.runs import SimulationRun
+    from tessera.lab.simulator.saturation import SaturationOptions
     from tessera.lab.simulator.traces import Trace
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -80,6 +81,8 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
           whether the result depends on names, or on seeing every node
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --churn --speed 1.5
           pods arrive and leave: waiting times and backlog
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --seeds 42 --defrag
+          running pods move for one that does not fit: allocation, and how many moves it takes
       tessera simulate trace --synthetic 100 --policy all --plot allocation.svg
           all policies on a generated trace
     """,
@@ -129,6 +132,10 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
 @click.option(
     "--shrink", type=click.IntRange(1), default=1, show_default=True, help="With --churn: keep only every n-th node."
 )
+@click.option("--defrag", is_flag=True, help="Move running pods for one that does not fit.")
+@click.option(
+    "--compare-plans", is_flag=True, help="With --churn: compare plans for whole cards with what is possible (-o json)."
+)
 @click.option(
     "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Number of processes. Default: all cores."
 )
@@ -150,6 +157,8 @@ def command(
     churn: bool,
     speed: float,
     shrink: int,
+    defrag: bool,
+    compare_plans: bool,
     jobs: int,
     plot: Path | None,
     output: str,
@@ -161,6 +170,7 @@ def command(
     """
     from tessera.lab.simulator.churn import ChurnOptions
     from tessera.lab.simulator.runs import SimulationRun
+    from tessera.lab.simulator.saturation import SaturationOptions
     from tessera.lab.simulator.traces import TraceError
 
     try:
@@ -170,9 +180,15 @@ def command(
             return
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
-            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink), jobs)
+            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink, defrag, compare_plans), jobs)
         else:
-            report, drawn = _saturations(traces, work, arrivals, jobs, shuffle_nodes=shuffle_nodes, sample=sample)
+            report, drawn = _saturations(
+                traces,
+                work,
+                jobs,
+                SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample, defragment=defrag),
+                arrivals,
+            )
     except TraceError as error:
         raise CommandError(str(error)) from error
     if output == "json":
@@ -210,18 +226,14 @@ def _write(trace: Trace, folder: Path) -> None:
 def _saturations(
     traces: list[Trace],
     work: list[SimulationRun],
-    arrivals: list[float],
     jobs: int,
-    *,
-    shuffle_nodes: bool,
-    sample: float,
+    options: SaturationOptions,
+    arrivals: list[float],
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     from tessera.lab.simulator.plot import line_plot
     from tessera.lab.simulator.report import curves, saturation_report
     from tessera.lab.simulator.runs import run_saturations
-    from tessera.lab.simulator.saturation import SaturationOptions
 
-    options = SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
     runs = _watched(run_saturations(traces, work, options, processes=jobs), len(work))
 
     def drawn(trace: str) -> str:
