@@ -86,7 +86,7 @@ class ObservedDemand:
             self._learned_from,
             FIRST,
             tuple(SliceDemand(one.memory, one.cores, round(one.weight, 4)) for one in often),
-            tuple(GroupDemand(cards, round(part, 4)) for cards, part in forecast.groups),
+            tuple(GroupDemand(cards, round(part, 4)) for cards, part in sorted(_parts_by_cards(forecast).items())),
             tuple(ModelPressure(model, round(number, 4)) for model, number in sorted(forecast.pressure.items())),
         )
 
@@ -95,6 +95,15 @@ class ObservedDemand:
         self._pods += 1
         if self._history.observe(request, self._ledger.arrays, self._vendors):
             self._learned_from = self._pods
+
+
+def _parts_by_cards(forecast: DemandForecast) -> dict[int, float]:
+    """Whatever models and hosts the groups need; those that need most of a host are among the others already."""
+    parts: dict[int, float] = {}
+    for group in forecast.groups:
+        if not group.cpu and not group.memory:
+            parts[group.cards] = parts.get(group.cards, 0.0) + group.part
+    return parts
 
 
 def pods_seen_by_filter(

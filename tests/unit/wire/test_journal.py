@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.demand_forecast import PRIOR, DemandForecast, HostLoad
+from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandGroup, HostLoad
 from tessera.core.devices import MIG, Device, MigPlacement, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Placement, Span
 from tessera.core.holdings import PodFacts
@@ -127,7 +127,7 @@ def test_a_request_comes_back(data: st.DataObject, pool: tuple[str, ...]) -> Non
 
 
 def test_every_field_of_a_request_comes_back_and_its_forecast_by_number() -> None:
-    forecast = DemandForecast(pressure={"A100": 0.1}, loads=(HostLoad(0.5, 1000.1, 3.3),), groups=((2, 0.2),))
+    forecast = DemandForecast(pressure={"A100": 0.1}, loads=(HostLoad(0.5, 1000.1, 3.3),), groups=(DemandGroup(2, 0.2, 1.25, 8_000, 64, ("A100",)),))
     request = PodRequest(
         uid="uid-p",
         namespace="team-a",

@@ -7,7 +7,7 @@ Pods arrive in a random order, followed by random repetitions; the same seed giv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -31,6 +31,8 @@ class SaturationOptions:
     """whether nodes get random names: ties are decided by name"""
     sample: float = 1.0
     """share of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
+    keep_order: bool = False
+    """whether pods arrive in the order of the trace instead of a random one"""
 
 
 PUBLISHED = SaturationOptions()
@@ -61,7 +63,7 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
     arrived: dict[int, int] = {}
     refused: dict[int, int] = {}
     asked = 0
-    for pod in generate_arrivals(trace, seed, until=options.until):
+    for pod in generate_arrivals(trace, seed, until=options.until, keep_order=options.keep_order):
         ask = pod.ask
         strategy.arrived(ask)
         within = _sampled(cluster, options.sample, sampling) if options.sample < 1.0 else None
@@ -102,16 +104,17 @@ def _renamed(nodes: tuple[TraceNode, ...], seed: int) -> tuple[TraceNode, ...]:
     order = list(range(len(nodes)))
     Random(seed).shuffle(order)
     return tuple(
-        TraceNode(f"node-{place:05}", node.cpu, node.memory, node.cards, node.model)
+        replace(node, name=f"node-{place:05}")
         for place, node in zip(order, nodes, strict=True)
     )
 
 
-def generate_arrivals(trace: Trace, seed: int, *, until: float) -> Iterator[TracePod]:
+def generate_arrivals(trace: Trace, seed: int, *, until: float, keep_order: bool = False) -> Iterator[TracePod]:
     """Yields pods until those yielded request `until` times the capacity."""
     dice = Random(seed)
     pods = list(trace.pods)
-    dice.shuffle(pods)
+    if not keep_order:
+        dice.shuffle(pods)
     limit = until * trace.capacity
     asked = 0
     for pod in _endless(pods, dice):
