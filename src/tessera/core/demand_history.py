@@ -83,15 +83,19 @@ class DemandHistory:
     def forecast(self, arrays: CardArrays) -> DemandForecast:
         """What to expect: the same object until it is renewed, something becomes scarcer or less scarce, or, while the
         prior holds, cards come or go."""
-        expected = self._learned
-        if expected is None:
-            if self._prior_epoch != arrays.epoch:
-                self._prior_epoch, self._prior, self._current = arrays.epoch, prior_for(arrays), None
-            expected = self._prior
+        expected = self.expected(arrays)
         if self._current is None or self._stale_after <= 0.0:
             self._current = against_what_is_left(expected, arrays, current=self._current)
             self._stale_after = LOOK_AGAIN * int((arrays.kind >= 0).sum())
         return self._current
+
+    def expected(self, arrays: CardArrays) -> DemandForecast:
+        """The same before it is put against what is left."""
+        if self._learned is not None:
+            return self._learned
+        if self._prior_epoch != arrays.epoch:
+            self._prior_epoch, self._prior, self._current = arrays.epoch, prior_for(arrays), None
+        return self._prior
 
     def _fade(self) -> None:
         self._counts = {counted: half for counted, count in self._counts.items() if (half := count / 2.0) >= 0.5}

@@ -32,9 +32,8 @@ def against_what_is_left(
         group._replace(need=_need(group.part, supply.all_free, group.cards * supply.places(group)))
         for group in expected.groups
     )
-    if current is not None and (current.groups, current.pressure) == (groups, pressure):
-        return current
-    return replace(expected, groups=groups, pressure=pressure)
+    found = replace(expected, groups=groups, pressure=pressure)
+    return current if current is not None and vars(current) == vars(found) else found
 
 
 def group_places(arrays: CardArrays, group: DemandGroup, whole: Ints, host: tuple[Ints, Ints], kind: Ints) -> Ints:

@@ -17,9 +17,9 @@ from tessera.lab.simulator.traces import WHOLE, Trace, TraceNode, TracePod, Trac
 
 SATURATING = 1.35
 """cards requested by the pods of a trace for saturation, as a share of the capacity"""
-CHURNING = 3.0
+CHURNING = 4.0
 """the same for a trace that is replayed with its times"""
-LOAD = 1.0
+LOAD = 1.25
 """cards in use if no pod had to wait, in a replay, as a share of the capacity"""
 MEDIAN_SECONDS, SPREAD = 3_600.0, 1.2
 """run times: the median, and the standard deviation of their logarithm"""
