@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,6 +23,7 @@ from bench.measurement import progress
 from tessera.lab.simulator.churn import ChurnOptions, replay
 from tessera.lab.simulator.families import FAMILIES
 from tessera.lab.simulator.results import Progress, ResultsError, ResultsFile
+from tessera.lab.simulator.runs import run_in_processes
 from tessera.lab.simulator.saturation import SaturationOptions, saturate
 from tessera.lab.simulator.traces import Trace, TraceError, read_trace
 
@@ -77,10 +76,6 @@ class FamilyRun:
         return {str(arrival): outcome.at(arrival) for arrival in ARRIVALS}
 
 
-def _result(run: FamilyRun) -> dict[str, Any]:
-    return run.result()
-
-
 def runs_of(options: argparse.Namespace) -> Iterator[FamilyRun]:
     for name in options.family:
         openb = options.data if name in OPENB else None
@@ -95,13 +90,9 @@ def runs_of(options: argparse.Namespace) -> Iterator[FamilyRun]:
 
 def simulate(runs: Sequence[FamilyRun], kept: ResultsFile, *, jobs: int) -> None:
     """Runs what is not in the file yet."""
-    missing = [run for run in runs if run.key not in kept.results]
-    shown = Progress(len(missing), progress)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        working = {pool.submit(_result, run): run for run in missing}
-        for done in as_completed(working):
-            kept.add(working[done].key, done.result())
-            shown.step(working[done].key)
+    shown = Progress(sum(run.key not in kept.results for run in runs), progress)
+    work = {run.key: run for run in runs}
+    run_in_processes(work, FamilyRun.result, processes=jobs, kept=kept, on_done=shown.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,8 @@ class Verdict:
     kept: bool
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.kept else 'LOST'} {self.family:<12} {self.what:<24} {self.ours:>10.2f} {self.other:>10.2f}"
+        kept = "ok  " if self.kept else "LOST"
+        return f"{kept} {self.family:<12} {self.what:<24} {self.ours:>10.2f} {self.other:>10.2f}"
 
 
 def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Iterator[Verdict]:
@@ -158,7 +150,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=_seeds, default=_seeds("1-4"), help="such as 1-4, the default")
     parser.add_argument("--jobs", type=int, default=2, help="processes, default %(default)s")
     parser.add_argument("--no-churn", dest="churn", action="store_false", help="leave out the replays")
-    parser.add_argument("--results", type=Path, default=Path("families.jsonl"), help="file of results, default %(default)s")
+    parser.add_argument(
+        "--results", type=Path, default=Path("families.jsonl"), help="file of results, default %(default)s"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 if fragmentation loses anywhere")
     options = parser.parse_args(arguments)
     options.family = options.family.split(",") if options.family else [*FAMILIES, *(OPENB if options.data else ())]

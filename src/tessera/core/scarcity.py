@@ -13,7 +13,7 @@ from math import log
 
 import numpy as np
 
-from tessera.core.arrays import UNKNOWN, CardArrays, Ints
+from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
 from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandGroup
 
 MOST = 4.0
@@ -27,7 +27,9 @@ def against_what_is_left(
 ) -> DemandForecast:
     """The forecast with its needs for the cards that are free; `current` itself if that is the same."""
     supply = _Supply(arrays)
-    pressure = {model: _need(part, supply.all_free, supply.free.get(model, 0.0)) for model, part in expected.choosy.items()}
+    pressure = {
+        model: _need(part, supply.all_free, supply.free.get(model, 0.0)) for model, part in expected.choosy.items()
+    }
     groups = tuple(
         group._replace(need=_need(group.part, supply.all_free, group.cards * supply.places(group)))
         for group in expected.groups
@@ -43,10 +45,13 @@ def group_places(arrays: CardArrays, group: DemandGroup, whole: Ints, host: tupl
     """
     cpu, memory = host
     served = np.minimum(cpu // max(group.cpu, 1), memory // max(group.memory, 1))
-    places = np.where(cpu > UNKNOWN, np.minimum(whole // group.cards, served), whole // group.cards)
-    if group.models:
-        places = places * np.array([*(group.accepts(each.sample.model) for each in arrays.kinds), False])[kind]
-    return places
+    places: Ints = np.where(cpu > UNKNOWN, np.minimum(whole // group.cards, served), whole // group.cards)
+    return places * group_accepts(arrays, group)[kind]
+
+
+def group_accepts(arrays: CardArrays, group: DemandGroup) -> Bools:
+    """By kind, with a last entry for places without a card."""
+    return np.array([*(group.accepts(each.sample.model) for each in arrays.kinds), False])
 
 
 class _Supply:

@@ -76,7 +76,9 @@ MANY = (
 
 MIXED = Workload()
 INFERENCE = Workload(part_share=0.9, group_share=0.0, parts=(50, 100, 100, 125, 200, 250, 330, 400, 500, 810))
-TRAINING = Workload(host_only=0.02, part_share=0.1, group_share=0.45, groups=(2, 2, 4, 8, 8), cpu=(6_000, 10_000, 12_000))
+TRAINING = Workload(
+    host_only=0.02, part_share=0.1, group_share=0.45, groups=(2, 2, 4, 8, 8), cpu=(6_000, 10_000, 12_000)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Family:
     def _pods(self, dice: Random, nodes: tuple[TraceNode, ...], load: float) -> Iterator[TraceRequest]:
         wanted = load * WHOLE * sum(node.cards for node in nodes)
         asked = 0
-        while asked < wanted:
+        while asked <= wanted:
             workload = self.workload
             if self.later is not None and dice.random() < asked / wanted:
                 workload = self.later
@@ -179,11 +181,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family("inference", "mostly parts of a card", 60, (L40S, T4), INFERENCE),
             Family("mig", "cards in MIG mode", 40, (replace(A100, mig=True),), replace(INFERENCE, memory_only=True)),
             Family(
-                "host-tight", "less CPU than the cards need", 60, (replace(A100, cpu=64_000), replace(L40S, cpu=80_000)),
+                "host-tight",
+                "less CPU than the cards need",
+                60,
+                (replace(A100, cpu=64_000), replace(L40S, cpu=80_000)),
             ),
             Family("memory-only", "pods ask for no cores of a card", 60, (A100, T4), replace(MIXED, memory_only=True)),
             Family(
-                "whole-cards", "no parts of cards", 60, (A100, L40S, T4), replace(TRAINING, part_share=0.0, group_share=0.3)
+                "whole-cards",
+                "no parts of cards",
+                60,
+                (A100, L40S, T4),
+                replace(TRAINING, part_share=0.0, group_share=0.3),
             ),
             Family("drifting", "from inference to training", 60, (A100, L40S), INFERENCE, later=TRAINING),
             Family("bursty", "equal pods arrive in bursts", 60, (A100, L40S, T4), is_bursty=True),

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+QUIET_SECONDS = 5.0
+"""between two lines about the progress"""
+
 
 class ResultsError(Exception):
     """A file that cannot be used as results of these runs."""
@@ -47,6 +50,10 @@ class ResultsFile:
             path.write_text(whole + "\n")
         return cls(path, found)
 
+    @property
+    def is_file(self) -> bool:
+        return self._path is not None
+
     def add(self, key: str, result: Any) -> None:
         self.results[key] = result
         if self._path is not None:
@@ -55,17 +62,21 @@ class ResultsFile:
 
 
 class Progress:
-    """Says after each run how many are left, and estimates how long they take from those that are done."""
+    """Says after each run, but not too often, how many are left and about how long they take."""
 
     def __init__(self, total: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._say, self._clock = total, say, clock
-        self._began = clock()
+        self._began = self._said = clock()
         self._done = 0
 
     def step(self, name: str) -> None:
+        """A run of this name has ended."""
         self._done += 1
-        left = (self._clock() - self._began) / self._done * (self._total - self._done)
-        self._say(f"{self._done}/{self._total} {name}, about {spoken(left)} left")
+        now = self._clock()
+        if self._done < self._total and now - self._said >= QUIET_SECONDS:
+            self._said = now
+            left = (now - self._began) / self._done * (self._total - self._done)
+            self._say(f"{self._done} of {self._total} runs, about {spoken(left)} left ({name})")
 
 
 def spoken(seconds: float) -> str:

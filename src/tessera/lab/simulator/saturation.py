@@ -103,10 +103,7 @@ def _sampled(cluster: SimulatedCluster, part: float, dice: np.random.Generator) 
 def _renamed(nodes: tuple[TraceNode, ...], seed: int) -> tuple[TraceNode, ...]:
     order = list(range(len(nodes)))
     Random(seed).shuffle(order)
-    return tuple(
-        replace(node, name=f"node-{place:05}")
-        for place, node in zip(order, nodes, strict=True)
-    )
+    return tuple(replace(node, name=f"node-{place:05}") for place, node in zip(order, nodes, strict=True))
 
 
 def generate_arrivals(trace: Trace, seed: int, *, until: float, keep_order: bool = False) -> Iterator[TracePod]:

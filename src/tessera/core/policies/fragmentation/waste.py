@@ -87,9 +87,7 @@ class MigWaste:
     no profile holds do not come to such a card, and instances bring cores of their own. Answers are cached.
     """
 
-    def __init__(
-        self, demand: Sequence[DemandSlice], profiles: Sequence[MigProfile], memory: int, slices: int
-    ) -> None:
+    def __init__(self, demand: Sequence[DemandSlice], profiles: Sequence[MigProfile], memory: int, slices: int) -> None:
         self._profiles = [
             _ProfilePlaces(each, tuple(bits([place]) for place in each.placements)) for each in by_size(profiles)
         ]
@@ -149,9 +147,7 @@ def mig_waste(forecast: DemandForecast, device: Device) -> MigWaste | None:
 
 
 @lru_cache(maxsize=64)
-def _mig_waste(
-    demand: tuple[DemandSlice, ...], profiles: tuple[MigProfile, ...], memory: int
-) -> MigWaste | None:
+def _mig_waste(demand: tuple[DemandSlice, ...], profiles: tuple[MigProfile, ...], memory: int) -> MigWaste | None:
     places = [place for profile in profiles for place in profile.placements]
     slices = max((place.start + place.size for place in places), default=0)
     if not 0 < slices <= MOST_SLICES or any(place.size < 1 for place in places):
