@@ -6,7 +6,7 @@ a run that was interrupted goes on from there, and one with more seeds adds to i
 
     python -m bench.families --check                   all generated families
     python -m bench.families --data FOLDER --check     the openb traces as well
-    python -m bench.families --family mig,small --seeds 1-20 --no-churn
+    python -m bench.families --family mig,small --seeds 1-20 --no-churn --plot families.svg
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from bench.measurement import progress
 from tessera.lab.simulator.churn import ChurnOptions, replay
 from tessera.lab.simulator.families import FAMILIES
+from tessera.lab.simulator.plot import line_plot, plot_grid
 from tessera.lab.simulator.results import Progress, ResultsError, ResultsFile
 from tessera.lab.simulator.runs import run_in_processes
 from tessera.lab.simulator.saturation import SaturationOptions, saturate
@@ -132,6 +133,33 @@ def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Itera
             yield Verdict(family, f"mean wait, {cards} cards, s", ours, other, ours <= other)
 
 
+def plotted(families: Sequence[str], runs: Iterable[FamilyRun], kept: ResultsFile) -> str:
+    """Allocation by arrival, one panel per family."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for run in runs:
+        if not run.churn:
+            found.setdefault((run.family, run.policy), []).append(kept.results[run.key])
+    plots = []
+    for family in families:
+        lines = {
+            policy: [
+                (100.0 * arrival, fmean(each[str(arrival)] for each in found[family, policy])) for arrival in ARRIVALS
+            ]
+            for policy in (OURS, *SIMPLE)
+        }
+        lowest = min(allocated for line in lines.values() for _, allocated in line)
+        plots.append(
+            line_plot(
+                lines,
+                title=f"{family}: {FAMILIES[family].summary if family in FAMILIES else 'openb'}",
+                x_label="requested cards, % of capacity",
+                y_label="allocated cards, %",
+                y_from=float(int(lowest)),
+            )
+        )
+    return plot_grid(plots, title="Allocated cards by requested cards, one panel per family")
+
+
 def _mean_wait(replays: Sequence[dict[str, Any]], cards: str) -> float:
     """Of all pods with so many cards in all replays."""
     pods = [(each["pods"].get(cards, 0), each["by_cards"].get(cards, 0.0)) for each in replays]
@@ -153,6 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=Path, default=Path("families.jsonl"), help="file of results, default %(default)s"
     )
+    parser.add_argument("--plot", type=Path, help="write allocation by arrival of every family as SVG")
     parser.add_argument("--check", action="store_true", help="exit 1 if fragmentation loses anywhere")
     options = parser.parse_args(arguments)
     options.family = options.family.split(",") if options.family else [*FAMILIES, *(OPENB if options.data else ())]
@@ -168,6 +197,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         progress(f"interrupted; the same command goes on with what {options.results} has")
         return 130
+    if options.plot is not None:
+        options.plot.write_text(plotted(options.family, runs, kept))
     lost = 0
     for name in options.family:
         for verdict in verdicts(name, runs, kept):
