@@ -13,7 +13,7 @@ from math import log
 
 import numpy as np
 
-from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
+from tessera.core.arrays import UNKNOWN, CardArrays, Ints
 from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandGroup
 
 MOST = 4.0
@@ -46,12 +46,10 @@ def group_places(arrays: CardArrays, group: DemandGroup, whole: Ints, host: tupl
     cpu, memory = host
     served = np.minimum(cpu // max(group.cpu, 1), memory // max(group.memory, 1))
     places: Ints = np.where(cpu > UNKNOWN, np.minimum(whole // group.cards, served), whole // group.cards)
-    return places * group_accepts(arrays, group)[kind]
-
-
-def group_accepts(arrays: CardArrays, group: DemandGroup) -> Bools:
-    """By kind, with a last entry for places without a card."""
-    return np.array([*(group.accepts(each.sample.model) for each in arrays.kinds), False])
+    if group.models:
+        # By kind, with a last entry for places without a card.
+        places = places * np.array([*(group.accepts(each.sample.model) for each in arrays.kinds), False])[kind]
+    return places
 
 
 class _Supply:

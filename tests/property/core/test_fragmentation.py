@@ -19,7 +19,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.node_info import NodeInfo
 from tessera.core.policies.fragmentation import CachedPreference
 from tessera.core.policies.fragmentation.array_growth import growth_by_column
-from tessera.core.policies.fragmentation.growth import BEGUN, GROUP, SCARCE, UNSERVED
+from tessera.core.policies.fragmentation.growth import GROUP, SCARCE, UNSERVED
 from tessera.core.policies.fragmentation.waste import NO_DEMAND
 from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector
@@ -156,9 +156,7 @@ def plain_loss(view: NodeInfo, host: HostRequest | None, forecast: DemandForecas
             places = [whole // group.cards]
             if host is not None:
                 places += [host.cpu // max(group.cpu, 1), host.memory // max(group.memory, 1)]
-            begun = (whole % group.cards / group.cards) ** 2
-            if len(view.cards) >= group.cards:
-                loss -= GROUP * sqrt(group.need) * group.cards * (min(places) + BEGUN * begun)
+            loss -= GROUP * sqrt(group.need) * group.cards * min(places)
     return loss
 
 

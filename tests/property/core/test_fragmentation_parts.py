@@ -15,7 +15,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.node_info import NodeInfo
 from tessera.core.policies.base import Ranking
 from tessera.core.policies.fragmentation import growths, rank
-from tessera.core.policies.fragmentation.growth import BEGUN, GROUP, SCARCE, UNSERVED
+from tessera.core.policies.fragmentation.growth import GROUP, SCARCE, UNSERVED
 from tessera.core.policies.fragmentation.waste import NO_DEMAND
 from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selector
@@ -82,11 +82,9 @@ def plain_parts(
     model = view.cards[0].device.model
     whole = sum(card.used == 0 for card in view.cards)
 
-    def places(group: DemandGroup) -> float:
+    def places(group: DemandGroup) -> int:
         served = [] if host is None else [host.cpu // max(group.cpu, 1), host.memory // max(group.memory, 1)]
-        if len(view.cards) < group.cards or (group.models and model not in group.models):
-            return 0.0
-        return min([whole // group.cards, *served]) + BEGUN * (whole % group.cards / group.cards) ** 2
+        return min([whole // group.cards, *served]) if not group.models or model in group.models else 0
 
     unserved = 0.0
     if host is not None:

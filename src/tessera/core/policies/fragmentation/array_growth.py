@@ -15,10 +15,10 @@ import numpy as np
 from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast
 from tessera.core.policies.base import Floats
-from tessera.core.policies.fragmentation.growth import BEGUN, DIGITS, GROUP, MISSING, SCARCE, UNSERVED
+from tessera.core.policies.fragmentation.growth import DIGITS, GROUP, MISSING, SCARCE, UNSERVED
 from tessera.core.policies.fragmentation.waste import waste_table
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
-from tessera.core.scarcity import group_accepts, group_places
+from tessera.core.scarcity import group_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class NodeState:
     """worth of all free parts, in cards"""
     whole: Ints
     """unused cards"""
-    cards: Ints
     kind: Ints
     """of the first card"""
     cpu: Ints
@@ -70,7 +69,7 @@ def growth_by_column(arrays: CardArrays, pod: PodRequest, columns: Ints) -> Floa
         known = cpu > UNKNOWN
         cpu = np.where(known, np.maximum(cpu - pod.host.cpu, 0), UNKNOWN)
         memory = np.where(known, np.maximum(memory - pod.host.memory, 0), UNKNOWN)
-    after = NodeState(before.idle - taken, before.whole - opened, before.cards, before.kind, cpu, memory)
+    after = NodeState(before.idle - taken, before.whole - opened, before.kind, cpu, memory)
     loss = _node_loss(arrays, forecast, after) - _node_loss(arrays, forecast, before)
     grown: Floats = np.round(total + loss, DIGITS)
     return grown
@@ -100,7 +99,6 @@ def _state(
     return NodeState(
         idle=worth.sum(axis=0),
         whole=(cards.usable & cards.unused).sum(axis=0),
-        cards=(cards.kind >= 0).sum(axis=0),
         kind=cards.kind[0],
         cpu=arrays.free_cpu[columns],
         memory=arrays.free_memory[columns],
@@ -117,9 +115,7 @@ def _node_loss(arrays: CardArrays, forecast: DemandForecast, state: NodeState) -
         loss += np.where(state.cpu > UNKNOWN, unserved, 0.0)
     for group in forecast.groups:
         places = group_places(arrays, group, state.whole, (state.cpu, state.memory), state.kind)
-        begun = (state.whole % group.cards / group.cards) ** 2 * group_accepts(arrays, group)[state.kind]
-        worth = GROUP * sqrt(group.need) * group.cards * (state.cards >= group.cards)
-        loss -= worth * (places + BEGUN * begun)
+        loss -= GROUP * sqrt(group.need) * group.cards * places
     return loss
 
 

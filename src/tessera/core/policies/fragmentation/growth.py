@@ -27,8 +27,6 @@ UNSERVED = 0.2
 """loss for one idle card that the host cannot serve; the four weights were set once, docs/packing.md says how"""
 GROUP = 0.01
 """worth of one card in a whole group, where all demand is for such groups; with less demand it falls by its root"""
-BEGUN = 0.25
-"""worth of a group that is nearly whole, against a whole one; it falls with the square of what it has"""
 SCARCE = 0.2
 """loss for one card of a model all of which are needed by pods that accept nothing else"""
 DIGITS = 6
@@ -100,14 +98,13 @@ class NodeGrowth:
         """How much the loss of a node grows with the pod there."""
         if len(self._kinds) < len(arrays.kinds):
             self._kinds = list(self._kind_facts(arrays))
-        idle, whole, cards = 0.0, 0, 0
+        idle, whole = 0.0, 0
         open_cards: OpenCards = []
         states = zip(*[array[:, column].tolist() for array in _states(arrays)], strict=True)
         openings = [array[:, column].tolist() for array in _openings(arrays)]
         for state, used, slots, sick, cordoned in zip(states, *openings, strict=True):
             if state[0] < 0:
                 continue
-            cards += 1
             if sick or cordoned:
                 continue
             effects = self._known.get(state) or self._judge(state)
@@ -116,7 +113,7 @@ class NodeGrowth:
             if used < slots:
                 open_cards.append((effects, slots - used, used == 0))
         cpu, memory = int(arrays.free_cpu[column]), int(arrays.free_memory[column])
-        groups = [each for each in self._groups_on(int(arrays.kind[0, column])) if each[0].cards <= cards]
+        groups = self._groups_on(int(arrays.kind[0, column]))
         before = self._node_loss(groups, idle, whole, cpu, memory)
         grown = 0.0
         for number, request in enumerate(self._requests):
@@ -243,10 +240,10 @@ class NodeGrowth:
                     loss += weight * unserved
             loss *= UNSERVED
         for group, worth in groups:
-            places, rest = divmod(whole, group.cards)
+            places = whole // group.cards
             if places and cpu > UNKNOWN:
                 places = min(places, cpu // max(group.cpu, 1), memory // max(group.memory, 1))
-            loss -= worth * (places + BEGUN * (rest / group.cards) ** 2)
+            loss -= worth * places
         return loss
 
 
