@@ -162,7 +162,7 @@ def plotted(families: Sequence[str], runs: Iterable[FamilyRun], kept: ResultsFil
 
 def _mean_wait(replays: Sequence[dict[str, Any]], cards: str) -> float:
     """Of all pods with so many cards in all replays."""
-    pods = [(each["pods"].get(cards, 0), each["by_cards"].get(cards, 0.0)) for each in replays]
+    pods: list[tuple[int, float]] = [(each["pods"].get(cards, 0), each["by_cards"].get(cards, 0.0)) for each in replays]
     return sum(number * wait for number, wait in pods) / max(sum(number for number, _ in pods), 1)
 
 
