@@ -163,7 +163,8 @@ def _groups(
     *,
     surprise: float,
 ) -> tuple[DemandGroup, ...]:
-    """By number of cards and accepted models: all such groups, and those that need most of a host. The largest ones."""
+    """By number of cards and accepted models, half of the demand each: what needs little of a host, and what needs
+    much. The largest ones. The first half asks for no host at all, since what the second needs may be nowhere."""
     found: dict[tuple[int, tuple[str, ...]], list[tuple[int, int, float]]] = {
         (group.cards, ()): [(0, 0, surprise * group.part)] for group in PRIOR.groups
     }
@@ -175,21 +176,22 @@ def _groups(
     groups = []
     for (count, models), hosts in found.items():
         part = sum(part for _, _, part in hosts)
-        groups.append(DemandGroup(count, part, part, models=models))
-        upper, cpu, memory = _upper_half(sorted(hosts), part)
+        cpu, memory = _least_of_upper_half(sorted(hosts), part)
         if cpu or memory:
-            groups.append(DemandGroup(count, upper, upper, cpu, memory, models))
+            part /= 2.0
+            groups.append(DemandGroup(count, part, part, cpu, memory, models))
+        groups.append(DemandGroup(count, part, part, models=models))
     return tuple(sorted(sorted(groups, key=lambda group: (-group.part, group))[:GROUPS]))
 
 
-def _upper_half(hosts: Sequence[tuple[int, int, float]], total: float) -> tuple[float, int, int]:
-    """Of CPU, memory and demand, least CPU first: the demand beyond the middle, and the least that it needs."""
-    below, chosen = 0.0, []
+def _least_of_upper_half(hosts: Sequence[tuple[int, int, float]], total: float) -> tuple[int, int]:
+    """Of CPU, memory and demand, least CPU first: the least that the demand beyond the middle needs."""
+    below, upper = 0.0, []
     for cpu, memory, part in hosts:
-        if below + part > total / 2.0:
-            chosen.append((cpu, memory, part))
         below += part
-    return sum(part for _, _, part in chosen), min(cpu for cpu, _, _ in chosen), min(memory for _, memory, _ in chosen)
+        if below > total / 2.0 or not below < total:
+            upper.append((cpu, memory))
+    return upper[0][0], min(memory for _, memory in upper)
 
 
 def _loads(demand: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple[HostLoad, ...]:

@@ -103,11 +103,10 @@ class ObservedDemand:
 
 
 def _parts_by_cards(forecast: DemandForecast) -> dict[int, float]:
-    """Whatever models and hosts the groups need; those that need most of a host are among the others already."""
+    """Whatever models and hosts the groups need."""
     parts: dict[int, float] = {}
     for group in forecast.groups:
-        if not group.cpu and not group.memory:
-            parts[group.cards] = parts.get(group.cards, 0.0) + group.part
+        parts[group.cards] = parts.get(group.cards, 0.0) + group.part
     return parts
 
 

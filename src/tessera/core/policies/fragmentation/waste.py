@@ -24,11 +24,14 @@ NO_DEMAND = 0.02
 """weight of the case that no pod comes for a part, against 1 for all pods together"""
 
 
+@lru_cache(maxsize=8)
 def waste_table(forecast: DemandForecast) -> Floats:
     """By free memory and free cores, both 0 to `GRAIN`: the expected waste, in cards."""
+    # Forecasts often differ in their needs only, and are quicker to look up than what the table depends on.
     return _waste_table(forecast.slices, forecast.memory_part)
 
 
+@lru_cache(maxsize=8)
 def waste_rows(forecast: DemandForecast) -> list[list[float]]:
     """The same table as plain numbers, which are quicker to look up one by one; not to be changed."""
     return _waste_rows(forecast.slices, forecast.memory_part)
