@@ -120,7 +120,7 @@ class TestDemandHistory:
         forecast = self.learn(world, requests(1, percent=30, cores=30)).forecast(world.ledger.arrays)
         assert forecast.slices == PRIOR.slices
         assert [group.part for group in forecast.groups] == [group.part for group in PRIOR.groups]
-        assert forecast.pressure == pytest.approx({"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}, rel=NEAR)
+        assert forecast.pressure == pytest.approx({"P100": 0.05 * 8 / 3, "T4": 0.05 * 8 / 7}, rel=NEAR)
 
     def test_cards_that_come_change_what_is_expected_of_the_first_pods(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"))
@@ -129,7 +129,7 @@ class TestDemandHistory:
         world.add(node("b").gpus(6, model="T4"))
         self.learn(world, requests(1, percent=30, cores=30), history)
         assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
-            {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}, rel=NEAR
+            {"P100": 0.05 * 8 / 3, "T4": 0.05 * 8 / 7}, rel=NEAR
         )
         known = history.forecast(world.ledger.arrays)
         self.learn(world, requests(1, percent=30, cores=30), history)
@@ -165,7 +165,7 @@ class TestDemandHistory:
             world.ledger.arrays
         )
         assert forecast.choosy == pytest.approx({"T4": (0.5 + 0.05) / 2, "A100": 0.05 / 2})
-        assert forecast.pressure["T4"] == pytest.approx((0.5 + 0.05) / 2 * 4 / 1, rel=NEAR)
+        assert forecast.pressure["T4"] == pytest.approx((0.5 + 0.05) / 2 * 4 / 2, rel=NEAR)
 
     def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
         world = cluster().add(node().gpus(1))
@@ -208,14 +208,14 @@ class TestScarcity:
         expected = DemandForecast(choosy={"T4": 0.1, "A100": 0.1})
         arrays = world.ledger.arrays
         assert against_what_is_left(expected, arrays, current=None).pressure == pytest.approx(
-            {"T4": 0.2, "A100": 0.2}, rel=NEAR
+            {"T4": 0.8 / 5, "A100": 0.8 / 5}, rel=NEAR
         )
         for number in range(3):
             world.place(gpu_pod(f"p{number}", percent=100, cores=100), ["a"])
         pressure = against_what_is_left(expected, arrays, current=None).pressure
-        assert pressure == pytest.approx({"T4": 0.5, "A100": 0.125}, rel=NEAR)
-        world.place(gpu_pod("last", percent=100, cores=100), ["a"])
-        assert against_what_is_left(expected, arrays, current=None).pressure["T4"] == MOST
+        assert pressure == pytest.approx({"T4": 0.5 / 2, "A100": 0.5 / 5}, rel=NEAR)
+        wanted = DemandForecast(choosy={"T4": 4.0})
+        assert against_what_is_left(wanted, arrays, current=None).pressure == {"T4": MOST}
 
     def test_a_group_needs_whole_cards_and_a_host_and_a_model_that_serve_it(self) -> None:
         world = cluster().add(node("a").gpus(4, model="T4"), node("b").gpus(4, model="A100"))
@@ -250,7 +250,7 @@ class TestScarcity:
             world.place(gpu_pod(f"p{number}", percent=100, cores=100), ["a"])
         assert history.forecast(arrays) is first, "nothing was asked for"
         history.observe(gpu_pod("next", percent=100, cores=100).request(), arrays, world.ledger.rules)
-        assert history.forecast(arrays).pressure["T4"] > 2 * first.pressure["T4"]
+        assert history.forecast(arrays).pressure["T4"] > 1.5 * first.pressure["T4"]
 
 
 def test_pods_that_take_any_model_use_all_models_evenly_before_much_is_known() -> None:
