@@ -40,6 +40,9 @@ COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
+# About half of the end-to-end tests, by time: they mostly wait, so they run beside the others, on a control plane of
+# their own.
+E2E_BESIDE = $(addprefix tests/e2e/test_,$(addsuffix _real.py,failpoints fencing gangs preemption restarts scheduling))
 PROPERTIES ?= tests/property
 TYPED = src tests bench scripts tools
 
@@ -80,7 +83,7 @@ check: $(READY) ## what a commit must pass: format, lint, generated lists, types
 	@$(BIN)/ruff check .
 	$(call heading,generated lists)
 	@$(BIN)/python -m tools.generate --check
-	@$(MAKE) types layers fuzz
+	@$(MAKE) --jobs=2 types fuzz layers
 
 types: $(READY)
 	$(call heading,types)
@@ -128,7 +131,11 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.page --check
 
 e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
-	@$(BIN)/python -m pytest tests/e2e -q -rsx
+	@$(BIN)/python tools/kubernetes/build.py || echo "what needs these programs is skipped"
+	@told=$$(mktemp); $(BIN)/python -m pytest $(E2E_BESIDE) -q -rsx >$$told 2>&1 & beside=$$!; \
+	trap 'kill $$beside; rm -f $$told' INT TERM; \
+	status=0; $(BIN)/python -m pytest tests/e2e -q -rsx $(addprefix --ignore=,$(E2E_BESIDE)) || status=1; \
+	wait $$beside || status=1; cat $$told; rm -f $$told; exit $$status
 
 robustness: $(READY) ## break a real cluster for three minutes and judge its history (ROBUSTNESS_S=3600, ROBUSTNESS_SEED=1)
 	@ROBUSTNESS_S=$(ROBUSTNESS_S) ROBUSTNESS_SEED=$(ROBUSTNESS_SEED) $(BIN)/python -m tests.robustness

@@ -21,15 +21,15 @@ SHAPES = ((2_000, 0), (4_000, 5), (3_000, 10), (8_000, 20))
 """MiB and per cent of the measured pods, in turns"""
 
 
-def pod(name: str, namespace: str, *, memory: int, cores: int) -> Json:
+def pod(name: str, namespace: str, *, memory: int, cores: int, cards: int = 1) -> Json:
     """A pod as the webhook patches it."""
-    amounts = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}
+    amounts = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": str(cards)}
     if memory:
         amounts |= {"nvidia.com/gpumem": str(memory), "nvidia.com/gpucores": str(cores)}
     container = {
         "name": "main",
         "image": "image",
-        "env": container_env(NvidiaDownwardApi(), container=0, name="main", devices=1),
+        "env": container_env(NvidiaDownwardApi(), container=0, name="main", devices=cards),
         "resources": {"limits": amounts, "requests": amounts},
     }
     return {

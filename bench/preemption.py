@@ -24,15 +24,17 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.preemption import Preemption
 from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
-from tessera.core.selection import Selector
-from tessera.core.victims import PodTraits
+from tessera.core.selection import Candidates, Selector
+from tessera.core.victims import PodTraits, VictimSet
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
 
 BUDGET_MS = 20.0
-"""for one search among 5000 nodes with 8 cards, 95th percentile"""
+"""for one search among 5000 nodes with 8 cards, 95th percentile; where sets are tried, for its longest step"""
 PREEMPTOR = 1_000
 """priority; everything else is below it"""
+SEARCHES_IN_STEPS = 3
+"""at most, of a case that takes seconds for each"""
 SEED = 20
 
 
@@ -70,6 +72,13 @@ class Case:
     """per cent of each of these cards"""
     spread_s: int = 10**6
     """of start times; 1: all pods started together"""
+    containers: int = 1
+    """of the preemptor, each with such a request; with several, sets are tried by the plain rule"""
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether many nodes have to be looked at, each in steps between which other requests are served."""
+        return self.containers > 1
 
 
 CASES = (
@@ -78,6 +87,7 @@ CASES = (
     Case("eight whole cards, from whole-card pods", sharers=1, priorities=(0,), cards=8, share=100),
     Case("one whole card, four pods on each", sharers=4, priorities=(0, 10, 100), cards=1, share=100),
     Case("half a card, ten pods on each", sharers=10, priorities=(0, 10, 100), cards=1, share=50),
+    Case("two containers with two cards each", sharers=4, priorities=(0, 10), cards=2, share=50, containers=2),
     Case("two half cards, four pods on each", sharers=4, priorities=(0, 5, 10, 50, 100), cards=2, share=50),
 )
 
@@ -107,13 +117,27 @@ def _pods(case: Case, node: NodeFacts) -> list[PodFacts]:
     return found
 
 
+def search(preemption: Preemption, pod: PodRequest, candidates: Candidates) -> tuple[VictimSet | None, list[float]]:
+    """The victims, and the seconds of each step: between two steps other requests are served."""
+    steps: list[float] = []
+    searching = preemption.search(pod, priority=PREEMPTOR, candidates=candidates)
+    while True:
+        began = process_time()
+        try:
+            next(searching)
+        except StopIteration as end:
+            steps.append(process_time() - began)
+            return end.value, steps
+        steps.append(process_time() - began)
+
+
 def measure(case: Case, *, nodes: int, devices: int, searches: int) -> dict[str, float | str]:
     ledger, book = fill(case, nodes, devices)
     selector = Selector(ledger)
     candidates = selector.candidates(ledger.node_names())
     preemption = Preemption(selector, book)
     request = Request(NVIDIA, count=case.cards, memory=CARD_MEMORY * case.share // 100, cores=case.share)
-    seconds, victims = [], 0
+    seconds, stretches, victims = [], [], 0
     began = process_time()
     while not preemption.arrays.catch_up(nodes):
         pass
@@ -122,10 +146,11 @@ def measure(case: Case, *, nodes: int, devices: int, searches: int) -> dict[str,
     gc.freeze()
     for number in range(searches):
         uid = f"preemptor-{number}"
-        pod = PodRequest(uid, "bench", uid, (ContainerRequest("main", Role.APP, (request,)),))
-        began = process_time()
-        found = preemption.find(pod, priority=PREEMPTOR, candidates=candidates)
-        seconds.append(process_time() - began)
+        asked = tuple(ContainerRequest(f"c{i}", Role.APP, (request,)) for i in range(case.containers))
+        pod = PodRequest(uid, "bench", uid, asked)
+        found, steps = search(preemption, pod, candidates)
+        seconds.append(sum(steps))
+        stretches.append(max(steps))
         if found is None:
             sys.exit(f"{case.name}: no victims found")
         ledger.nominate(facts_of(pod, found.placement), frozenset((*found.victims, *found.leaving)))
@@ -135,6 +160,7 @@ def measure(case: Case, *, nodes: int, devices: int, searches: int) -> dict[str,
         "case": case.name,
         "p50_ms": percentile(seconds, 50),
         "p95_ms": percentile(seconds, 95),
+        "stretch_ms": percentile(stretches, 95),
         "victims": victims / searches,
         "first_look_ms": round(1000 * start_s, 1),
     }
@@ -145,14 +171,16 @@ def main(arguments: Sequence[str] | None = None, *, write: Callable[[str], None]
     parser.add_argument("--nodes", type=int, default=5_000)
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--searches", type=int, default=40)
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--check", action="store_true", help=f"fail above {BUDGET_MS:g} ms")
     options = parser.parse_args(arguments)
     over = False
-    for case in CASES:
+    for case in (each for each in CASES if options.case in each.name):
         progress(case.name)
-        found = measure(case, nodes=options.nodes, devices=options.devices, searches=options.searches)
+        searches = min(options.searches, SEARCHES_IN_STEPS) if case.takes_steps else options.searches
+        found = measure(case, nodes=options.nodes, devices=options.devices, searches=searches)
         write(json.dumps(found))
-        over = over or float(found["p95_ms"]) > BUDGET_MS
+        over = over or float(found["stretch_ms" if case.takes_steps else "p95_ms"]) > BUDGET_MS
     return 1 if options.check and over else 0
 
 

@@ -24,6 +24,7 @@ from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS, Resource
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import JSON_ACCESSOR, node_of
+from tessera.wire import keys
 from tests.e2e.cluster import end_tasks
 
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", False)
@@ -34,22 +35,37 @@ BUDGET_S = 2.0
 AT_ONCE = 100
 """pods of higher priority created together"""
 CORES = 100
+STAGES = REFUSED, NOMINATED, WOKEN, BOUND = "refused", "nominated", "woken", "bound"
+
+
+def _stages(pod: Json) -> dict[str, bool]:
+    status = pod.get("status", {})
+    return {
+        REFUSED: any(each["type"] == "PodScheduled" for each in status.get("conditions", ())),
+        NOMINATED: "nominatedNodeName" in status,
+        WOKEN: keys.RETRY in pod["metadata"].get("annotations", {}),
+        BOUND: bool(node_of(pod)),
+    }
 
 
 class Kubelets:
-    """Ends pods whose grace is over, and notes when measured pods are bound."""
+    """Ends pods whose grace is over, and notes when measured pods get how far."""
 
     def __init__(self, found: Bench) -> None:
         self._api = found.api
         self._ending: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.bound: dict[str, float] = {}
+        self.reached: dict[str, dict[str, float]] = {stage: {} for stage in STAGES}
+        """by stage and name of a measured pod: when it was first seen there"""
         self.evicted = 0
 
     def put(self, key: str, obj: Json) -> None:
         metadata = obj["metadata"]
-        if metadata["namespace"] == MEASURED and node_of(obj):
-            self.bound.setdefault(metadata["name"], time.perf_counter())
+        if metadata["namespace"] == MEASURED:
+            now = time.perf_counter()
+            for stage, is_reached in _stages(obj).items():
+                if is_reached:
+                    self.reached[stage].setdefault(metadata["name"], now)
         if metadata.get("deletionTimestamp") and metadata["uid"] not in self._ending:
             self._ending.add(metadata["uid"])
             self.evicted += 1
@@ -107,7 +123,9 @@ async def measure(nodes: int, at_once: int) -> dict[str, Any]:
             await asyncio.sleep(5)  # kube-scheduler reads thousands of pods first.
             first = await _bind(found, kubelets, [preemptor("warm-up", memory)])
             single = [await _bind(found, kubelets, [preemptor(f"one-{number}", memory)]) for number in range(5)]
+            began = time.perf_counter()
             many = await _bind(found, kubelets, [preemptor(f"many-{number:03}", memory) for number in range(at_once)])
+            stages = {stage: _quartiles(kubelets.reached[stage], began) for stage in STAGES}
         finally:
             side.stop()
             await end_tasks([watcher])
@@ -118,8 +136,15 @@ async def measure(nodes: int, at_once: int) -> dict[str, Any]:
             "at_once": at_once,
             "at_once_beyond_grace_s": round(many, 2),
             "evicted": kubelets.evicted,
-            "bound": len(kubelets.bound),
+            "bound": len(kubelets.reached[BOUND]),
+            "at_once_stages_s": stages,
         }
+
+
+def _quartiles(reached: dict[str, float], began: float) -> list[float]:
+    """When a quarter, half, three quarters and all of the pods created together were at a stage."""
+    times = sorted(at - began for name, at in reached.items() if name.startswith("many-"))
+    return [round(times[len(times) * part // 4 - 1], 2) for part in range(1, 5)] if len(times) >= 4 else []
 
 
 async def _bind(found: Bench, kubelets: Kubelets, pods: list[Json]) -> float:
@@ -129,10 +154,10 @@ async def _bind(found: Bench, kubelets: Kubelets, pods: list[Json]) -> float:
     await several((found.api.create(PODS.path(MEASURED), one) for one in pods), what="pods")
 
     async def are_bound() -> bool:
-        return names <= kubelets.bound.keys()
+        return names <= kubelets.reached[BOUND].keys()
 
     await until(are_bound, what=f"{len(names)} pods to be bound")
-    return max(kubelets.bound[name] for name in names) - began - GRACE_S
+    return max(kubelets.reached[BOUND][name] for name in names) - began - GRACE_S
 
 
 def main() -> int:

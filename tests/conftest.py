@@ -32,7 +32,9 @@ settings.load_profile(PROFILE)
 HERE = Path(__file__).parent
 E2E_LIMIT_S = 1800.0
 """the first of these tests may have to build Kubernetes"""
-MODEL_LIMIT_S = 600.0 * max(1.0, int(os.environ.get("MODEL_STEPS", "100000")) / 100_000)
+MODEL_LIMIT_S = 600.0 * max(
+    1.0, int(os.environ.get("MODEL_STEPS", "100000")) / 100_000, int(os.environ.get("MODEL_RACES", "0")) / 2_000
+)
 PROPERTY_LIMIT_S = 600.0 if PROFILE != "thorough" else 0.0
 """0 is no limit"""
 

@@ -15,6 +15,7 @@ PARTS = {
     "shares": "shares side by side through MPS, and a restart of the agent",
     "mig": "dynamic MIG instances",
     "agent": "the whole agent, from a bound pod to a torch process",
+    "dra": "ResourceClaims, from the CDI spec to a torch process",
     "hami-core": "HAMi's library in a container (needs --library)",
 }
 NEEDS_LIBRARY = "hami-core"

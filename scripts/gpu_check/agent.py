@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -106,18 +106,26 @@ async def check_mig(report: Report, hardware: NvmlHardware) -> None:
         report.check("without its pod the instance goes", True, hardware.instances(card))
 
 
-def run(report: Report) -> None:
+Check = Callable[[Report, NvmlHardware], Coroutine[Any, Any, None]]
+
+
+def run_checks(report: Report, *, mps: Check, mig: Check) -> None:
+    """Runs one after the other on the first card. Afterwards its MIG mode is as before, whatever happened."""
     hardware = NvmlHardware()
     try:
         card = next(each for each in hardware.scan() if each.uuid is not None)
         assert card.uuid is not None
-        asyncio.run(check_mps(report, hardware))
+        asyncio.run(mps(report, hardware))
         before = hardware.mig_enabled(card.uuid)
         try:
-            asyncio.run(check_mig(report, hardware))
+            asyncio.run(mig(report, hardware))
         finally:
             if hardware.mig_enabled(card.uuid) and not before:
                 hardware.disable_mig(card.uuid)
         report.check("MIG mode is as before", hardware.mig_enabled(card.uuid) == before, before)
     finally:
         hardware.close()
+
+
+def run(report: Report) -> None:
+    run_checks(report, mps=check_mps, mig=check_mig)

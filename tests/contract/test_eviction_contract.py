@@ -1,4 +1,4 @@
-"""What `tessera drain` relies on: evictions, and the budgets that refuse them for a while."""
+"""What `tessera drain` and preemption rely on: evictions, and the budgets that refuse them for a while."""
 
 from __future__ import annotations
 
@@ -95,6 +95,18 @@ async def test_a_budget_refuses_evictions_until_enough_pods_are_healthy(api: Cli
     assert (await api.post(space.pods("q", "eviction"), eviction("q"))).status == 429
 
 
+async def test_a_dry_run_asks_a_budget_and_does_not_use_it_up(api: Client, space: Space, node: Json) -> None:
+    await running(api, space, node)
+    await running(api, space, node, "q")
+    assert (await budget(api, space, healthy=2))["status"]["disruptionsAllowed"] == 1
+    for name in ("p", "q", "p"):
+        assert (await api.post(space.pods(name, "eviction"), eviction(name, dryRun=["All"]))).status == 201
+    assert (await api.get(budgets(space, "b"))).body["status"]["disruptionsAllowed"] == 1
+    assert (await api.post(space.pods("p", "eviction"), eviction())).status == 201
+    answer = await api.post(space.pods("q", "eviction"), eviction("q", dryRun=["All"]))
+    assert (answer.status, answer.reason) == (429, "TooManyRequests")
+
+
 async def test_a_budget_counts_only_pods_that_are_healthy(api: Client, space: Space, node: Json) -> None:
     await running(api, space, node)
     await running(api, space, node, "q", ready=False)
@@ -124,3 +136,17 @@ async def test_a_budget_with_an_amount_that_cannot_be_is_refused(api: Client, sp
     spec = {"minAvailable": amount, "selector": {"matchLabels": LABELS}}
     answer = await api.post(budgets(space), {"metadata": {"name": "b"}, "spec": spec})
     assert (answer.status, answer.reason) == (422, "Invalid")
+
+
+async def test_a_patch_of_the_status_may_change_an_annotation_with_it(api: Client, space: Space) -> None:
+    """So a nomination and the mark that says whose it is are one write."""
+    uid = (await api.made(space.pods(), pod()))["metadata"]["uid"]
+    for node in ("n1", None):
+        patch = {
+            "metadata": {"uid": uid, "annotations": {"example.com/n": node}},
+            "status": {"nominatedNodeName": node},
+        }
+        assert (await api.patch(space.pods("p", "status"), patch)).status == 200
+        found = (await api.get(space.pods("p"))).body
+        assert found["status"].get("nominatedNodeName") == node
+        assert found["metadata"].get("annotations", {}).get("example.com/n") == node

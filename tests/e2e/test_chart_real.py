@@ -25,6 +25,7 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
+from tessera.wire.keys import DRA_DRIVER
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, install
 from tests.e2e.cluster import end_tasks, make_namespace
@@ -48,7 +49,7 @@ EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
 @pytest.fixture(scope="module")
 def installed(planes: NewPlane, helm: Path) -> ChartInstall:
     """On a control plane of its own: its policies hold for every namespace."""
-    return install(planes(), helm)
+    return install(planes(), helm, settings="devicePlugin.dra.enabled=true")
 
 
 @asynccontextmanager
@@ -142,6 +143,8 @@ def test_the_manifests_for_those_without_helm_are_up_to_date(helm: Path) -> None
         ("resourceName=gpu", "resourceName"),
         ("scheduler.extender.image.repository=projecthami/hami", "is projecthami/hami, which is HAMi's image"),
         ("devicePlugin.image.repository=mirror/hami", "devicePlugin.image.repository is mirror/hami"),
+        ("devicePlugin.dra.enabled=true,devicePlugin.migStrategy=single", "leave migStrategy at none"),
+        ("devicePlugin.dra.enabled=true,devicePlugin.deviceListStrategy=cdi-annotations", "write cdi-cri"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_with_a_word(helm: Path, settings: str, said: str) -> None:
@@ -236,6 +239,24 @@ def test_mps_daemons_are_in_pods_that_no_upgrade_replaces(helm: Path, settings: 
         assert mounts == [each for each in agent["containers"][0]["volumeMounts"] if each["name"] == "mps"]
 
 
+def test_agents_that_serve_claims_have_what_they_need(helm: Path) -> None:
+    objects = [*yaml.safe_load_all(chart.template(helm, settings="devicePlugin.dra.enabled=true"))]
+    (device_class,) = [each for each in objects if each["kind"] == "DeviceClass"]
+    assert device_class["metadata"]["name"] == DRA_DRIVER
+    assert f"'{DRA_DRIVER}'" in device_class["spec"]["selectors"][0]["cel"]["expression"]
+    (agent,) = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "DaemonSet"]
+    container = agent["containers"][0]
+    told = dict(each.removeprefix("--").split("=", 1) for each in container["args"] if "=" in each)
+    assert "--dra" in container["args"]
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    places = {each["name"]: each["hostPath"]["path"] for each in agent["volumes"] if "hostPath" in each}
+    # kubelet and the container runtime use the same paths on the host.
+    for path in (told["plugin-registry-dir"], told["dra-plugin-dir"], "/var/run/cdi"):
+        assert places[mounts[path]] == path
+    with pytest.raises(chart.ChartFault, match=r"needs Kubernetes 1\.34"):
+        chart.template(helm, kubernetes="1.33.0", settings="devicePlugin.dra.enabled=true")
+
+
 @pytest.mark.parametrize(
     ("kubernetes", "settings", "policies"),
     [
@@ -263,6 +284,7 @@ def test_only_a_webhook_that_is_asked_for_device_pods_alone_may_stop_pods(
 VARIANTS = {
     **{path.stem: ([path], "") for path in EXAMPLES},
     "static MIG": ([], "devicePlugin.migStrategy=mixed"),
+    "claims": ([], "devicePlugin.dra.enabled=true"),
     "no election": ([], "scheduler.leaderElect=false"),
     "no webhook": ([], "scheduler.admissionWebhook.enabled=false"),
     "Tessera alone": ([], "scheduler.kubeScheduler.enabled=false,devicePlugin.enabled=false"),
@@ -484,6 +506,26 @@ async def test_an_agent_changes_its_own_node_and_the_pods_on_it(tenant: Client, 
     # A token of the same account that belongs to no pod, and so to no node.
     async with speaking(installed, installed.plane.kubeconfig_of_account(AGENT)) as astray:
         assert (await astray.patch(pods[0], success)).status == 403
+
+
+async def test_an_agent_publishes_devices_of_its_own_node(tenant: Client, installed: ChartInstall) -> None:
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+
+    def published(node: str) -> Json:
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRA_DRIVER, "nodeName": node, "pool": pool, "devices": [{"name": "gpu-0"}]}
+        return {"metadata": {"name": f"of-{node}"}, "spec": spec}
+
+    for name in ("n1", "n2"):
+        await made_node(tenant, name)
+    async with speaking(installed, installed.agent_on("n1")) as agent:
+        assert [(await agent.post(path, published(node))).status for node in ("n1", "n2")] == [201, 403]
+    async with speaking(installed, installed.agent_on("n2")) as other:
+        mine = (await other.get(path)).body["items"][0]
+        assert (await other.put(f"{path}/of-n1", mine)).status == 403
+        assert (await other.delete(f"{path}/of-n1")).status == 403
+    async with speaking(installed, installed.agent_on("n1")) as agent:
+        assert (await agent.delete(f"{path}/of-n1")).status == 200
 
 
 # -- all of it together

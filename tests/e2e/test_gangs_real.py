@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tessera.core.audit import audit
+from tessera.kube.resources import POD_GROUPS, PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import condition_of
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed
@@ -63,6 +67,10 @@ async def test_of_two_gangs_that_fit_alone_but_not_together_one_is_bound_whole(p
         text = await found.refused(second[0]["metadata"]["name"])
         assert "4 of 8 members fit; short of 4 cards" in text
         assert bound(found, second) == 0
+        # What autoscalers read: all of the gang's demand.
+        for name in names(second):
+            await found.refused(name)
+            assert (condition_of(found.pod(name), "PodScheduled") or {})["reason"] == "Unschedulable"
         await found.delete(*names(first))
         await found.running(*names(second))
 
@@ -107,6 +115,88 @@ async def test_a_gated_member_is_not_planned_before_its_gate_is_gone(plane: Cont
         )
         path = f"/api/v1/namespaces/{found.namespace}/pods/train-2"
         await found.api.patch(path, {"spec": {"schedulingGates": None}})
+        await found.running(*names(members))
+
+
+async def test_a_starving_gang_gets_its_turn_though_smaller_pods_wait_for_the_same_cards(plane: ControlPlane) -> None:
+    fillers, thieves = ([gpu_pod(f"{name}-{i}", gpu=1, cores=100) for i in range(12)] for name in ("filler", "thief"))
+    members = gang("train", 8)
+    async with cluster(plane, nodes(), "--gang-starvation-timeout=1s") as found:
+        await found.create(*fillers)
+        await found.running(*names(fillers))
+        await found.create(*members, *thieves[:8])
+        await found.refused("train-7")
+        await found.refused("thief-7")
+
+        async def has_turn() -> bool:
+            return "held for a starving gang" in found.replica.tessera.words()
+
+        # A turn begins at the next tick.
+        await until(has_turn, what="the turn of the gang")
+        for name in names(fillers[:8]):
+            await found.delete(name)
+            await found.gone(name)
+        await found.running(*names(members))
+        assert bound(found, thieves[:8]) == 0
+        await found.delete(*names(members))
+        await found.running(*names(thieves[:8]))
+
+
+async def test_the_size_of_a_gang_is_read_from_its_pod_group_object(plane: ControlPlane) -> None:
+    group = {"metadata": {"name": "train"}, "spec": {"minMember": 3}}
+    labelled = [gpu_pod(f"train-{i}", gpu=1, cores=100) for i in range(3)]
+    for member in labelled:
+        member["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "train"}
+    await make_pod_groups(plane)
+    async with cluster(plane, nodes(), "--gang-timeout=1s") as found:
+        await found.create(*labelled[:2])
+        assert "its size is not known" in await found.refused("train-0")
+        kind = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup"}
+        await found.api.create(POD_GROUPS["scheduling.x-k8s.io"].path(found.namespace), {**kind, **group})
+        words = "2 of 3 members exist"
+        await found.wait_for(lambda: _refusal(found, "train-0", words), what="the refusal")
+        assert bound(found, labelled[:2]) == 0
+        await found.create(labelled[2])
+        await found.running(*names(labelled))
+
+
+async def make_pod_groups(plane: ControlPlane) -> None:
+    """The CustomResourceDefinition of coscheduling's PodGroup, as far as it matters here."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
+    document = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": "podgroups.scheduling.x-k8s.io",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a copy for tests"},
+        },
+        "spec": {
+            "group": "scheduling.x-k8s.io",
+            "scope": "Namespaced",
+            "names": {"plural": "podgroups", "singular": "podgroup", "kind": "PodGroup", "listKind": "PodGroupList"},
+            "versions": [version],
+        },
+    }
+    file = plane.folder / "podgroups.yaml"
+    file.write_text(json.dumps(document))
+    plane.kubectl("apply", "-f", str(file))
+    plane.kubectl("wait", "--for=condition=established", "crd/podgroups.scheduling.x-k8s.io", "--timeout=60s")
+
+
+async def test_a_group_that_kueue_has_admitted_is_planned_as_a_gang(plane: ControlPlane) -> None:
+    """What Kueue's pod integration does: it gates the members at creation, and removes the gates one by one."""
+    members = [gpu_pod(f"train-{i}", gpu=1, cores=100) for i in range(3)]
+    for member in members:
+        member["metadata"]["labels"] = {"kueue.x-k8s.io/pod-group-name": "train", "kueue.x-k8s.io/managed": "true"}
+        member["metadata"]["annotations"] = {"kueue.x-k8s.io/pod-group-total-count": "3"}
+        member["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    async with cluster(plane, nodes()) as found:
+        await found.create(*members)
+        assert (await found.replica.scrape()).value("tessera_gangs_planned") == 0
+        for name in names(members):
+            assert bound(found, members) == 0
+            await found.api.patch(PODS.path(found.namespace, name), {"spec": {"schedulingGates": None}})
         await found.running(*names(members))
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -320,12 +321,14 @@ async def test_pods_that_wait_are_shown_as_the_scheduler_knows_them(tmp_path: Pa
         await plane.start_scheduling(f"http://{page.process.listeners['extender'].address}")
         large = {"apiVersion": "v1", "kind": "Pod", **gpu_pod("large", gpu=1, mem=900_000)}
         large["spec"]["schedulerName"] = "hami-scheduler"
-        before = time.time()
-        await plane.client.create("/api/v1/namespaces/default/pods", large)
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+        large["metadata"]["ownerReferences"] = [owner]
+        made = await plane.client.create("/api/v1/namespaces/default/pods", large, dict[str, Any])
         await settled(lambda: len(engine.unschedulable))
         (waits,) = (await (await page.ask("api/state", "ada")).json())["waiting"]
         assert (waits["name"], waits["asks"]) == ("large", "1 x 900000 MiB")
-        assert before <= waits["since"] <= time.time()
+        created = datetime.fromisoformat(made["metadata"]["creationTimestamp"]).timestamp()
+        assert (waits["since"], waits["owner"]) == (created, ["Job", "train"])
         assert waits["attempts"] >= 1
         pod = await (await page.ask("api/pod?namespace=default&name=large", "ada")).json()
         assert re.search("900000 MiB", json.dumps(pod["lines"]))

@@ -15,7 +15,8 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
-from tessera.cli import main
+from tessera.cli import main, top
+from tessera.cli.sources import ClusterSource
 from tessera.inspect.anonymize import anonymize
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.collector import collect
@@ -27,6 +28,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.simulation import simulate
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspect.state import ClusterState, InspectionError
+from tessera.inspect.usage import UsageFilter
 from tessera.inspect.verdicts import FitsNowhere
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
@@ -303,3 +305,27 @@ async def test_the_commands_themselves_work_against_a_cluster(tmp_path: Path) ->
         code, text = await run(cluster, "simulate", "pod", "-f", str(file), "--count", "3")
         assert code == 1, text
         assert "exceeding resource quota" in text
+
+
+async def test_a_watched_top_prints_another_document_when_something_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = ""
+
+    def documents() -> list[Json]:
+        nonlocal printed
+        printed += capsys.readouterr().out
+        return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+
+    screen = top.Screen("cards", "node", "json", UsageFilter(), is_watched=True)
+    async with product(nodes(), tmp_path) as cluster, client_of(cluster) as client:
+        watching = asyncio.create_task(
+            top._follow(ClusterSource(None, None, 30.0), client, "sandbox", screen, "default", 0.01)
+        )
+        await cluster.until(lambda: len(documents()) == 1, what="the first document")
+        await cluster.plane.create_pod(gpu_pod("large", gpu=1, mem=900_000))
+        await cluster.until(lambda: documents()[-1]["pending"], what="another document")
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    first, last = documents()[0], documents()[-1]
+    assert (first["pending"], [pod["name"] for pod in last["pending"]]) == ([], ["large"])

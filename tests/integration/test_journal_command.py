@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from tessera.inspect import scheduler_source
+from tessera.inspect.installation import Installation
 from tessera.inspect.replay import Timeline
 from tessera.inspect.scheduler_source import FindAddress, SchedulerSource, at_url, behind_apiserver
 from tessera.inspect.state import InspectionError
@@ -20,6 +22,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.resources import LEASES, NAMESPACES, PODS
 from tessera.lab.demo.cluster import SERVICE
 from tessera.lab.sandbox.api.faults import Fail
+from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.wire.journal import Placed, Record, Released, Start, decode_record
@@ -159,6 +162,44 @@ async def test_the_replica_that_decides_is_asked_and_named_where_it_cannot_be(tm
                 _ = [record async for record in source.records()]
         assert "pod tessera-system/tessera-b" in str(refused.value)
         assert "kubectl --namespace tessera-system port-forward pod/tessera-b 8080" in str(refused.value)
+
+
+def installation(*flags: str, vouched_in: str) -> Installation:
+    container = {"name": "tessera", "image": "x", "args": ["scheduler", *flags]}
+    webhook = {"name": "vgpu.hami.io", "clientConfig": {"service": {"namespace": vouched_in, "name": "s"}}}
+    return Installation(
+        namespace=NAMESPACE,
+        name="tessera-scheduler",
+        webhooks=({"metadata": {"name": "w"}, "webhooks": [webhook]},),
+        deployment={"spec": {"template": {"spec": {"containers": [container]}}}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "path", "header"),
+    [
+        (installation("--dashboard-bind=:8443", vouched_in=NAMESPACE), "https:tessera-a:8443", "X-Tessera-Token"),
+        (installation("--extender-bind=127.0.0.1:99", vouched_in=NAMESPACE), "tessera-a:99", ""),
+        # A tenant can have a Deployment of that name, and must not get the token.
+        (installation("--dashboard-bind=:8443", vouched_in="elsewhere"), "tessera-a:8080", ""),
+    ],
+)
+async def test_a_scheduler_with_a_dashboard_is_asked_there_with_the_users_token(
+    monkeypatch: pytest.MonkeyPatch, found: Installation, path: str, header: str
+) -> None:
+    async def find(_client: KubeClient) -> Installation:
+        return found
+
+    monkeypatch.setattr(scheduler_source, "find_installation", find)
+    async with ControlPlane(nodes=[]) as plane:
+        await plane.client.create(NAMESPACES.path(), {"metadata": {"name": NAMESPACE}})
+        made = scheduler_pod("tessera-a")
+        await plane.client.create(PODS.path(NAMESPACE), made)
+        await plane.client.patch(PODS.path(NAMESPACE, "tessera-a", "status"), {"status": made["status"]})
+        address = await behind_apiserver(plane.client)()
+    assert unquote(address.path) == f"/api/v1/namespaces/{NAMESPACE}/pods/{path}/proxy/journal"
+    assert address.token_header == header
+    assert "port-forward pod/tessera-a" in address.help
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,26 @@ async def test_hamis_single_listener_serves_everything_but_metrics(world: World,
         assert (await caller.get("/metrics"))[0] == 404
 
 
+@pytest.mark.parametrize("listeners", [SINGLE, SEPARATE, replace(SEPARATE, extender_tls=True)])
+@pytest.mark.parametrize("tls", [True, False])
+@on_uvloop
+async def test_a_site_that_makes_its_name_point_to_this_machine_is_refused_without_tls(
+    world: World, listeners: Listeners, tls: bool
+) -> None:
+    if listeners.extender_tls and not tls:
+        return
+    is_plain = not tls or (listeners.single is None and not listeners.extender_tls)
+    async with world.start(listeners, tls=tls) as at:
+        address = at.get("single") or at["extender"]
+        url, context = f"http{'' if is_plain else 's'}://{address}", False if is_plain else world.context()
+        async with aiohttp.ClientSession(headers={"Host": "rebound.example"}) as client:
+            for method, path, body in (("POST", "/filter", b"{}"), ("POST", "/bind", b"{}"), ("GET", "/journal", None)):
+                async with client.request(method, f"{url}{path}", data=body, ssl=context) as answer:
+                    assert (answer.status == 403) is is_plain
+            async with client.get(f"{url}/healthz", ssl=context) as answer:
+                assert answer.status == 200
+
+
 @pytest.mark.parametrize("name", ["single", "extender"])
 @pytest.mark.parametrize("tls", [True, False])
 @on_uvloop

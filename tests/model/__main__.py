@@ -23,13 +23,17 @@ def main() -> int:
     parser.add_argument("--profile", choices=PROFILES, action="append", help="only this one; may be repeated")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    races = went_beside = 0
     names, started, done, seed = given.profile or list(PROFILES), time.monotonic(), 0, given.seed
     while done < given.steps:
         for name in names:
-            live(name, seed, LIFE)
+            life = live(name, seed, LIFE)
+            races += life.api.races
+            went_beside += life.api.went_beside
         done += LIFE * len(names)
         seed += 1
-        print(f"{done} steps in {time.monotonic() - started:.0f} s, next seed {seed}", file=sys.stderr, flush=True)
+        progress = f"{done} steps, {races} races for claimed devices, {went_beside} pods beside them"
+        print(f"{progress}, in {time.monotonic() - started:.0f} s, next seed {seed}", file=sys.stderr, flush=True)
     print(f"{done} steps, seeds {given.seed} to {seed - 1}, {time.monotonic() - started:.0f} s: no fault")
     return 0
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError
 from tessera.scheduler.kube_api import Annotations
-from tessera.wire.keys import FENCE
+from tessera.wire.keys import FENCE, NOMINATED
 from tessera.wire.objects import Metadata, Node, Pod, PodStatus, ResourceQuota
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tests.model.faults import LATEST_EFFECT, Faults
@@ -57,6 +57,10 @@ class SimulatedApiserver:
     writes: int = 0
     evictions: int = 0
     """that took effect"""
+    races: int = 0
+    """filter calls about nodes with devices for which other pods are nominated"""
+    went_beside: int = 0
+    """those that were answered with such a node: the pod fits beside what is claimed"""
     highest_priority: int = 200
     first_sent: dict[str, float] = field(default_factory=dict)
     """by uid: when a binding of the pod was first sent"""
@@ -230,7 +234,7 @@ class Client:
 
         await self._call(effect)
 
-    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
         key, api = f"{namespace}/{name}", self.api
 
         def effect() -> None:
@@ -238,7 +242,7 @@ class Client:
             if pod.metadata.uid != uid:
                 raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
             assert (pod.spec.priority or 0) < api.highest_priority, f"{uid} has the highest priority of all"
-            if not pod.metadata.deletion_timestamp:
+            if not dry_run and not pod.metadata.deletion_timestamp:
                 api.evictions += 1
                 api.delete_pod(key, at_once=False)
 
@@ -251,7 +255,7 @@ class Client:
             pod = api.pod(key)
             if pod.metadata.uid != uid:
                 raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
-            api.put_pod(pod)  # Its version changes.
+            api.mark_pod(key, {NOMINATED: node}, replace(pod.status, nominated_node_name=node or ""))
 
         await self._call(effect)
 

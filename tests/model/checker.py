@@ -7,9 +7,11 @@ waits beside room. Bindings are checked in `bindings`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from tessera.core import gang_preemption
 from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
+from tessera.core.gang_preemption import GangDemand
 from tessera.core.gangs import GangMember, GangMisfit, plan_gang
 from tessera.core.node_preemption import best_victims
 from tessera.core.requests import PodRequest
@@ -54,6 +56,17 @@ class Checker:
         agent = node.annotations.get(AGENT) if node is not None else None
         self._bindings.shown_agent(key, agent, gone=node is None)
         self.shown.node(key, node)
+
+    def raced(self, pod: Pod, names: Sequence[str], chosen: Sequence[str]) -> None:
+        """A filter call was answered: what others are nominated for is still theirs."""
+        ledger, uid = self._engine.ledger, pod.metadata.uid
+        claimed = {name for name in names if ledger.nominations.on_node(name, without=uid)}
+        if not claimed or not device_usage.wants_devices(pod):
+            return
+        self._api.races += 1
+        self._api.went_beside += not claimed.isdisjoint(chosen)
+        for finding in audit_nodes(ledger, sorted(claimed)):
+            assert self._is_excused(finding), finding
 
     def chose(self, pod: Pod, node: str) -> None:
         """The answer of a filter."""
@@ -146,14 +159,17 @@ class Checker:
         engine, api, bindings = self._engine, self._api, self._bindings
         if not (bindings.excused or bindings.excused_quotas) or self._lag() or engine.missing():
             return
+        excesses: dict[str, dict[str, str]] = {}
         for name, uuid in list(bindings.excused):
             node = api.nodes.objects.get(name)
             if node is None or self.shown.raw_nodes.get(name) is not node:
                 continue
-            if uuid not in device_usage.capacities(node) or bindings.excesses(name):
-                continue
             if any(not entry.observed for entry in engine.ledger.pods_on(name)):
                 continue  # Perhaps it was chosen before the change.
+            if name not in excesses:
+                excesses[name] = bindings.excesses(name)
+            if excesses[name] or uuid not in device_usage.capacities(node):
+                continue
             view = engine.ledger.node(name)
             known = view is not None and any(card.device.uuid == uuid for card in view.cards)
             if known and not audit_nodes(engine.ledger, [name]):
@@ -229,19 +245,31 @@ class Checker:
 
     def _check_gangs(self, engine: Engine, candidates: Callable[[Pod], list[str]]) -> None:
         """A gang is bound whole or not at all, and does not wait beside room for all of it."""
-        for (namespace, gang), pods in self._gangs().items():
+        for (namespace, gang), everyone in self._gangs().items():
+            # A member without devices is counted, and bound like a single pod.
+            pods = [pod for pod in everyone if device_usage.wants_devices(pod)]
             bound = sum(bool(pod.spec.node_name) for pod in pods)
             assert bound in (0, len(pods)), f"{bound} of {len(pods)} members of {namespace}/{gang} are bound"
-            prepared = [engine.requests.read(pod) for pod in pods]
-            if bound or not all(candidates(pod) for pod in pods):
+            if bound or not pods or not all(candidates(pod) for pod in pods):
                 continue
+            prepared = [engine.requests.read(pod) for pod in pods]
             members = [
                 GangMember(each.request, engine.selector.candidates(candidates(pod)))
                 for each, pod in zip(prepared, pods, strict=True)
                 if isinstance(each, PreparedRequest)
             ]
+            if len(members) < len(pods):
+                continue  # A member that cannot be read is never placed, and so the gang is not.
             answer = plan_gang(engine.selector, members, required=len(members))
             assert isinstance(answer, GangMisfit), f"gang {namespace}/{gang} waits beside room: {answer}"
+            self._check_gang_preemption(engine, f"{namespace}/{gang}", members, answer)
+
+    def _check_gang_preemption(self, engine: Engine, name: str, members: list[GangMember], misfit: GangMisfit) -> None:
+        """A gang that may preempt waits only if no set of victims is found."""
+        priority = min(member.request.preempts_below or 0 for member in members)
+        demand = GangDemand(members, len(members), priority=priority, fitting=misfit.places)
+        found = gang_preemption.find(engine.preemption, demand)
+        assert found is None, f"gang {name} waits, and could be placed without {found.victims}"
 
     def _compare(self, engine: Engine, node: Node) -> None:
         """The ledger's numbers are those that are counted from the API objects."""

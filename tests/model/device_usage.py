@@ -9,7 +9,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 from tessera.wire.objects import Container, Node, Pod
 from tests.model.machines import GARBLED, XPU_REGISTER
@@ -27,6 +29,7 @@ from tests.model.shapes import (
 )
 from tests.support.builders import REGISTER
 
+DEVICES = frozenset({GPU, MLU, XPU})
 ALLOCATED = {
     "NVIDIA": "hami.io/vgpu-devices-allocated",
     "MLU": "hami.io/cambricon-mlu-devices-allocated",
@@ -36,6 +39,8 @@ MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 OVER = ("Succeeded", "Failed")
 WHOLE = 100
 """cores"""
+READINGS = 1024
+"""texts whose reading is kept: most are read after every step"""
 
 Entry = tuple[str, int, int]
 """uuid, MiB, cores"""
@@ -107,29 +112,32 @@ def asked(container: Container) -> dict[str, Asked]:
 
 
 def wants_devices(pod: Pod) -> bool:
-    return any(asked(container) for container in containers(pod))
+    return any(not DEVICES.isdisjoint(container.resources.limits or ()) for container in containers(pod))
 
 
 def containers(pod: Pod) -> list[Container]:
     return [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())]
 
 
-def allocation(pod: Pod) -> dict[str, list[list[Entry]]]:
+def allocation(pod: Pod) -> dict[str, tuple[tuple[Entry, ...], ...]]:
     """By vendor, for each container."""
     return {vendor: _parse(pod.annotations[key]) for vendor, key in ALLOCATED.items() if key in pod.annotations}
 
 
-def _parse(text: str) -> list[list[Entry]]:
-    result: list[list[Entry]] = []
+@lru_cache(maxsize=READINGS)
+def _parse(text: str) -> tuple[tuple[Entry, ...], ...]:
+    result: list[tuple[Entry, ...]] = []
     for container in text.split(";")[:-1]:
         cards = [piece.split(",") for piece in container.split(":") if piece]
-        result.append([(uuid, int(memory), int(cores)) for uuid, _word, memory, cores in cards])
-    return result
+        result.append(tuple((uuid, int(memory), int(cores)) for uuid, _word, memory, cores in cards))
+    return tuple(result)
 
 
 def places(pod: Pod) -> dict[tuple[int, int], tuple[str, int, int]]:
     """MIG reservations by container and device: uuid, first slice, the one after the last."""
-    listed = json.loads(pod.annotations.get(MIG_ALLOCATIONS, "[]"))
+    if MIG_ALLOCATIONS not in pod.annotations:
+        return {}
+    listed = json.loads(pod.annotations[MIG_ALLOCATIONS])
     return {
         (entry.get("containerIndex", 0), entry.get("deviceIndex", 0)): (
             entry["gpuUUID"],
@@ -143,14 +151,23 @@ def places(pod: Pod) -> dict[tuple[int, int], tuple[str, int, int]]:
 def capacities(node: Node) -> dict[str, Capacity]:
     found: dict[str, Capacity] = {}
     for key in (REGISTER, XPU_REGISTER):
-        text = node.annotations.get(key, "[]")
-        for card in json.loads(text) if text != GARBLED else ():
-            found[card["id"]] = Capacity(card["count"], card["devmem"], card["devcore"], card.get("mode") == "mig")
+        found |= _registered(node.annotations.get(key, GARBLED))
     cores = int(node.capacity.get(MLU_CORES, 0))
     for position in range(cores // 100):
         memory = int(node.capacity[MLU_MEMORY]) * 100 // cores * MIB_PER_MLU_UNIT
         found[f"{node.name}-cambricon-mlu-{position}"] = Capacity(100, memory, 100, False)
     return found
+
+
+@lru_cache(maxsize=READINGS)
+def _registered(text: str) -> dict[str, Capacity]:
+    if text == GARBLED:
+        return {}
+    cards: list[dict[str, Any]] = json.loads(text)
+    return {
+        card["id"]: Capacity(card["count"], card["devmem"], card["devcore"], card.get("mode") == "mig")
+        for card in cards
+    }
 
 
 def is_live(pod: Pod) -> bool:

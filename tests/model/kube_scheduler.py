@@ -144,12 +144,13 @@ class KubeScheduler:
         if answer["Error"]:
             self._put(queued, "backoff")
             return str(answer["Error"])
-        if not answer["NodeNames"]:
-            failed = answer["FailedNodes"] or answer["FailedAndUnresolvableNodes"]
+        chosen: list[str] = answer["NodeNames"] or []
+        process.checker.raced(queued.pod, names, chosen)
+        if not chosen:
+            failed = {**(answer["FailedNodes"] or {}), **(answer["FailedAndUnresolvableNodes"] or {})}
             assert sorted(failed) == names, "a refusal has a reason for every candidate"
             self._put(queued, "asleep")
             return f"refused: {next(iter(failed.values()))}"
-        chosen: list[str] = answer["NodeNames"]
         assert set(chosen) <= set(names)
         node = chosen[0] if len(chosen) == 1 else self._rng.choice(chosen)
         self.on_chosen(process, queued.pod, node)

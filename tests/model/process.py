@@ -71,6 +71,7 @@ class Process:
         engine.budgets.synced()  # The model has no disruption budgets.
         self._spawn(engine.wake_pods())
         self._spawn(engine.preemptor.run())
+        self._spawn(engine.gang_preemptor.run())
         self._spawn(self._tick())
         self.look_at_lease()
 

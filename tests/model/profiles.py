@@ -158,6 +158,33 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "change_plugin": 0.0,
             },
         ),
+        "gangs and preemption": Profile(
+            faults=0.15,
+            replicas=2,
+            nodes=3,
+            kinds=("gpu",),
+            agents=("env",),
+            recipes=(
+                "small!", "medium!", "large!", "whole!", "two cards!", "medium!^", "whole!^", "two cards!^",
+                "large!^^", "whole!^^", "two cards!^^",
+            ),
+            # Gangs are victims, wait beside what is nominated, and hold places beside it.
+            weights={
+                "create_gang": 4.0,
+                "create_pod": 8.0,
+                "delete_pod": 1.5,
+                "end_pod": 4.0,
+                "remove_terminating": 6.0,
+                "end_handover": 16.0,
+                "restart": 1.0,
+                "pause": 0.5,
+                "lose_or_return_node": 0.0,
+                "change_card": 0.0,
+                "change_quota": 0.0,
+                "bind_directly": 0.0,
+                "change_plugin": 0.0,
+            },
+        ),
         "lag": Profile(
             nodes=2,
             kinds=("gpu",),

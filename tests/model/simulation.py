@@ -59,7 +59,7 @@ class Simulation:
         self.trace: deque[str] = deque(maxlen=STEPS_TOLD)
         self.steps = 0
         self._faults = Faults(rng, profile.faults, profile.kinds_of_faults)
-        api = self._api = SimulatedApiserver(rng, self._faults, on_bound=self._bound)
+        api = self.api = SimulatedApiserver(rng, self._faults, on_bound=self._bound)
         self._bindings = Bindings(api, self.time)
         self._kube = KubeScheduler(api, rng)
         self._kube.on_chosen = lambda process, pod, node: process.checker.chose(pod, node)
@@ -218,7 +218,7 @@ class Simulation:
 
     def _settle(self) -> bool:
         """Does everything that is due; returns whether anything was."""
-        busy = bool(self._kube.tasks or self._api.in_flight)
+        busy = bool(self._kube.tasks or self.api.in_flight)
         informers: list[Informer[Any]] = [self._kube.pods, self._kube.nodes]
         for process in self._running:
             informers += process.informers
@@ -228,7 +228,7 @@ class Simulation:
                 informer.deliver()
                 busy = True
             busy = self._schedule_all() or busy
-        for key, pod in list(self._api.pods.objects.items()):
+        for key, pod in list(self.api.pods.objects.items()):
             if pod.metadata.deletion_timestamp:
                 self._tenants.remove(key)
                 busy = True
@@ -255,7 +255,7 @@ class Simulation:
 
     def _candidates(self, pod: Pod) -> list[str]:
         queued = self._kube.queue[pod.metadata.uid]
-        return [name for name in self._api.nodes.objects if queued.allowed is None or name in queued.allowed]
+        return [name for name in self.api.nodes.objects if queued.allowed is None or name in queued.allowed]
 
     # -- what happens to informers
 
@@ -308,11 +308,11 @@ class Simulation:
     def simulate(self) -> str | None:
         """An autoscaler sends a filter request, which must change nothing."""
         process = self._some_process()
-        if process is None or not self._api.nodes.objects:
+        if process is None or not self.api.nodes.objects:
             return None
         recipe, engine = self._rng.choice(self._recipes), process.engine
         before = engine.ledger.state()
-        shapes.simulate(engine.filter, shapes.template(recipe), list(self._api.nodes.objects.values()))
+        shapes.simulate(engine.filter, shapes.template(recipe), list(self.api.nodes.objects.values()))
         assert engine.ledger.state() == before
         return recipe
 
@@ -356,7 +356,7 @@ class Simulation:
         return holder.name
 
     def _start(self, name: str) -> None:
-        process = self._replicas[name] = Process(name, self._api, self._bindings, self._lease, now=self.now)
+        process = self._replicas[name] = Process(name, self.api, self._bindings, self._lease, now=self.now)
         if self._lease.holder == name:
             self._kube.process = process
 

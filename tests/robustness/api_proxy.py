@@ -27,6 +27,8 @@ from tests.robustness.history import (
     BindAnswered,
     BindCalled,
     EventSeen,
+    EvictionAnswered,
+    EvictionSent,
     FilterAnswered,
     History,
     WriteAnswered,
@@ -40,6 +42,7 @@ HOP_HEADERS = frozenset({"connection", "content-length", "host", "keep-alive", "
 FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
 """of a connection"""
 _BINDING = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/binding")
+_EVICTION = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/eviction")
 _PODS = "/api/v1/pods"
 
 
@@ -56,6 +59,20 @@ class _Target(msgspec.Struct):
 class _Binding(msgspec.Struct):
     metadata: _Meta
     target: _Target
+
+
+class _Preconditions(msgspec.Struct):
+    uid: str = ""
+
+
+class _DeleteOptions(msgspec.Struct, rename="camel"):
+    preconditions: _Preconditions = msgspec.field(default_factory=_Preconditions)
+    dry_run: list[str] = []
+
+
+class _Eviction(msgspec.Struct, rename="camel"):
+    metadata: _Meta
+    delete_options: _DeleteOptions = msgspec.field(default_factory=_DeleteOptions)
 
 
 class _Object(msgspec.Struct):
@@ -162,9 +179,28 @@ class ApiProxy:
             await asyncio.sleep(self._rng.uniform(0, faults.delay_s))
         if request.method == "GET":
             return await self._forward(request, body, upstream)
-        is_binding = _BINDING.fullmatch(request.path) is not None
-        passing = self._pass_binding(request, body, upstream) if is_binding else self._forward(request, body, upstream)
+        if _BINDING.fullmatch(request.path):
+            passing = self._pass_binding(request, body, upstream)
+        elif evicted := _EVICTION.fullmatch(request.path):
+            passing = self._pass_eviction(request, body, upstream, key="/".join(evicted.groups()))
+        else:
+            passing = self._forward(request, body, upstream)
         return await self._writes.finish(passing)
+
+    async def _pass_eviction(
+        self, request: web.BaseRequest, body: bytes, upstream: str, *, key: str
+    ) -> web.StreamResponse:
+        options, history = msgspec.json.decode(body, type=_Eviction).delete_options, self._history
+        uid, status = options.preconditions.uid, 0
+        if options.dry_run:
+            return await self._forward(request, body, upstream)
+        history.add(EvictionSent(at=history.now, replica=self._replica, uid=uid, key=key))
+        try:
+            answer = await self._forward(request, body, upstream)
+            status = answer.status
+            return answer
+        finally:
+            history.add(EvictionAnswered(at=history.now, replica=self._replica, uid=uid, status=status))
 
     async def _pass_binding(self, request: web.BaseRequest, body: bytes, upstream: str) -> web.StreamResponse:
         binding, faults, history = msgspec.json.decode(body, type=_Binding), self.faults, self._history
@@ -317,7 +353,7 @@ class ExtenderProxy:
         if status == 200 and is_bind:
             bound = msgspec.json.decode(content, type=_BindResult)
             self._history.add(BindAnswered(at=at, replica=self._replica, uid=uid, error=bound.error))
-        elif status == 200:
+        elif status == 200 and request.path.endswith("/filter"):
             found = msgspec.json.decode(content, type=_FilterResult)
             self._history.add(
                 FilterAnswered(at=at, replica=self._replica, uid=uid, nodes=found.nodes or [], error=found.error)

@@ -8,7 +8,11 @@
     not bound         a pod that could run was not bound within `BOUND_S`, while no fault happened
     failed            an agent of Tessera could not hand a pod over
     wrong slice       a container sees something else than its pod was granted
-    not at rest       with nothing under way, the leader's count of a card differs from the pods that hold it
+    not at rest       with nothing under way, the leader's count of a card differs from the pods that hold it, or it
+                      still holds something for a pod or a gang that does not come
+
+`decision_checker` judges what replicas sent for gangs and for preemptors. A gang that is not begun could run if there
+is room for all the members that it needs at the same time.
 
 A pod holds its grants from the revision that binds it to the revision that shows its end or removes it. What it holds
 of a card is the larger of all app containers together and each init container alone that has not ended.
@@ -20,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.robustness.decision_checker import DecisionChecker
 from tests.robustness.history import (
     Ask,
     BindCalled,
@@ -119,7 +124,11 @@ class Checker:
     _reported: set[str] = field(default_factory=set)
     """pods that are late"""
 
+    def __post_init__(self) -> None:
+        self._decisions = DecisionChecker(self._report)
+
     def take(self, event: Event) -> None:
+        self._decisions.take(event)
         match event:
             case NodeShown():
                 self._nodes[event.name] = event
@@ -243,6 +252,18 @@ class Checker:
     def _fits_anywhere(self, asks: Sequence[Ask], held: Mapping[str, Mapping[str, Use]]) -> bool:
         return any(fits(asks, node.cards, held) for node in self._nodes.values())
 
+    def _fit_together(self, members: Sequence[PodShown]) -> bool:
+        """Whether there is room for all of them, one after the other on the first node that has it."""
+        taken: defaultdict[str, dict[str, Use]] = defaultdict(dict)
+        for uuid, holders in self._held.items():
+            taken[uuid] = dict(holders)
+        for pod in members:
+            node = next((node for node in self._nodes.values() if fits(pod.asks, node.cards, taken)), None)
+            if node is None:
+                return False
+            occupy(pod, node.cards, taken)
+        return True
+
     def _look_for_late_pods(self, now: float) -> None:
         """Since the last event nothing has changed: a pod that could run then could run until now."""
         for uid, since in self._could_run_since.items():
@@ -250,11 +271,11 @@ class Checker:
                 self._reported.add(uid)
                 text = f"{self._key(uid)} could run since {since:.1f}, and was not bound at {now:.1f}"
                 self._report("not bound", text, now, uid)
-        waiting = {
-            uid
-            for uid, pod in self._pods.items()
-            if not pod.node and pod.phase not in ENDED and self._fits_anywhere(pod.asks, self._held)
-        }
+        alone, gangs = split_gangs(self._pods.values())
+        waiting = {pod.uid for pod in alone if self._fits_anywhere(pod.asks, self._held)}
+        for members in gangs:
+            if self._fit_together(members):
+                waiting.update(pod.uid for pod in members)
         self._could_run_since = {uid: self._could_run_since.get(uid, now) for uid in sorted(waiting)}
 
     def _key(self, uid: str) -> str:
@@ -271,6 +292,39 @@ class Checker:
                 if known != shown:
                     text = f"card {uuid}: {rest.replica} counts {known}, the API shows {shown}"
                     self._report("not at rest", text, rest.at, *self._held[uuid])
+        for what, number in (("nominations", rest.nominations), ("planned gangs", rest.planned_gangs)):
+            if number:
+                self._report("not at rest", f"{rest.replica} has {number} {what}", rest.at)
+
+
+def split_gangs(pods: Iterable[PodShown]) -> tuple[list[PodShown], list[list[PodShown]]]:
+    """The pods that wait: those that are bound alone, and the members of each gang that is complete and not begun.
+    What gangs wait for that are not complete does not exist."""
+    alone: list[PodShown] = []
+    gangs: defaultdict[str, list[PodShown]] = defaultdict(list)
+    pods = [pod for pod in pods if pod.phase not in ENDED]
+    begun = {pod.gang.name for pod in pods if pod.gang is not None and pod.node}
+    for pod in pods:
+        if pod.node or pod.is_leaving:
+            continue
+        if pod.gang is None or pod.gang.name in begun:
+            alone.append(pod)
+        else:
+            gangs[pod.gang.name].append(pod)
+    return alone, [members for members in gangs.values() if len(members) >= _needed(members)]
+
+
+def _needed(members: Sequence[PodShown]) -> int:
+    return max((pod.gang.minimum for pod in members if pod.gang is not None), default=0)
+
+
+def occupy(pod: PodShown, cards: Mapping[str, Card], held: dict[str, dict[str, Use]]) -> None:
+    """Give a pod that fits on these cards what it asks for."""
+    for ask in pod.asks:
+        free = [uuid for uuid, card in cards.items() if _has_room(card, list(held.get(uuid, {}).values()), ask)]
+        for uuid in free[: ask.count]:
+            memory = cards[uuid].memory if ask.memory is None else ask.memory
+            held.setdefault(uuid, {})[pod.uid] = (1, memory, ask.cores)
 
 
 def fits(asks: Sequence[Ask], cards: Mapping[str, Card], held: Mapping[str, Mapping[str, Use]]) -> bool:

@@ -1,4 +1,4 @@
-"""Tenants that create, delete and recreate pods, more than fit at once.
+"""Tenants that create, delete and recreate pods and gangs, more than fit at once, some of them with a high priority.
 
 Some pods pass the webhook and get their devices through the downward API; others do not, and depend on Allocate. Some
 fit no node at all. Answers that are lost or refused are recorded and not repeated: the next step is another one.
@@ -29,6 +29,10 @@ PATIENCE = 0.85
 """the share of deletions that spare a pod which waits for room: a late write needs a pod that is still there"""
 TOO_MUCH = 90_000
 """MiB: more than any card has"""
+GANGS = 0.2
+"""the share of steps that are about a gang"""
+PRIORITIES = {"robust-high": 100, "robust-higher": 200}
+"""PriorityClasses"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,26 @@ def manifest(name: str, namespace: str, rng: random.Random) -> Json:
     ]
     (chosen,) = rng.choices([shape for _, shape in shapes], weights=[weight for weight, _ in shapes])
     chosen["metadata"]["namespace"] = namespace
+    if rng.random() < 0.25:
+        chosen["spec"]["priorityClassName"] = rng.choice(list(PRIORITIES))
+    chosen["spec"]["terminationGracePeriodSeconds"] = 1
     return chosen
+
+
+def gang_manifests(name: str, namespace: str, rng: random.Random) -> list[Json]:
+    """Members that need a card each, alone or half of it; some gangs can do with fewer than all."""
+    size = rng.randint(2, 4)
+    said = {"tessera.io/gang": name, "tessera.io/gang-size": str(size)}
+    if rng.random() < 0.25:
+        said["tessera.io/gang-min"] = str(size - 1)
+    cores, priority = rng.choice((100, 50)), rng.choice(("", "", *PRIORITIES))
+    members = [gpu_pod(f"{name}-{number}", annotations=said, gpu=1, mem=20_000, cores=cores) for number in range(size)]
+    for member in members:
+        member["metadata"]["namespace"] = namespace
+        member["spec"]["terminationGracePeriodSeconds"] = 1
+        if priority:
+            member["spec"]["priorityClassName"] = priority
+    return members
 
 
 class Client:
@@ -75,7 +98,22 @@ class Client:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / PAUSE_S))
-            await self._step()
+            await (self._step_of_gang() if self._rng.random() < GANGS else self._step())
+
+    async def _step_of_gang(self) -> None:
+        """A gang is created whole, but for a member now and then, and mostly deleted whole."""
+        namespace = self._rng.choice((self._spaces.admitted, self._spaces.dependent))
+        name = f"{self._name}-gang"
+        present = [key for key in sorted(self._recorder.pods) if key.startswith(f"{namespace}/{name}-")]
+        if not present:
+            for member in gang_manifests(name, namespace, self._rng):
+                if self._rng.random() < 0.97:
+                    await self._post(f"{namespace}/{member['metadata']['name']}", member)
+        elif not any(self._recorder.pods[key].node for key in present) and self._rng.random() < PATIENCE:
+            return
+        else:
+            for key in present if self._rng.random() < 0.8 else present[:1]:
+                await self.delete(key)
 
     async def _step(self) -> None:
         namespace = self._rng.choice((self._spaces.admitted, self._spaces.dependent))
@@ -93,7 +131,10 @@ class Client:
 
     async def _create(self, key: str) -> None:
         namespace, _, name = key.partition("/")
-        body = manifest(name, namespace, self._rng)
+        await self._post(key, manifest(name, namespace, self._rng))
+
+    async def _post(self, key: str, body: Json) -> None:
+        namespace = body["metadata"]["namespace"]
         if namespace == self._spaces.dependent:
             body["spec"]["schedulerName"] = "hami-scheduler"
         await self._act("create", key, self._api.create(PODS.path(namespace), body), CREATED)

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.robustness.history import Ask, Card, History, LeaseShown, NodeShown, PodGone, PodShown
+from tests.robustness.history import Ask, Card, Gang, History, LeaseShown, NodeShown, PodGone, PodShown
 
 Json = dict[str, Any]
 
@@ -23,6 +23,7 @@ LEASE = "/registry/leases/tessera-system/hami-scheduler"
 REGISTER = "hami.io/node-nvidia-register"
 AGENT = "tessera.io/agent"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
+GANG, GANG_SIZE, GANG_MIN = "tessera.io/gang", "tessera.io/gang-size", "tessera.io/gang-min"
 GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 AGAIN_S = 0.2
 """before a watch that ended is opened again"""
@@ -134,7 +135,18 @@ def read_pod(pod: Json, *, key: str, revision: int, at: float) -> PodShown:
         ended=[position for position, container in enumerate(init) if container["name"] in terminated],
         phase=status.get("phase", ""),
         message=status.get("message", ""),
+        priority=spec.get("priority", 0),
+        gang=_gang(metadata),
+        is_leaving="deletionTimestamp" in metadata,
     )
+
+
+def _gang(metadata: Json) -> Gang | None:
+    said = metadata.get("annotations") or {}
+    if GANG not in said:
+        return None
+    size = int(said[GANG_SIZE])
+    return Gang(f"{metadata['namespace']}/{said[GANG]}", size, int(said.get(GANG_MIN, size)))
 
 
 def _ask(container: Json, *, is_init: bool) -> Ask:

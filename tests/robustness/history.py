@@ -48,6 +48,16 @@ class NodeShown(Base, frozen=True, kw_only=True, tag="node"):
     """its plugin is HAMi's, which may fail a pod when it cannot reach the apiserver"""
 
 
+class Gang(msgspec.Struct, frozen=True):
+    """What a pod says about its gang."""
+
+    name: str
+    """with its namespace"""
+    size: int
+    minimum: int
+    """members that must be bound together"""
+
+
 class PodShown(Base, frozen=True, kw_only=True, tag="pod"):
     revision: int
     key: str
@@ -62,6 +72,10 @@ class PodShown(Base, frozen=True, kw_only=True, tag="pod"):
     phase: str = ""
     message: str = ""
     """why a pod ended"""
+    priority: int = 0
+    gang: Gang | None = None
+    is_leaving: bool = False
+    """it has a deletionTimestamp"""
 
 
 class PodGone(Base, frozen=True, kw_only=True, tag="gone"):
@@ -119,6 +133,21 @@ class WriteAnswered(Base, frozen=True, kw_only=True, tag="write-answer"):
     held_s: float = 0.0
 
 
+class EvictionSent(Base, frozen=True, kw_only=True, tag="evict"):
+    """A replica asked for an eviction. Dry runs are not recorded."""
+
+    replica: str
+    uid: str
+    key: str
+
+
+class EvictionAnswered(Base, frozen=True, kw_only=True, tag="evict-answer"):
+    replica: str
+    uid: str
+    status: int
+    """0 if there was no answer"""
+
+
 class EventSeen(Base, frozen=True, kw_only=True, tag="watch"):
     """A watch showed a replica a change of a pod."""
 
@@ -165,6 +194,10 @@ class RestReached(Base, frozen=True, kw_only=True, tag="rest"):
     use: dict[str, tuple[int, int, int]]
     wrong_slices: list[str] = []
     """containers that see something else than their pod was granted"""
+    nominations: int = 0
+    """that the leader has"""
+    planned_gangs: int = 0
+    """for which it holds places"""
 
 
 class RunEnded(Base, frozen=True, kw_only=True, tag="end"):
@@ -181,6 +214,8 @@ Event = (
     | BindAnswered
     | WriteSent
     | WriteAnswered
+    | EvictionSent
+    | EvictionAnswered
     | EventSeen
     | ClientActed
     | FaultBegan

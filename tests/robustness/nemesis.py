@@ -31,6 +31,8 @@ FAILPOINTS = (
     *(Failpoint.BEFORE_WRITE,) * 3,
     Failpoint.AFTER_WRITE,
     Failpoint.BEFORE_SETTLE,
+    Failpoint.BEFORE_EVICT,
+    Failpoint.AFTER_EVICT,
 )
 """of the scheduler; the worst one most often"""
 HELD_WITHIN_S = 6.0

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,19 @@ import aiohttp
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import MUTATING_WEBHOOKS, NODES, PODS
+from tessera.kube.resources import MUTATING_WEBHOOKS, NODES, PODS, Resource
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import AgentKind, SimulatedNode
 from tessera.lab.sandbox.objects import phase_of
 from tests.e2e.cluster import end_tasks, make_namespace, webhook_configuration
-from tests.e2e.cluster_check import wrong_slices
+from tests.e2e.cluster_check import Scrape, wrong_slices
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.processes import free_ports
 from tests.e2e.replica import FromFiles, until
 from tests.e2e.tcp_proxy import TcpProxy, tcp_proxy
-from tests.robustness.checker import BOUND_S, Checker, Violation, fits, use_of
-from tests.robustness.clients import Client, Namespaces
+from tests.robustness.checker import BOUND_S, Checker, Violation, fits, split_gangs, use_of
+from tests.robustness.clients import PRIORITIES, Client, Namespaces
 from tests.robustness.etcd_recorder import EtcdRecorder
 from tests.robustness.history import CalmBegan, Card, History, PodShown, RestReached, RunEnded, StormBegan
 from tests.robustness.machine import Machine
@@ -52,6 +53,9 @@ SPACES = Namespaces(admitted="admitted", dependent="dependent")
 AGENTS: Mapping[str, AgentKind] = {"n1": "env", "n2": "answer", "n3": "hami", "n4": "env"}
 CARDS = 2
 """per node"""
+LEFT = ("tessera_nominations", "tessera_gangs_planned")
+"""metrics that are 0 when nothing is under way"""
+PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", False)
 
 Tell = Callable[[str], None]
 
@@ -107,6 +111,8 @@ async def _cluster(plane: ControlPlane, history: History, plan: Plan) -> AsyncIt
             twin.start()
             for namespace in (SPACES.admitted, SPACES.dependent):
                 await make_namespace(api, namespace)
+            for name, value in PRIORITIES.items():
+                await api.create(PRIORITY_CLASSES.path(), {"metadata": {"name": name}, "value": value})
             await fleet.register()
             background.append(asyncio.create_task(fleet.run()))
             async with machines[0].run(), machines[1].run():
@@ -240,28 +246,41 @@ class Suite:
         await self._rest()
 
     def _waiting(self) -> list[PodShown]:
-        """Pods that are not bound, and fit an idle node."""
+        """Pods that are not bound, and fit an idle node, together with the gang that they need."""
         idle = {str(number): Card(10, 81920, 100) for number in range(CARDS)}
-        return [pod for pod in self._world.recorder.pods.values() if not pod.node and fits(pod.asks, idle, {})]
+        alone, gangs = split_gangs(self._world.recorder.pods.values())
+        return [pod for pod in [*alone, *chain.from_iterable(gangs)] if fits(pod.asks, idle, {})]
 
     async def _rest(self) -> None:
         leader = self._world.leader
         deadline = time.monotonic() + REST_S
         while True:
-            use = await self._leaders_use(leader)
-            if use == self._shown_use(use) or time.monotonic() > deadline:
+            found = await self._scrape(leader)
+            use = found.use if found is not None else {}
+            left = [int(found.value(name)) for name in LEFT] if found is not None else [0, 0]
+            if (use == self._shown_use(use) and not any(left)) or time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.2)
         listed = (await self._api.list(PODS.path(), dict[str, Any])).items
         running = [pod for pod in listed if phase_of(pod) == "Running"]
         wrong = list(wrong_slices(running, self._fleet.nodes))
-        self._history.add(RestReached(at=self._history.now, replica=leader.name, use=use, wrong_slices=wrong))
+        nominations, planned = left
+        self._history.add(
+            RestReached(
+                at=self._history.now,
+                replica=leader.name,
+                use=use,
+                wrong_slices=wrong,
+                nominations=nominations,
+                planned_gangs=planned,
+            )
+        )
 
-    async def _leaders_use(self, leader: Machine) -> dict[str, tuple[int, int, int]]:
+    async def _scrape(self, leader: Machine) -> Scrape | None:
         try:
-            return (await leader.replica.scrape()).use
+            return await leader.replica.scrape()
         except (aiohttp.ClientError, OSError):
-            return {}
+            return None
 
     def _shown_use(self, known: Mapping[str, object]) -> dict[str, tuple[int, int, int]]:
         total: Counter[tuple[str, int]] = Counter()
@@ -289,10 +308,13 @@ class Suite:
         kinds = Counter(type(event).__struct_config__.tag for event in self._history.events)
         pods = {event.uid: event for event in self._history.events if isinstance(event, PodShown)}
         bound = sum(bool(pod.node) for pod in pods.values())
+        members = [pod for pod in pods.values() if pod.gang is not None]
+        bound_members = sum(bool(pod.node) for pod in members)
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self._nemeses.counts.items()))
         return [
             f"{len(pods)} pods, {bound} of them bound; {kinds['filter']} filter answers, {kinds['bind']} bind calls,"
             f" {kinds['write']} Bindings, {kinds['watch']} watch events, {kinds['lease']} leaders",
+            f"{len(members)} of the pods in gangs, {bound_members} of them bound; {kinds['evict']} evictions",
             f"{self._nemeses.counts.total()} faults: {faults}",
             f"{kinds['calm']} calms, the longest until all pods were bound {self._longest_calm_s:.0f} s",
         ]

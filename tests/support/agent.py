@@ -76,6 +76,8 @@ class AgentNode:
         """Starts the agent, and waits until kubelet can use it."""
         access = load_access(kubeconfig=str(self.plane.kubeconfig), environ={})
         self._client = await KubeClient(access, user_agent="tessera-device-plugin").__aenter__()
+        if isinstance(self.hardware, FaultyCards):
+            self.hardware.begin_waits()
         self._process = AgentProcess(self.configuration(), self._client, self.hardware, reload=self.configuration)
         self._task = asyncio.create_task(self._process.run())
         if ready:
@@ -85,6 +87,7 @@ class AgentNode:
         """Stops the agent as SIGTERM does; returns the exit code."""
         assert self._task is not None
         self.process.stopping.set()
+        self._end_waits()
         code = await self._task
         await self._forget()
         return code
@@ -100,8 +103,14 @@ class AgentNode:
         """Kills the agent, as far as a task can be killed: nothing is finished, but the socket is removed."""
         assert self._task is not None
         self._task.cancel()
+        self._end_waits()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._forget()
+
+    def _end_waits(self) -> None:
+        """Otherwise the thread that waits for events of cards ends half a second later."""
+        if isinstance(self.hardware, FaultyCards):
+            self.hardware.end_waits()
 
     async def restart(self) -> None:
         await self.kill()

@@ -16,6 +16,7 @@ import msgspec
 
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.kube_api import Annotations
+from tessera.wire import keys
 from tessera.wire.objects import Metadata, Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tests.support.builders import NodeBuilder, PodBuilder
@@ -190,18 +191,20 @@ class FakeCluster:
         self.writes.append(Write("annotate_node", name, annotations, {}))
         await self._call("annotate_node", effect)
 
-    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
-        """The pod is terminating from now on; `delete_pod` ends it."""
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
+        """The pod is terminating from now on; `delete_pod` ends it. Dry runs are scripted as `evict_dry_run`."""
         key = f"{namespace}/{name}"
 
         def effect() -> None:
             pod = self._pod(key)
             if pod.metadata.uid != uid:
                 raise refused(409, "Conflict")
-            self._store_pod(key, _with_metadata(pod, deletion_timestamp="2026-01-01T00:00:00Z"))
+            if not dry_run:
+                self._store_pod(key, _with_metadata(pod, deletion_timestamp="2026-01-01T00:00:00Z"))
 
-        self.writes.append(Write("evict", key, {}, {}))
-        await self._call("evict", effect)
+        verb = "evict_dry_run" if dry_run else "evict"
+        self.writes.append(Write(verb, key, {}, {}))
+        await self._call(verb, effect)
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
         key = f"{namespace}/{name}"
@@ -211,7 +214,9 @@ class FakeCluster:
             if pod.metadata.uid != uid:
                 raise refused(409, "Conflict")
             self.nominated[key] = node
-            self._store_pod(key, pod)
+            marked = _annotated(pod, {keys.NOMINATED: node})
+            status = msgspec.structs.replace(pod.status, nominated_node_name=node or "")
+            self._store_pod(key, msgspec.structs.replace(marked, status=status))
 
         await self._call("set_nominated_node", effect)
 

@@ -108,7 +108,7 @@ class FakeMps:
         self.root = root
         self._script = folder / "script"
         self._script.mkdir()
-        program = folder / "mps-control"
+        program = self._path = folder / "mps-control"
         program.write_text(SCRIPT.format(python=sys.executable, script=self._script))
         program.chmod(0o755)
         self.program = MpsProgram((str(program),), {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "7"}, PATIENT_S)
@@ -159,11 +159,25 @@ class FakeMps:
             os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        for pid in self.started():
+        # A daemon that was started a moment ago has not noted itself yet.
+        for pid in {*self.started(), *processes_of(self._path)}:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def processes_of(program: Path) -> list[int]:
+    """Those that run the program, and children of this process that are about to: they have no command line yet."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            begins = words == [b""] and int(parent) == os.getpid() and state not in "ZX"
+            if begins or os.fsencode(program) in words:
+                found.append(int(folder.name))
+    return found
 
 
 def is_running(pid: int) -> bool:

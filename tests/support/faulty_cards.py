@@ -19,6 +19,7 @@ class FaultyCards(SimulatedHardware):
         super().__init__(source, **more)
         self._used: frozenset[str] = frozenset()
         self._broken: str | None = None
+        self._are_awaited = True
 
     @classmethod
     def from_file(cls, path: Path, *, node_name: str) -> FaultyCards:
@@ -46,6 +47,18 @@ class FaultyCards(SimulatedHardware):
     def repair(self) -> None:
         """Makes the hardware readable, whatever the file says."""
         self._broken = ""
+
+    def wait(self, timeout: float) -> CardEvent | None:
+        return super().wait(timeout if self._are_awaited else 0.0)
+
+    def begin_waits(self) -> None:
+        """Lets calls wait for events."""
+        self._are_awaited = True
+
+    def end_waits(self) -> None:
+        """Ends the call that waits for events, and all later ones at once: an agent that stops waits for that call."""
+        self._are_awaited = False
+        self._script.wake()
 
     def use(self, uuid: str) -> None:
         """Starts a process on a card or a MIG device."""

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 H100, A100, L4, ASCEND = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", "Ascend910B3"
 MEMORY = {H100: 81559, A100: 40960, L4: 23034, ASCEND: 65536}
 NOW = 1_763_324_000.0
-MODEL, STATE, SLICES, USED, BUSY = 2, 7, 10, 11, 12
+MODEL, STATE, SLICES, USED, BUSY, CLAIMS = 2, 7, 10, 11, 12, 13
 """places in a card"""
 
 
@@ -115,9 +115,56 @@ class DescribedCluster:
             "nearest": "card 0 of l4-1: 23034 of 40000 MiB free",
             "change": "23034 instead of 40000 MiB would fit on l4-1",
             "attempts": 3,
+            "gang": None,
             **texts,
         }
         return {"set": [self.waiting[uid]], "gone": []}
+
+    def wait_as_gang(self, namespace: str, name: str, members: list[list[str]], **figures: Any) -> Document:
+        """A gang that waits; members are name, state and node. Returns the document of the event."""
+        uid, exist = f"gang/{namespace}/{name}", sum(state != "gated" for _, state, _ in members)
+        told = {key: figures.pop(key) for key in ("asks", "why", "since") if key in figures}
+        gang: Document = {"size": len(members), "required": len(members), "exist": exist, "gated": len(members) - exist}
+        gang |= {"bound": 0, "fit": None, "until": None, "members": members, **figures}
+        document = self.wait(namespace, name, nearest="", change="", attempts=None, gang=gang, **told)["set"][0]
+        self.waiting[uid] = {**self.waiting.pop(document["uid"]), "uid": uid}
+        return {"set": [self.waiting[uid]], "gone": []}
+
+    def hold(self, namespace: str, gang: str, node: str, *indices: int, memory: int, cores: int, until: float) -> None:
+        """A place for a member of a gang."""
+        uid = f"gang/{namespace}/{gang}/{len(self.pods)}"
+        self.pods[uid] = [namespace, f"{gang} (held)", "Gang", gang, "held", None, gang, until]
+        for index in indices:
+            self.nodes[node]["cards"][index][SLICES].append([uid, memory, cores, 1, None, None, ""])
+
+    def nominate(
+        self,
+        namespace: str,
+        name: str,
+        node: str,
+        index: int,
+        *,
+        memory: int,
+        leaving: list[str],
+        until: float,
+        is_gang: bool = False,
+    ) -> Document:
+        """A claim on what other pods, by uid, still hold; returns the document of the event."""
+        for card in self.nodes[node]["cards"]:
+            card[CLAIMS:] = card[CLAIMS:] or [[]]
+        self.nodes[node]["cards"][index][CLAIMS].append(
+            {
+                "uid": f"uid-{namespace}-{name}",
+                "namespace": namespace,
+                "name": name,
+                "isGang": is_gang,
+                "memory": memory,
+                "cores": 100,
+                "until": until,
+                "leaving": leaving,
+            }
+        )
+        return self._nodes_event({}, node)
 
     def record(self, time: float, kind: str, pod: str, node: str, text: str) -> None:
         sequence = len(self.records) + 1
@@ -158,7 +205,7 @@ class DescribedCluster:
         by_namespace: dict[str, Document] = {}
         for node in self.nodes.values():
             for card in node["cards"]:
-                _, _, model, _, memory, cores, _, _, _, _, slices, _, _ = card
+                _, _, model, _, memory, cores, _, _, _, _, slices, *_ = card
                 one = by_model.setdefault(self.models[model], _sums())
                 one["cards"] += 1
                 _add(one["total"], memory, cores, 1.0)
@@ -280,6 +327,52 @@ def small_cluster() -> DescribedCluster:
         change="23034 instead of 24000 MiB would fit on l4-1",
         attempts=2,
     )
+    return cluster
+
+
+def cluster_with_gangs() -> DescribedCluster:
+    """The small cluster with a gang that does not fit, one that is planned, and a pod that others leave for."""
+    cluster = small_cluster()
+    cluster.wait_as_gang(
+        "vision",
+        "pretrain",
+        [[f"pretrain-{number}", "waits" if number < 7 else "gated", ""] for number in range(8)],
+        asks="8 x 4 NVIDIA",
+        why="8 x 4 NVIDIA: 5 of 8 members fit; short of 12 cards; needs 4 cards that fit on one node; the most are 2",
+        since=NOW - 605.0,
+        fit=5,
+    )
+    cluster.wait_as_gang(
+        "speech",
+        "align",
+        [["align-0", "reserved", "h100-2"], ["align-1", "waits", ""]],
+        asks="2 x 1 NVIDIA",
+        why="a place is held for every member; 1 of 2 members have come to be bound",
+        since=NOW - 4.0,
+        fit=2,
+        until=NOW + 16.0,
+    )
+    cluster.place("speech", "align-0", "h100-2", 6, memory=81559, cores=100, used=None)
+    align = cluster.pods["uid-speech-align-0"]
+    assert align is not None
+    align[4:] = ["reserved", None, "align"]
+    cluster.hold("speech", "align", "h100-2", 7, memory=81559, cores=100, until=NOW + 16.0)
+    leaving = [f"uid-notebooks-{name}-0" for name in ("ada", "edsger")]
+    cluster.nominate("search", "urgent-0", "h100-1", 5, memory=60000, leaving=leaving, until=NOW + 290.0)
+    cluster.wait(
+        "search",
+        "urgent-0",
+        asks="1 x 60000 MiB",
+        why="nominated for h100-1: it waits until notebooks/ada-0, notebooks/edsger-0 have left",
+        nearest="",
+        change="",
+        since=NOW - 3.0,
+        attempts=1,
+    )
+    text = "vision/pretrain is waiting: 8 x 4 NVIDIA: 5 of 8 members fit; short of 12 cards"
+    cluster.record(NOW - 600.0, "gang", "", "", text)
+    cluster.record(NOW - 3.0, "nominated", "search/urgent-0", "h100-1", "for it 2 pods must leave: card 5 60000 MiB")
+    cluster.record(NOW - 2.0, "evicted", "notebooks/ada-0", "h100-1", "from h100-1: Preempted by pod search/urgent-0")
     return cluster
 
 

@@ -45,6 +45,12 @@ def hostile_cluster() -> DescribedCluster:
         cluster.set_state(node, 1, f"unhealthy: {name}" if number % 2 else f"cordoned: {name}")
         texts = {field: f"{field} {name}" for field in ("asks", "why", "nearest", "change")}
         cluster.wait(f"{name}-ns", f"{name}-waiting", owner=[f"{name}-kind", f"{name}-owner"], **texts)
+        members = [[f"{name}-member", "waits", name]]
+        cluster.wait_as_gang(f"{name}-ns", f"{name}-gang", members, why=f"why {name}", asks=f"asks {name}")
+        cluster.hold(f"{name}-ns", f"{name}-gang", node, 1, memory=1000, cores=10, until=NOW)
+        cluster.nominate(
+            *(f"{name}-ns", f"{name}-waiting", node, 0), memory=9000, leaving=[f"uid-{name}-ns-{name}-pod"], until=NOW
+        )
         cluster.record(NOW - 600.0 + number, name, f"{name}-ns/{name}-pod", node, f"text {name}")
     return cluster
 

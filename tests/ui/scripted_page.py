@@ -177,7 +177,8 @@ class ScriptedPage:
                 "nearest": "card 6 of h100-2",
                 "change": "81559 instead of 90000 MiB would fit on h100-2",
             }
-            return {"pods": [{"name": "trial", "fits": False, "node": "", "cards": [], **why}], "more": 0, "stops": ""}
+            trial = {"name": "trial", "fits": False, "node": "", "cards": [], **why}
+            return {"gangs": [], "pods": [trial], "more": 0, "stops": ""}
         fits = {
             "name": "trial",
             "fits": True,
@@ -187,7 +188,12 @@ class ScriptedPage:
             "nearest": "",
             "change": "",
         }
-        return {"pods": [fits], "more": 11, "stops": "needs 20000 MiB on one card; the most free is 19559 MiB"}
+        if "tessera.io/gang" in manifest:
+            gang = {"namespace": "default", "name": "train", "size": 8, "fits": "x 9" not in manifest}
+            reason = "8 x 1 NVIDIA: all 8 members fit together" if gang["fits"] else "8 x 9 NVIDIA: 0 of 8 members fit"
+            return {"gangs": [{**gang, "why": reason}], "pods": [fits] if gang["fits"] else [], "more": 8, "stops": ""}
+        stops = "needs 20000 MiB on one card; the most free is 19559 MiB"
+        return {"gangs": [], "pods": [fits], "more": 11, "stops": stops}
 
 
 def _answer_about(title: str) -> Document:

@@ -104,7 +104,7 @@ async def test_hostile_names_arrive_with_events_too(readers: Readers, hostile: S
         node = next(iter(cluster.nodes))
         await hostile.send("nodes", cluster.place(f"late {name}", name, node, 1, memory=10, cores=1))
     await hostile.send("totals", cluster.totals())
-    await viewer.until("(count) => document.querySelectorAll('.waiting-pod').length === count", 2 * len(HOSTILE_NAMES))
+    await viewer.until("(count) => document.querySelectorAll('.waiting-pod').length === count", 3 * len(HOSTILE_NAMES))
     await viewer.press("5")
     await _assert_nothing_was_made(viewer)
     await viewer.press("1")
@@ -116,7 +116,8 @@ async def test_a_hostile_answer_and_a_hostile_error_are_text(readers: Readers, h
     viewer.allowed += ("Failed to load resource",)
     name = HOSTILE_NAMES[1]
     pod = {"name": name, "fits": True, "node": name, "cards": [name], "why": name, "nearest": name, "change": name}
-    hostile.answers["api/whatif"] = {"pods": [pod], "more": 1, "stops": name}
+    gang = {"namespace": name, "name": name, "size": 2, "fits": False, "why": name}
+    hostile.answers["api/whatif"] = {"gangs": [gang], "pods": [pod], "more": 1, "stops": name}
     await viewer.page.get_by_role("button", name="Try it").click()
     await viewer.until_text(".verdict", name)
     await _assert_nothing_was_made(viewer)

@@ -29,6 +29,17 @@
 {{- if and .Values.scheduler.dashboard.enabled (not .Values.scheduler.admissionWebhook.enabled) -}}
 {{- fail "scheduler.dashboard is served with the webhook's certificate, and scheduler.admissionWebhook is off: enable it, or run `tessera dashboard` on your own machine" -}}
 {{- end -}}
+{{- if and .Values.devicePlugin.enabled .Values.devicePlugin.dra.enabled -}}
+{{- if semverCompare "<1.34-0" .Capabilities.KubeVersion.Version -}}
+{{- fail (printf "devicePlugin.dra needs Kubernetes 1.34, and this is %s: leave it off" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if ne .Values.devicePlugin.migStrategy "none" -}}
+{{- fail "devicePlugin.dra does not hand out MIG instances that exist: leave migStrategy at none, and set operatingmode mig for a node" -}}
+{{- end -}}
+{{- if contains "cdi-annotations" .Values.devicePlugin.deviceListStrategy -}}
+{{- fail "devicePlugin.dra cannot set annotations: write cdi-cri instead of cdi-annotations in devicePlugin.deviceListStrategy" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.devicePlugin.nodeConfiguration.config -}}
 {{- with get (fromJson .) "Error" -}}
 {{- fail (printf "devicePlugin.nodeConfiguration.config is no JSON: %s" .) -}}

@@ -63,6 +63,8 @@ command = GroupedCommand(
           as HAMi's chart starts its plugin
       tessera device-plugin --node-name n1 --simulate cards.yaml --plugin-dir ./kubelet --state-dir ./state
           cards that a file describes, on a machine without any
+      tessera device-plugin --config-file /device-config.yaml --dra
+          cards for ResourceClaims, and none for pods that ask for nvidia.com/gpu
       tessera device-plugin --node-name n1 --config-file device-config.yaml --print-config
           check a configuration without starting anything
     """,

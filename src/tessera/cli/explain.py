@@ -62,7 +62,7 @@ def command(
 
     async def work() -> Explanation:
         home = pod.rpartition("/")[0] or sources.namespace_of(source, namespace)
-        cluster = OfflineCluster(await sources.read_state(source, namespace=home))
+        cluster = OfflineCluster(await sources.read_state(source, namespace=home, for_preemption=True))
         key = find_pod(cluster, pod, home)
         found = explain(cluster, key, cards=cards)
         lines = explanation_lines(found, width=sources.terminal_width())

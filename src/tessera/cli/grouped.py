@@ -6,6 +6,7 @@ Shared by the services' commands. Flags are only collected here; each service's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -88,9 +89,11 @@ def run_service(service: str, *arguments: object, flags: Flags, **facts: object)
 
     from tessera.services.logs import configure_logs, read_log_options
 
-    configure_logs(read_log_options(Sources(flags, {})))
-    structlog.get_logger(__name__).info("starting", version=__version__, **facts)
-    click.get_current_context().exit(import_module(service).run(*arguments))
+    # An exception is printed after the last line of the log.
+    with closing(configure_logs(read_log_options(Sources(flags, {})))):
+        structlog.get_logger(__name__).info("starting", version=__version__, **facts)
+        code = import_module(service).run(*arguments)
+    click.get_current_context().exit(code)
 
 
 def read_file(path: str) -> str:

@@ -53,7 +53,11 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
 )
 @click.option("--cluster", "cluster_file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
               help="Use a cluster described in YAML.")  # fmt: skip
-@click.option("--preempt", is_flag=True, help="Say which pods would be evicted for the first copy that does not fit.")
+@click.option(
+    "--preempt",
+    is_flag=True,
+    help="Say which pods would be evicted for the first copy, or the gang, that does not fit.",
+)
 @click.option("--cards", is_flag=True, help="List every card that does not fit the next copy.")
 def command(
     source: ClusterSource,
@@ -90,8 +94,8 @@ def command(
             raise InspectionError(f"cannot read {file}: {error}") from error
         home = sources.namespace_of(source, namespace)
         manifests = read_manifests(text, file=file, namespace=home, count=count)
-        cluster = OfflineCluster(await sources.read_state(source, namespace=home))
-        gangs = simulate_gangs(cluster, manifests)
+        cluster = OfflineCluster(await sources.read_state(source, namespace=home, for_preemption=preempt))
+        gangs = simulate_gangs(cluster, manifests, preempt=preempt)
         found = [simulate(cluster, manifest, most=most, cards=cards, preempt=preempt) for manifest in manifests]
         width = sources.terminal_width()
         lines = [line for gang in gangs for line in gang_lines(gang)]

@@ -169,9 +169,12 @@ def _be_quiet() -> None:
     )
 
 
-async def read_state(source: ClusterSource, *, namespace: str | None = None) -> ClusterState:
+async def read_state(
+    source: ClusterSource, *, namespace: str | None = None, for_preemption: bool = False
+) -> ClusterState:
     """Reads the cluster, the snapshot or the description that the command line names. `namespace`: the one to make do
-    with, if the user may not read all of a cluster; None if all is needed."""
+    with, if the user may not read all of a cluster; None if all is needed. `for_preemption`: of a cluster, disruption
+    budgets and PriorityClasses too."""
     from tessera.inspect.bundle import read_snapshot_file
     from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
@@ -189,7 +192,14 @@ async def read_state(source: ClusterSource, *, namespace: str | None = None) -> 
         raise InspectionError(str(error)) from error
     return await with_client(
         source,
-        lambda client, name: collect(client, source=name, now=time.time, override=source.override, namespace=namespace),
+        lambda client, name: collect(
+            client,
+            source=name,
+            now=time.time,
+            override=source.override,
+            namespace=namespace,
+            for_preemption=for_preemption,
+        ),
     )
 
 

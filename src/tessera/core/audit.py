@@ -148,9 +148,9 @@ def _overcommitments(ledger: Ledger, device: Device, state: State, *, core_masks
     places = [slot.placement for holding in held for slot in holding.mig]
     if any(a.overlaps(b) for a, b in combinations(places, 2)):
         yield "MIG instances overlap"
-    alone = any(uuid in _whole_cards(ledger, pod, {uuid: device}) for pod, _ in state)
     # Init containers that ended hold nothing, though their pods still name the card.
-    if alone and sum(holding.use != Use() for holding in held) > 1:
+    is_shared = sum(holding.use != Use() for holding in held) > 1
+    if is_shared and any(uuid in _whole_cards(ledger, pod, {uuid: device}) for pod, _ in state):
         yield "a container that has the whole card shares it"
 
 

@@ -1,8 +1,9 @@
 """Places all members of a gang at once: a placement for each of them, or the whole reason why not.
 
-Members are placed one after the other on the ledger by the rule that places single pods, the largest first, and
-everything is taken back before the answer: a plan changes nothing. Members of one shape share what the selector has
-cached, so a member costs about as much as the next pod of a Deployment.
+Members are placed one after the other on the ledger by the rule that places single pods, the largest first.
+`plan_gang` takes everything back before it answers, so it changes nothing. `GangPlanning` may pause meanwhile, and
+leaves the places held. Members of one shape share what the selector has cached, so a member costs about as much as the
+next pod of a Deployment.
 
 The search is sufficient, not complete. For members of one shape that ask for whole cards, or for one card each, it
 finds a plan wherever there is one. For others a choice that suits one member can spoil it for another, so small gangs
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,9 +27,11 @@ import numpy as np
 from tessera.core import screen
 from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
+from tessera.core.ledger import LedgerListener
 from tessera.core.near_misses import near_miss
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
+from tessera.core.steps import finish
 
 FEW_MEMBERS = 64
 """members up to which a gang that does not fit is tried in other ways: it costs as many times as long"""
@@ -75,6 +78,12 @@ class Domains(NamedTuple):
     """nodes without the label are left out"""
 
 
+Answer = GangPlan | GangMisfit | Unfinished
+Name = Callable[[PodRequest], PodRequest]
+Steps = Generator[None, None, Answer]
+"""one for each member that is placed; the return value is the answer"""
+
+
 def plan_gang(
     selector: Selector,
     members: Sequence[GangMember],
@@ -82,20 +91,88 @@ def plan_gang(
     required: int,
     domains: Domains | None = None,
     work: float = math.inf,
-) -> GangPlan | GangMisfit | Unfinished:
+) -> Answer:
     """Places for all members, or for at least `required` of them. Changes nothing but caches.
 
     `work` bounds the plain rule for one member, as in `Selector.select_within`.
     """
-    first: GangMisfit | None = None
-    for ordered, card_choice in _variants(members):
-        trial = _Trial(selector, ordered, required=required, work=work, card_choice=card_choice)
-        answer = trial.run(domains)
-        if not isinstance(answer, GangMisfit):
-            return answer
-        first = first or answer
-    assert first is not None  # the members themselves are the first variant
-    return first
+    planning = GangPlanning(selector, members, required=required, domains=domains, work=work)
+    answer = finish(planning.steps())
+    planning.take_back()
+    return answer
+
+
+class GangPlanning:
+    """A plan in the making, which may pause after each step.
+
+    What was placed before a pause is held in the ledger from then on, and its listener is told: other decisions depend
+    on it. In the end the caller keeps all places, or takes them back.
+    """
+
+    def __init__(
+        self,
+        selector: Selector,
+        members: Sequence[GangMember],
+        *,
+        required: int,
+        domains: Domains | None = None,
+        work: float = math.inf,
+        name: Name | None = None,
+    ) -> None:
+        """`name` gives the request of a member the uid under which its place is held."""
+        self._selector = selector
+        self._members = members
+        self._required = required
+        self._domains = domains
+        self._work = work
+        self._name = name
+        self._trial: _Trial | None = None
+
+    def steps(self) -> Steps:
+        first: GangMisfit | None = None
+        for ordered, card_choice in _variants(self._members):
+            self.take_back()
+            self._trial = trial = _Trial(
+                self._selector,
+                ordered,
+                required=self._required,
+                work=self._work,
+                card_choice=card_choice,
+                name=self._name,
+            )
+            trial.mute()
+            try:
+                answer = yield from trial.run(self._domains, explains=first is None)
+            except BaseException:  # It is not continued.
+                self.take_back()
+                raise
+            if not isinstance(answer, GangMisfit):
+                return answer
+            first = first or answer
+        assert first is not None  # the members themselves are the first variant
+        return first
+
+    def pause(self) -> None:
+        """Other decisions follow."""
+        if self._trial is not None:
+            self._trial.publish()
+
+    def resume(self) -> None:
+        if self._trial is not None:
+            self._trial.mute()
+
+    def keep(self) -> list[Placed]:
+        """The places with the requests under which they are held."""
+        trial, self._trial = self._trial, None
+        if trial is None:
+            return []
+        trial.publish()
+        return trial.held
+
+    def take_back(self) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.take_back()
 
 
 def describe_members(requests: Sequence[PodRequest]) -> str:
@@ -105,10 +182,17 @@ def describe_members(requests: Sequence[PodRequest]) -> str:
 
 
 class _Trial:
-    """One try on the ledger, which is as before when it ends."""
+    """One try on the ledger."""
 
     def __init__(
-        self, selector: Selector, members: Sequence[GangMember], *, required: int, work: float, card_choice: str
+        self,
+        selector: Selector,
+        members: Sequence[GangMember],
+        *,
+        required: int,
+        work: float,
+        card_choice: str,
+        name: Name | None,
     ) -> None:
         self._selector = selector
         self._ledger = selector.ledger
@@ -116,32 +200,64 @@ class _Trial:
         self._required = required
         self._work = work
         self._card_choice = card_choice
+        self._name = name or self._trial_name
         self._placed: dict[int, Placed] = {}
         """by position in `members`"""
+        self.held: list[Placed] = []
+        """the same with the requests under which they are held, in the order in which they were found"""
         self._refused: tuple[GangMember, Refused] | None = None
         """the first member that did not fit"""
+        self._listener: LedgerListener | None = None
+        self._published = 0
+        """of `held`, those that the listener knows"""
 
-    def run(self, domains: Domains | None) -> GangPlan | GangMisfit | Unfinished:
-        listener, self._ledger.listener = self._ledger.listener, None
-        try:
-            if not self._place(domains):
-                return Unfinished()
-            places = tuple(self._placed.values())
-            return GangPlan(places) if len(places) >= self._required else GangMisfit(self._text(), places)
-        finally:
-            for position in self._placed:
-                self._ledger.release(_uid(position))
-            self._ledger.listener = listener
+    def run(self, domains: Domains | None, *, explains: bool) -> Steps:
+        """`explains`: whether a misfit says why, which costs as much as the search."""
+        if not (yield from self._place(domains)):
+            return Unfinished()
+        places = tuple(self._placed.values())
+        if len(places) >= self._required:
+            return GangPlan(places)
+        return GangMisfit(self._text() if explains else "", places)
 
-    def _place(self, domains: Domains | None) -> bool:
+    # -- what the ledger's listener knows
+
+    def mute(self) -> None:
+        """Nothing is told until `publish`: most trials come to nothing within one step."""
+        self._listener, self._ledger.listener = self._ledger.listener, None
+
+    def publish(self) -> None:
+        """What was placed so far is held from now on."""
+        self._ledger.listener = self._listener
+        for request, _ in self.held[self._published :]:
+            entry = self._ledger.pod(request.uid)
+            if entry is not None and self._listener is not None:
+                self._listener.on_pod(entry.facts, entry.state, observed=entry.observed)
+        self._published = len(self.held)
+
+    def take_back(self) -> None:
+        for request, _ in self.held[self._published :]:
+            self._ledger.release(request.uid)
+        if self._ledger.listener is None:
+            self._ledger.listener = self._listener
+        for request, _ in self.held[: self._published]:
+            self._ledger.release(request.uid)
+
+    # -- placing
+
+    def _trial_name(self, request: PodRequest) -> PodRequest:
+        """A uid that no pod has."""
+        return request.called(uid=f"gang-trial/{len(self.held)}", namespace=request.namespace, name=request.name)
+
+    def _place(self, domains: Domains | None) -> Generator[None, None, bool]:
         """Whether the search is finished."""
         if domains is not None:
             for within in self._by_domain(domains):
-                if not self._fill(within):
+                if not (yield from self._fill(within)):
                     return False
                 if len(self._placed) == len(self._members):
                     return True
-        return self._fill(None)
+        return (yield from self._fill(None))
 
     def _by_domain(self, domains: Domains) -> Iterator[Candidates]:
         """The domains in the order in which they are filled, each with what is free then."""
@@ -157,7 +273,7 @@ class _Trial:
             best = min(enough, key=lambda d: (holds[d], d)) if enough else max(left, key=lambda d: (holds[d], d))
             yield left.pop(best)
 
-    def _fill(self, within: Candidates | None) -> bool:
+    def _fill(self, within: Candidates | None) -> Generator[None, None, bool]:
         """Place what fits; whether that is finished."""
         hopeless: set[Hashable] = set()
         for position, member in enumerate(self._members):
@@ -170,8 +286,11 @@ class _Trial:
             if isinstance(answer, Unfinished):
                 return False
             if isinstance(answer, Selected):
-                self._ledger.reserve(_named(request, position), answer.placement, deadline=math.inf)
+                named = self._name(request)
+                self._ledger.reserve(named, answer.placement, deadline=math.inf)
+                self.held.append(Placed(named, answer.placement))
                 self._placed[position] = Placed(request, answer.placement)
+                yield
             else:
                 hopeless.add(kind)
                 if within is None and self._refused is None:
@@ -231,24 +350,29 @@ class _Trial:
 
 def _variants(members: Sequence[GangMember]) -> Iterator[tuple[list[GangMember], str]]:
     """Orders of the members, and which cards to prefer; empty: as each member says."""
-    ordered = sorted(members, key=_largest_first)
+    ordered = sorted(members, key=largest_first)
     yield ordered, ""
     if len(members) > FEW_MEMBERS:
         return
     orders = [ordered, ordered[::-1]] if len({member.request.shape for member in members}) > 1 else [ordered]
-    for choice in ("", *CARD_CHOICES):
+    # What every member says already is no other choice.
+    others = [choice for choice in CARD_CHOICES if any(_changes_cards(member.request, choice) for member in members)]
+    for choice in ("", *others):
         for order in orders:
             if choice or order is not ordered:
                 yield order, choice
 
 
+def _changes_cards(request: PodRequest, policy: str) -> bool:
+    return bool(policy) and request.device_policy in CARD_CHOICES and request.device_policy != policy
+
+
 def _with_card_choice(request: PodRequest, policy: str) -> PodRequest:
-    if not policy or request.device_policy not in CARD_CHOICES or request.device_policy == policy:
-        return request
-    return replace(request, device_policy=policy)
+    return replace(request, device_policy=policy) if _changes_cards(request, policy) else request
 
 
-def _largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
+def largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
+    """The order in which members are placed."""
     request = member.request
     asked = [each for _, each in request.requests]
     memory = sum(each.count * (each.memory or each.percent) for each in asked)
@@ -265,12 +389,3 @@ def _describe(request: PodRequest) -> str:
         kind = "/".join(model.upper() for model in models) or asked.vendor
         parts.append(f"{asked.count} {kind}" + (f" ({', '.join(amounts)})" if amounts else ""))
     return " + ".join(parts)
-
-
-def _uid(position: int) -> str:
-    """No pod has such a uid."""
-    return f"gang-trial/{position}"
-
-
-def _named(request: PodRequest, position: int) -> PodRequest:
-    return request.called(uid=_uid(position), namespace=request.namespace, name=request.name)

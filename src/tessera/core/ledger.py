@@ -196,15 +196,24 @@ class Ledger:
         if self.arrays.forget_host(name) and self.listener is not None:
             self.listener.on_host(name, None)
 
+    def copy_without_nodes(self) -> Ledger:
+        """A ledger with the same quotas and nominations, to which `copy_node` adds nodes."""
+        copied = Ledger(self.rules)
+        copied.quotas = self.quotas.copy()
+        for nomination in self.nominations.all():
+            copied.nominations.put(nomination)
+        return copied
+
     def copy_node(self, name: str, source: Ledger) -> None:
-        """Take a node over from another ledger of the same vendors, to try placements on it. What its pods hold is
-        taken of the cards, but the pods themselves cannot be released here."""
+        """Take a node with its pods over from another ledger of the same vendors, to try placements on it. Quotas are
+        not charged for them: take those of the other ledger, too."""
         node = source._nodes.get(name)
         if node is None or node.facts is None:
             return
         facts = replace(node.facts, problem=node.problem)
         cards = {uuid: card.copy() for uuid, card in node.cards.items()}
         self._nodes[name] = copied = NodeEntry(facts, node.devices, cards, dict(node.pods))
+        self._pods.update(node.pods)
         self._names = None
         host = source.arrays.host_free(name)
         if host is not None:

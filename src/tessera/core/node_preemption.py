@@ -2,17 +2,16 @@
 
 A pod may leave if it has a lower priority, is not protected, its disruption budget allows it, and its whole group may
 leave. Pods that leave already cost nothing. Where one request of a vendor with the shared rules decides, each card is
-looked at alone (`_by_card`). Everywhere else (MIG, several requests, quotas, vendors with rules of their own) sets are
-tried from the best on (`_by_trial`). Both are exact until a node would take more than `MOST_SETS` trials; then the set
-is at least minimal: no pod of it could stay.
+looked at alone (`card_victims`). Everywhere else (MIG, several requests, quotas, vendors with rules of their own) sets
+are tried from the best on (`trial_victims`). Both are exact up to some size; then the set is at least minimal: no pod
+of it could stay. A search pauses after some milliseconds, and the ledger may change meanwhile: `confirm` comes before
+its result is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations
-from math import comb
 
 from tessera.core import quota
 from tessera.core.card_checks import refuse
@@ -32,12 +31,12 @@ from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card
 from tessera.core.nominations import Share, shares_of
 from tessera.core.requests import PodRequest
+from tessera.core.steps import finish
+from tessera.core.trial_victims import MOST_TRIALS, TRIAL_WORK, Group, Pace, TrialSearch, group_by_cards
 from tessera.core.victims import Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
 
-MOST_SETS = 512
-"""tried on one node by the plain rule; each takes a tenth of a millisecond"""
-EXHAUSTIVE = 9
-"""units up to which all sets are tried: 2 to the power of this is `MOST_SETS`"""
+Search = Generator[None, None, VictimSet | None]
+"""pauses at each yield; its return value is the result"""
 
 
 def best_victims(ledger: Ledger, book: PodBook, pod: PodRequest, *, priority: int, node: str) -> VictimSet | None:
@@ -67,6 +66,7 @@ class NodeSearch:
         priority: int,
         node: str,
         given: Iterable[str] = (),
+        most_trials: int = MOST_TRIALS,
     ) -> None:
         """`given` are pods that leave anyway, because kube-scheduler has chosen them."""
         self._ledger = ledger
@@ -77,28 +77,66 @@ class NodeSearch:
         self._entries = ledger.pods_on(node)
         self._gone = leaving_pods(ledger, book, node, claimant=pod.uid).union(given)
         self._budgets = Budgets(book, promised=self._promised)
-        self.trials = 0
-        """by the plain rule, so far"""
+        self._pace = Pace()
+        self._trials = TrialSearch(self._pace, place=self._place, allow=self._budgets.allow, most=most_trials)
+
+    @property
+    def trials(self) -> int:
+        """Sets that were tried by the plain rule, so far."""
+        return self._trials.trials
 
     def run(self) -> VictimSet | None:
-        if self._ledger.node(self._node) is None or any(v not in self._ledger.rules for v in self._pod.vendors):
+        """The best set at once; None if no set helps."""
+        return finish(self.steps())
+
+    def confirm(self, found: VictimSet) -> VictimSet | None:
+        """What a search has found, as it is now; None if it is not the best set any more, or, where sets are tried,
+        if it is not enough or a pod of it could stay."""
+        if self._cards_decide() and not self._limits():
+            again = self.run()
+            return again if again == found else None
+        units = [unit for unit in self.units() if not frozenset(found.victims).isdisjoint(unit.uids)]
+        placement = self._place(units)
+        if placement is None or add_up(units)[1] != found.victims or not self._budgets.allow(units):
             return None
+        if any(self._place(each for each in units if each is not unit) is not None for unit in units):
+            return None
+        return self._found(units, placement)
+
+    def steps(self) -> Search:
         placement = self._place(())
         if placement is not None:
             return self._found((), placement)
         units = self.units()
         if not units:
             return None
-        limits = self._ledger.rooms_after(self._pod.namespace, self._pod.vendors, (), claimant=self._pod.uid)
-        search = self._by_card if self._cards_decide() and not limits else self._by_trial
+        limits = self._limits()
         for highest in sorted({unit.cost.highest for unit in units}):
+            yield from self._pace.pauses()
             allowed = [unit for unit in units if unit.cost.highest <= highest]
             if not self._may_fit(allowed):
                 continue
-            found = search(allowed, highest)
+            if self._cards_decide() and not limits:
+                found = self._by_card(allowed)
+            else:
+                groups = self._groups(allowed, limits=limits)
+                chosen = yield from self._trials.best(allowed, groups, highest=highest)
+                found = None if chosen is None else self._found(*chosen)
             if found is not None:
                 return found
         return None
+
+    def _limits(self) -> bool:
+        """Whether a quota may be in the way."""
+        return bool(self._ledger.rooms_after(self._pod.namespace, self._pod.vendors, (), claimant=self._pod.uid))
+
+    def _groups(self, units: Sequence[Unit], *, limits: bool) -> list[Group]:
+        """Units that hold parts of as many cards as the pod may use, for each choice of cards; all of them where a
+        quota may be in the way."""
+        here = {entry.facts.uid: frozenset(entry.holdings) for entry in self._entries}
+        cards = [frozenset[str]().union(*(here.get(uid, ()) for uid in unit.uids)) for unit in units]
+        everything = sum(map(len, cards))
+        return group_by_cards(cards, everything if limits else sum(request.count for _, request in self._pod.requests))
 
     # -- who may leave
 
@@ -127,6 +165,8 @@ class NodeSearch:
             return f"priority {traits.priority} is not below {self._priority}"
         if traits.protection:
             return traits.protection
+        if traits.group and traits.group == self._pod.group:
+            return "it belongs to the same gang"
         budgets = self._book.budgets(entry.facts.uid)
         if len(budgets) > 1:
             return f"more than one PodDisruptionBudget: {', '.join(budgets)}"
@@ -153,12 +193,14 @@ class NodeSearch:
 
     def _place(self, units: Iterable[Unit]) -> Placement | None:
         """Where the pod goes once these units have left."""
-        self.trials += 1
         gone = self._gone.union(*(unit.uids for unit in units))
         return self._fit(self._pod, gone)
 
     def _fit(self, pod: PodRequest, gone: frozenset[str]) -> Placement | None:
         ledger = self._ledger
+        if any(vendor not in ledger.rules for vendor in pod.vendors):
+            return None
+        self._pace.spend(TRIAL_WORK)
         view = ledger.node_after(self._node, gone, claimant=pod.uid)
         rooms = ledger.rooms_after(pod.namespace, pod.vendors, gone, claimant=pod.uid)
         if rooms:
@@ -181,50 +223,6 @@ class NodeSearch:
         here = {entry.facts.uid for entry in self._entries}
         return VictimSet(cost, self._node, uids, tuple(sorted(self._gone & here)), placement)
 
-    # -- sets, from the best on
-
-    def _by_trial(self, units: Sequence[Unit], highest: int) -> VictimSet | None:
-        """Only sets that reach the `highest` priority: the others were tried before."""
-        for chosen in self._sets(units):
-            if max(unit.cost.highest for unit in chosen) < highest or not self._budgets.allow(chosen):
-                continue
-            if self.trials > MOST_SETS:
-                return self._reprieve(units)
-            placement = self._place(chosen)
-            if placement is not None:
-                return self._found(chosen, placement)
-        return None
-
-    def _sets(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
-        if len(units) <= EXHAUSTIVE:
-            sizes = range(1, len(units) + 1)
-            yield from _sorted(chosen for size in sizes for chosen in combinations(units, size))
-            return
-        most = sum(request.count for _, request in self._pod.requests)
-        cards = {unit.uids: self._cards_of(unit) for unit in units}
-        for size in range(1, len(units) + 1):
-            if comb(len(units), size) > 16 * MOST_SETS:
-                # Enough of them to use up the trials, whichever they are.
-                yield from combinations(units, size)
-                continue
-            yield from _sorted(each for each in combinations(units, size) if _share_cards(each, cards, most))
-
-    def _cards_of(self, unit: Unit) -> frozenset[str]:
-        held = [entry.holdings for uid in unit.uids if (entry := self._ledger.pod(uid)) is not None]
-        return frozenset(uuid for holdings in held for uuid in holdings)
-
-    def _reprieve(self, units: Sequence[Unit]) -> VictimSet | None:
-        """All of them, less those that can stay, the dearest first. As kube-scheduler does it."""
-        chosen = list(units)
-        for unit in sorted(units, key=lambda unit: (unit.cost, unit.uids), reverse=True):
-            rest = [each for each in chosen if each is not unit]
-            if self._place(rest) is not None:
-                chosen = rest
-        placement = self._place(chosen)
-        if placement is None or not self._budgets.allow(chosen):
-            return None
-        return self._found(chosen, placement)
-
     # -- card by card
 
     def _cards_decide(self) -> bool:
@@ -237,7 +235,7 @@ class NodeSearch:
         modes = {card.device.mode for card in view.of_vendor(vendor)}
         return self._ledger.rules[vendor].arrays_exact and len(modes) == 1 and MIG not in modes
 
-    def _by_card(self, units: Sequence[Unit], highest: int) -> VictimSet | None:
+    def _by_card(self, units: Sequence[Unit]) -> VictimSet | None:
         [(position, request)] = self._pod.requests
         view = self._ledger.node_after(self._node, self._gone, claimant=self._pod.uid)
         assert view is not None  # looked at before
@@ -277,16 +275,3 @@ class NodeSearch:
 
     def _shares(self, uuid: str) -> list[Share]:
         return shares_of(uuid, ((entry.facts, entry.holdings) for entry in self._entries), gone=self._gone)
-
-
-def _sorted(sets: Iterable[tuple[Unit, ...]]) -> list[tuple[Unit, ...]]:
-    return sorted(sets, key=add_up)
-
-
-def _share_cards(units: Sequence[Unit], cards: Mapping[tuple[str, ...], frozenset[str]], most: int) -> bool:
-    """Whether some `most` cards are held by all of these units: further units free nothing that the pod could use."""
-    union = frozenset[str]().union(*(cards[unit.uids] for unit in units))
-    if len(union) <= most:
-        return True
-    chosen = (frozenset(each) for each in combinations(sorted(union), most))
-    return any(all(cards[unit.uids] & each for unit in units) for each in chosen)

@@ -106,6 +106,9 @@ class NominationBook:
     def __len__(self) -> int:
         return len(self._by_pod)
 
+    def has(self, uid: str) -> bool:
+        return uid in self._by_pod
+
     def get(self, uid: str) -> Nomination | None:
         return self._by_pod.get(uid)
 

@@ -3,71 +3,72 @@
 `victim_arrays` rules nodes out and gives each of the others a bound that no set on it can beat; `node_preemption` finds
 the best set of one node by the plain rule. Nodes are searched from the lowest bound on, until no bound is below the
 best set. So the result is the optimum over all candidates, by the order of `victims`, and most nodes are never looked
-at. A search may pause after each node: callers check its result against the ledger before they use it.
+at. Only where sets have to be tried one by one, a search ends with the best set so far after a number of trials. A
+search pauses every few milliseconds: callers check its result against the ledger before they use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from tessera.core.ledger import Ledger
-from tessera.core.node_preemption import best_victims
+from tessera.core.node_preemption import NodeSearch, Search
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Selector
+from tessera.core.steps import finish
+from tessera.core.trial_victims import MOST_TRIALS as MOST_TRIALS_ON_A_NODE
 from tessera.core.victim_arrays import VictimArrays
 from tessera.core.victims import PodBook, VictimSet
 
 NODES_AT_ONCE = 256
 """columns read again between two pauses: a few milliseconds"""
 
-Search = Generator[None, None, VictimSet | None]
-"""pauses at each yield; its return value is the result"""
+MOST_TRIALS = 4_096
+"""sets that one search tries by the plain rule, where cards do not decide alone: a second or two, in steps"""
 
 
 class Preemption:
     """Finds victims on one ledger."""
 
     def __init__(self, selector: Selector, book: PodBook) -> None:
-        self._selector = selector
-        self._ledger: Ledger = selector.ledger
-        self._book = book
-        self.arrays = VictimArrays(self._ledger, book)
+        self.selector = selector
+        self.ledger: Ledger = selector.ledger
+        self.book = book
+        self.arrays = VictimArrays(self.ledger, book)
 
     def find(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> VictimSet | None:
         """The best set at once."""
-        search = self.search(pod, priority=priority, candidates=candidates)
-        try:
-            while True:
-                next(search)
-        except StopIteration as end:
-            found: VictimSet | None = end.value
-            return found
+        return finish(self.search(pod, priority=priority, candidates=candidates))
 
     def search(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> Search:
         """The best set on any of the candidates; None if none helps. The empty set: it is enough to wait."""
         best: VictimSet | None = None
         shape: tuple[int, ...] | None = None
-        while shape != self._ledger.arrays.kind.shape:  # They may grow while the search pauses, which is rare.
+        while shape != self.ledger.arrays.kind.shape:  # They may grow while the search pauses, which is rare.
             while not self.arrays.catch_up(NODES_AT_ONCE):
                 yield
-            shape = self._ledger.arrays.kind.shape
+            shape = self.ledger.arrays.kind.shape
             best = yield from self._search_arrays(pod, priority, candidates, best)
         return best
 
     def _search_arrays(self, pod: PodRequest, priority: int, candidates: Candidates, best: VictimSet | None) -> Search:
         """Until no set can be better than the best one, or the arrays have another shape."""
-        lowest, shape = self._book.lowest_priority, self._ledger.arrays.kind.shape
-        if lowest is None or lowest >= priority or any(vendor not in self._ledger.rules for vendor in pod.vendors):
+        lowest, shape = self.book.lowest_priority, self.ledger.arrays.kind.shape
+        if lowest is None or lowest >= priority or any(vendor not in self.ledger.rules for vendor in pod.vendors):
             return None
-        if candidates.order is not self._ledger.arrays.order:
-            candidates = self._selector.candidates(candidates.names)
+        if candidates.order is not self.ledger.arrays.order:
+            candidates = self.selector.candidates(candidates.names)
+        trials = MOST_TRIALS
         for bound in self.arrays.bounds(pod, priority, candidates.rows):
             if best is not None and (bound.cost, bound.node, ()) > best.rank:
                 break
-            found = best_victims(self._ledger, self._book, pod, priority=priority, node=bound.node)
+            if best is not None and trials <= 0:
+                break
+            most = max(0, min(trials, MOST_TRIALS_ON_A_NODE))
+            on_node = NodeSearch(self.ledger, self.book, pod, priority=priority, node=bound.node, most_trials=most)
+            found = yield from on_node.steps()
+            trials -= on_node.trials
             if found is not None and (best is None or found.rank < best.rank):
                 best = found
             yield
-            if self._ledger.arrays.kind.shape != shape:
+            if self.ledger.arrays.kind.shape != shape:
                 break
         return best

@@ -73,6 +73,11 @@ class Candidates:
     def names(self) -> tuple[str, ...]:
         return self.registered + self.unregistered
 
+    @cached_property
+    def fingerprint(self) -> Hashable:
+        """Equal for equal sets of nodes of one epoch."""
+        return self.order.epoch, hash((self.named.tobytes(), self.unregistered))
+
     def __contains__(self, name: str, /) -> bool:
         return name in self.names
 

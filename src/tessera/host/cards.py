@@ -67,6 +67,12 @@ class CardFacts:
     numa: int | None = None
     bus_id: str = ""
     """PCI address as NVML writes it"""
+    pcie_root: str = ""
+    """the root complex that it hangs on, as the kernel names it, e.g. `pci0000:3a`; empty if unknown"""
+    driver_version: str = ""
+    """as NVML gives it, e.g. `580.65.06`; empty if unknown"""
+    cuda_version: tuple[int, int] | None = None
+    """the latest CUDA that the driver serves"""
     compute_capability: tuple[int, int] | None = None
     mig_capable: bool = False
     mig_enabled: bool = False

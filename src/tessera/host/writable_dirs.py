@@ -29,6 +29,8 @@ IDS_PREFIX = "ids-"
 """of directories that belong to the holder of certain device ids, because the pod is unknown; it has no `_`, or HAMi's
 monitor would remove them as a dead pod's"""
 IDS_DIGITS = 16
+CLAIM_PREFIX = "claim-"
+"""of directories of ResourceClaims, each for all containers that use one request; without `_` for the same reason"""
 CACHE_SUFFIX = ".cache"
 SPARES = 4
 """directories made in advance; kubelet asks for one container after the other"""
@@ -39,6 +41,7 @@ _UID = r"[0-9A-Za-z-]{1,64}"
 _CONTAINER = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _OF_CONTAINER = re.compile(rf"{_UID}_{_CONTAINER}", re.ASCII)
 _OF_IDS = re.compile(rf"{IDS_PREFIX}[0-9a-f]{{{IDS_DIGITS}}}", re.ASCII)
+_OF_CLAIM = re.compile(rf"{CLAIM_PREFIX}{_UID}-{_CONTAINER}", re.ASCII)
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -199,7 +202,7 @@ def make_shared_dir(path: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return is_ids_dir_name(name) or _OF_CONTAINER.fullmatch(name) is not None
+    return any(each.fullmatch(name) for each in (_OF_CONTAINER, _OF_IDS, _OF_CLAIM))
 
 
 def _make(parent: int, name: str, mode: int) -> None:

@@ -516,7 +516,9 @@ class ServerConnection(HttpConnection):
         self._state.check_drained()
 
     def _finish(self, incoming: IncomingRequest, *, keeps: bool) -> None:
-        if not keeps:
+        is_last = self._state.is_stopping and not self.requests and not self.is_reading
+        if is_last or not keeps:
+            # A response in pieces may have promised to keep the connection before the listener began to stop.
             self._end(lingers=not incoming.is_complete)
             return
         seconds = KEEP_ALIVE_SECONDS

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import yaml
 
 from tessera.inspect.state import ClusterState, Json
 from tessera.wire import keys
@@ -74,7 +75,12 @@ def anonymize(state: ClusterState, key: bytes) -> ClusterState:
 def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
     """`names` has all names of the state, and perhaps those of a journal."""
     replacer = TextReplacer(names)
-    kind = _kind_only(state.setup.device_config_from)
+    setup = msgspec.structs.replace(
+        state.setup,
+        device_config=_without_comments(state.setup.device_config),
+        device_config_from=_kind_only(state.setup.device_config_from),
+        flags_from="",
+    )
     return replace(
         state,
         source="",
@@ -82,9 +88,17 @@ def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
         pods=tuple(_pod(pod, names, replacer) for pod in state.pods),
         quotas=tuple(_metadata(quota, names.namespaces, names.quotas, names.uids) for quota in state.quotas),
         others={names.nodes[node]: ask for node, ask in state.others.items()},
-        setup=msgspec.structs.replace(state.setup, device_config_from=kind, flags_from=""),
+        setup=setup,
         unseen=tuple(text.partition(" (")[0] for text in state.unseen),
     )
+
+
+def _without_comments(text: str | None) -> str | None:
+    """YAML with the same values: comments may name anything. Text that cannot be read is left out."""
+    try:
+        return None if text is None else yaml.emit(yaml.parse(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError:
+        return None
 
 
 class TextReplacer:

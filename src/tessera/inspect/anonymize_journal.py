@@ -123,6 +123,9 @@ class JournalAnonymizer:
             case Placed():
                 node, grants = nodes[record.node], self._grants(record.grants)
                 return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask), node=node, grants=grants)
+            case Refused(of_gang=True):
+                reasons = {LEFT_OUT: sum(record.reasons.values())}
+                return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask), reasons=reasons)
             case Refused() | Unfinished():
                 return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask))
             case Bind():

@@ -12,14 +12,17 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
+import msgspec
+
 from tessera.inspect import sanitize
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation, find_installation
 from tessera.inspect.scheduler_settings import build_offline_settings
-from tessera.inspect.state import HOW_TO_READ, ClusterState, InspectionError, Json, ListForbidden, Setup
+from tessera.inspect.state import HOW_TO_READ, BudgetState, ClusterState, InspectionError, Json, ListForbidden, Setup
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, Resource
+from tessera.kube.resources import NODES, POD_DISRUPTION_BUDGETS, PODS, PRIORITY_CLASSES, RESOURCE_QUOTAS, Resource
 from tessera.vendors.registry import build_vendors
+from tessera.wire.objects import PodDisruptionBudget
 
 NAMED = 20
 """nodes that a message lists"""
@@ -30,6 +33,10 @@ SOME_QUOTAS_UNSEEN = "quotas outside namespace {} (you may not list them)"
 QUOTAS_UNSEEN = "quotas (you may not list them): a pod that a quota stops looks as if it fits"
 
 
+BUDGETS_UNSEEN = "disruption budgets (you may not list them): pods that would be evicted may be kept by one"
+CLASSES_UNSEEN = "PriorityClasses (you may not list them): a manifest has the priority that it says itself, or 0"
+
+
 async def collect(
     client: KubeClient,
     *,
@@ -38,11 +45,12 @@ async def collect(
     installation: Installation | None = None,
     override: Callable[[Setup], Setup] | None = None,
     namespace: str | None = None,
+    for_preemption: bool = False,
 ) -> ClusterState:
     """The cluster as it is now. `override` may replace the configuration that was found in the cluster.
 
     `namespace`: where pods must be readable if those of all namespaces are not. None: nodes and all pods must be
-    readable. Raises ListForbidden if they are not.
+    readable. Raises ListForbidden if they are not. `for_preemption`: disruption budgets and PriorityClasses as well.
     """
     installation = installation or await find_installation(client)
     setup = override(installation.setup) if override is not None else installation.setup
@@ -64,6 +72,20 @@ async def collect(
     except ListForbidden:
         quotas = []
         unseen.append(QUOTAS_UNSEEN)
+    budgets: dict[str, BudgetState] | None = None
+    classes: list[Json] = []
+    if for_preemption:
+        try:
+            budgets = _match(await _listed(client, POD_DISRUPTION_BUDGETS.path(), "disruption budgets"), pods)
+        except ListForbidden:
+            unseen.append(BUDGETS_UNSEEN)
+        try:
+            classes = await _listed(client, PRIORITY_CLASSES.path(), "PriorityClasses")
+        except ListForbidden:
+            unseen.append(CLASSES_UNSEEN)
+        except ApiError as error:
+            if error.status != NOT_FOUND:  # The sandbox has none.
+                raise
     state = ClusterState(
         source,
         now(),
@@ -71,6 +93,8 @@ async def collect(
         unseen=(*unseen, *installation.unseen),
         nodes_seen=nodes_seen,
         all_pods_seen=all_pods_seen,
+        budgets=budgets,
+        priority_classes=tuple(classes),
     )
     return _filled(state, nodes, pods, quotas)
 
@@ -120,6 +144,22 @@ def _filled(state: ClusterState, nodes: list[Json], pods: list[Json], quotas: li
         quotas=tuple(sanitize.sanitize_quota(quota) for quota in quotas),
         others=sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
     )
+
+
+def _match(budgets: list[Json], pods: list[Json]) -> dict[str, BudgetState]:
+    """By namespace and name, with the pods that each holds for: their labels are not kept."""
+    found = {}
+    for document in budgets:
+        budget = msgspec.convert(document, PodDisruptionBudget)
+        namespace, selector = budget.metadata.namespace, budget.spec.selector
+        of_namespace = (pod["metadata"] for pod in pods if pod["metadata"].get("namespace") == namespace)
+        uids = (
+            one["uid"]
+            for one in of_namespace
+            if selector is not None and selector.matches(one.get("labels") or {}) and "uid" in one
+        )
+        found[f"{namespace}/{budget.metadata.name}"] = BudgetState(budget.status.disruptions_allowed, frozenset(uids))
+    return found
 
 
 async def _listed_in_reach(

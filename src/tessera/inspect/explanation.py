@@ -134,7 +134,10 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     notes = base.notes
     if isinstance(verdict, FitsNowhere) and any(Reason.CARD_CORDONED.value in group.reason for group in verdict.groups):
         notes += (_closed_note(cluster, names),)
-    outlook = foresee(cluster, prepared.request, names) if isinstance(verdict, FitsNowhere) else None
+    # A gang preempts as a whole; its status says for which pods.
+    is_alone = base.gang is None or base.gang.fits or bool(base.gang.bound)
+    preempts = is_alone and isinstance(verdict, FitsNowhere)
+    outlook = foresee(cluster, prepared.request, names) if preempts else None
     return replace(
         base, status=status, verdict=verdict, kept_off=group_by_reason(kept_off), notes=notes, preemption=outlook
     )
@@ -174,7 +177,7 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedR
         problem=bad_pod_text(prepared) if isinstance(prepared, BadPod) else "",
         notes=(*_notes(cluster, pod, asks=asks or isinstance(prepared, BadPod)), *_mistakes(cluster, pod, prepared)),
         expected=expected_demand(cluster, prepared),
-        gang=gang_of(cluster, pod.metadata.uid) if cluster.state.nodes_seen else None,
+        gang=gang_of(cluster, pod.metadata.uid, preempt=True) if cluster.state.nodes_seen else None,
         said=last_refusal(document) or "",
     )
 

@@ -6,13 +6,17 @@ alone, and counts as free here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tessera.core.gangs import GangMember, GangMisfit, describe_members, plan_gang
+from tessera.core.gang_preemption import GangDemand
+from tessera.core.gangs import GangMember, GangMisfit, GangPlanning, describe_members
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Unfinished
+from tessera.core.steps import finish
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
 from tessera.scheduler.gang import Gang, MemberState
 
@@ -32,30 +36,49 @@ class GangStatus:
     text: str
     fits: bool
     """all that must be placed together is bound, or fits now"""
+    fitting: int | None = None
+    """members that fit now; None if that is not known"""
+    preemption: PreemptionOutlook | None = None
+    """if that was asked for, and all members exist and do not fit"""
 
 
-def gang_of(cluster: OfflineCluster, uid: str) -> GangStatus | None:
-    """The gang of a pod of the cluster; None if it belongs to none."""
+class _Verdict(NamedTuple):
+    """Whether members fit together."""
+
+    text: str
+    fits: bool
+    fitting: int
+    preemption: PreemptionOutlook | None = None
+
+
+def gang_of(cluster: OfflineCluster, uid: str, *, preempt: bool = False) -> GangStatus | None:
+    """The gang of a pod of the cluster; None if it belongs to none. `preempt`: with the pods that would be evicted."""
     gang = cluster.engine.gangs.registry.of(uid)
-    return None if gang is None else _status(cluster, gang)
+    return None if gang is None else _status(cluster, gang, preempt=preempt)
 
 
 def plan_members(
-    cluster: OfflineCluster, namespace: str, name: str, members: Sequence[tuple[PodRequest, Json]], *, topology: str
-) -> GangStatus:
-    """A gang that does not exist yet, with all its members as request and document."""
-    text, fits = _judge(cluster, members, required=len(members), topology=topology)
+    cluster: OfflineCluster,
+    namespace: str,
+    name: str,
+    members: Sequence[tuple[PodRequest, Json]],
+    *,
+    topology: str,
+    preempt: bool = False,
+) -> Generator[None, None, GangStatus]:
+    """A gang that does not exist yet, with all its members as request and document. One step per member."""
     count = len(members)
-    return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, text=text, fits=fits)
+    found = yield from _judge(cluster, members, required=count, topology=topology, preempt=preempt)
+    return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, **found._asdict())
 
 
-def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
+def _status(cluster: OfflineCluster, gang: Gang, *, preempt: bool) -> GangStatus:
     bound, pending, gated = (gang.count(state) for state in (MemberState.BOUND, MemberState.PENDING, MemberState.GATED))
     required = gang.required
     missing = required - gang.present()
     documents = {pod.metadata.uid: cluster.documents[key] for key, pod in cluster.pods.items()}
     waiting = [(member.request, documents[member.request.uid]) for member in gang.pending()]
-    fits = True
+    fits, fitting, preemption = True, None, None
     if not gang.group.is_sized:
         text, fits = "its size is not known here: it is in a PodGroup object", False
     elif bound >= required:
@@ -65,19 +88,37 @@ def _status(cluster: OfflineCluster, gang: Gang) -> GangStatus:
         if gated:
             text += f", {gated} more wait for their schedulingGates"
     else:
-        text, fits = _judge(
-            cluster, waiting, required=min(required - bound, len(waiting)), topology=gang.group.topology
+        # The rest of a gang that is bound in part, or a gang with gated members, does not preempt as a whole.
+        preempt = preempt and not bound and not gated
+        required_now = min(required - bound, len(waiting))
+        text, fits, fitting, preemption = finish(
+            _judge(cluster, waiting, required=required_now, topology=gang.group.topology, preempt=preempt)
         )
         if bound:
             text = f"{bound} of {required} members are bound; the rest: {text}"
     return GangStatus(
-        gang.namespace, gang.group.name, gang.group.size, gang.group.minimum, bound, pending, gated, text, fits
+        gang.namespace,
+        gang.group.name,
+        gang.group.size,
+        gang.group.minimum,
+        bound,
+        pending,
+        gated,
+        text,
+        fits,
+        fitting,
+        preemption,
     )
 
 
 def _judge(
-    cluster: OfflineCluster, members: Sequence[tuple[PodRequest, Json]], *, required: int, topology: str
-) -> tuple[str, bool]:
+    cluster: OfflineCluster,
+    members: Sequence[tuple[PodRequest, Json]],
+    *,
+    required: int,
+    topology: str,
+    preempt: bool,
+) -> Generator[None, None, _Verdict]:
     selector = cluster.engine.selector
     known: dict[tuple[str, ...], GangMember] = {}
     planned = []
@@ -86,13 +127,21 @@ def _judge(
         like = known.setdefault(names, GangMember(request, selector.candidates(names)))
         planned.append(GangMember(request, like.candidates))
     domains = cluster.engine.labels.domains(topology)
-    answer = plan_gang(selector, planned, required=required, domains=domains)
+    planning = GangPlanning(selector, planned, required=required, domains=domains)
+    answer = yield from planning.steps()
+    planning.take_back()
     assert not isinstance(answer, Unfinished)  # without a limit of work
     if isinstance(answer, GangMisfit):
-        return answer.text, False
+        priorities = [request.preempts_below for request, _ in members]
+        outlook = None
+        if preempt:
+            priority = min((each for each in priorities if each is not None), default=0)
+            demand = GangDemand(planned, required, priority=priority, fitting=answer.places, domains=domains)
+            outlook = foresee_gang(cluster, demand, is_patient=None in priorities)
+        return _Verdict(answer.text, False, len(answer.places), outlook)
     what = describe_members([request for request, _ in members])
     close = ""
     if domains is not None:
         values = {domains.by_node.get(place.placement.node, "none") for place in answer.places}
         close = f", in {len(values)} of {topology}: {', '.join(sorted(values))}"
-    return f"{what}: all {len(answer.places)} members fit together{close}", True
+    return _Verdict(f"{what}: all {len(answer.places)} members fit together{close}", True, len(answer.places))

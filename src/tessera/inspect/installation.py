@@ -45,6 +45,11 @@ class Installation:
     unseen: tuple[str, ...] = ()
 
     @property
+    def is_vouched_for(self) -> bool:
+        """Whether a webhook configuration, which only administrators write, names this namespace."""
+        return bool(self.namespace) and _service(self.webhooks)[0] == self.namespace
+
+    @property
     def setup(self) -> Setup:
         arguments = scheduler_arguments(self.deployment) if self.deployment is not None else None
         return Setup(

@@ -159,6 +159,7 @@ class OfflineCluster:
         trial = OfflineCluster(replace(self.state, nodes=(), pods=(), quotas=(), others={}), settings=self.settings)
         trial.nodes, trial.pods, trial.documents = self.nodes, self.pods, self.documents
         trial.ledger.quotas = self.ledger.quotas.copy()
+        trial.engine.labels = self.engine.labels
         return trial
 
     def add_host_load(self, key: str, node: str, ask: HostRequest) -> None:

@@ -198,7 +198,7 @@ class _HistoryReader:
         story.steps.append(step)
 
     def _nearest(self, refused: Refused) -> str:
-        if self._replay is None:
+        if self._replay is None or refused.of_gang:
             return ""
         try:
             candidates, request = self._replay.candidates(refused), self._replay.request(refused)

@@ -1,19 +1,26 @@
-"""Which pods would be evicted for a pod that fits on no node, or why none would be.
+"""Which pods would be evicted for a pod that fits on no node, or for a gang that does not fit, or why none would be.
 
-The engine searches as the scheduler does. Disruption budgets are not read here, so an answer says that they may keep a
+The engine searches as the scheduler does. Where disruption budgets were not read, an answer says that they may keep a
 pod. Other victims may be found by the time the scheduler looks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tessera.core import gang_preemption
+from tessera.core.gang_preemption import GangDemand
 from tessera.core.node_preemption import NodeSearch
+from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
-from tessera.core.victims import PodTraits
+from tessera.core.victims import PodBook, PodTraits
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.state import BudgetState, Json
+from tessera.scheduler.victim_book import VictimBook
+
+SWITCHED_OFF = "preemption is switched off (--preemption=false)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +38,16 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionOutlook:
-    """What the scheduler would do for a pod that fits nowhere."""
+    """What the scheduler would do for a pod or a gang that does not fit."""
 
     node: str = ""
-    """where the pod would go; empty if no set of victims helps"""
+    """where the pod would go, or the nodes of a gang; empty if no set of victims helps"""
     victims: tuple[Victim, ...] = ()
     waits_for: tuple[Victim, ...] = ()
     """pods that leave already"""
     obstacle: str = ""
     """why no pod would be evicted"""
+    knows_budgets: bool = False
 
     @property
     def text(self) -> str:
@@ -47,7 +55,8 @@ class PreemptionOutlook:
             return f"evicts no pod: {self.obstacle}"
         if not self.victims:
             return f"waits for {_names(self.waits_for)} on {self.node}, then it fits there"
-        return f"would preempt {_names(self.victims)} on {self.node}, unless a PodDisruptionBudget keeps them"
+        unless = "" if self.knows_budgets else ", unless a PodDisruptionBudget keeps them"
+        return f"would preempt {_names(self.victims)} on {self.node}{unless}"
 
 
 def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) -> PreemptionOutlook:
@@ -55,23 +64,88 @@ def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) 
     engine, priority = cluster.engine, request.preempts_below
     lowest = engine.victims.lowest_priority
     if not cluster.settings.preemption:
-        return PreemptionOutlook(obstacle="preemption is switched off (--preemption=false)")
+        return PreemptionOutlook(obstacle=SWITCHED_OFF)
     if priority is None:
         return PreemptionOutlook(obstacle="its preemptionPolicy is Never")
     if lowest is None or lowest >= priority:
         return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
-    found = engine.preemption.find(request, priority=priority, candidates=engine.selector.candidates(names))
+    preemption = _preemption(cluster)
+    found = preemption.find(request, priority=priority, candidates=engine.selector.candidates(names))
     if found is None:
-        return PreemptionOutlook(obstacle=_obstacle(cluster, request, priority, names))
-    return PreemptionOutlook(found.node, _victims(cluster, found.victims), _victims(cluster, found.leaving))
+        return PreemptionOutlook(obstacle=_obstacle(cluster, preemption.book, request, priority, names))
+    return _outlook(cluster, found.node, found.victims, found.leaving)
 
 
-def _obstacle(cluster: OfflineCluster, request: PodRequest, priority: int, names: Sequence[str]) -> str:
+def foresee_gang(cluster: OfflineCluster, demand: GangDemand, *, is_patient: bool) -> PreemptionOutlook:
+    """For a gang whose members all exist and do not fit together. `is_patient`: a member preempts none."""
+    engine, priority = cluster.engine, demand.priority
+    lowest = engine.victims.lowest_priority
+    if not cluster.settings.preemption:
+        return PreemptionOutlook(obstacle=SWITCHED_OFF)
+    if is_patient:
+        return PreemptionOutlook(obstacle="the preemptionPolicy of a member is Never")
+    if lowest is None or lowest >= priority:
+        return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
+    found = gang_preemption.find(_preemption(cluster), demand)
+    if found is None:
+        text = f"no set of pods with a priority below {priority} makes all {demand.required} members fit"
+        return PreemptionOutlook(obstacle=text)
+    nodes = ", ".join(sorted({place.placement.node for place in found.places}))
+    return _outlook(cluster, nodes, found.victims, found.leaving)
+
+
+def _preemption(cluster: OfflineCluster) -> Preemption:
+    """With the budgets, if they were read."""
+    engine, budgets = cluster.engine, cluster.state.budgets
+    if budgets is None:
+        return engine.preemption
+    return Preemption(engine.selector, BudgetedBook(engine.victims, budgets))
+
+
+def _outlook(cluster: OfflineCluster, node: str, victims: Sequence[str], leaving: Sequence[str]) -> PreemptionOutlook:
+    knows_budgets = cluster.state.budgets is not None
+    return PreemptionOutlook(node, _victims(cluster, victims), _victims(cluster, leaving), knows_budgets=knows_budgets)
+
+
+class BudgetedBook:
+    """`PodBook` with the budgets of a state, whose pods are known by their uids."""
+
+    def __init__(self, book: VictimBook, budgets: Mapping[str, BudgetState]) -> None:
+        self._book = book
+        self._states = budgets
+        self.members = book.members
+        self.traits = book.traits
+
+    @property
+    def lowest_priority(self) -> int | None:
+        return self._book.lowest_priority
+
+    def budgets(self, uid: str) -> tuple[str, ...]:
+        return tuple(sorted(name for name, state in self._states.items() if uid in state.pods))
+
+    def disruptions_allowed(self, budget: str) -> int:
+        return self._states[budget].allowed
+
+
+def with_priority(document: Json, classes: Sequence[Json]) -> Json:
+    """A pod with the priority and policy of its PriorityClass, as the apiserver's admission gives it. As it is if it
+    has a priority, or its class is not known."""
+    spec = document["spec"]
+    name = spec.get("priorityClassName", "")
+    found = [each for each in classes if (each["metadata"]["name"] == name if name else each.get("globalDefault"))]
+    if spec.get("priority") is not None or not found:
+        return document
+    [chosen, *_] = sorted(found, key=lambda each: int(each["value"]))
+    policy = {"preemptionPolicy": chosen["preemptionPolicy"]} if "preemptionPolicy" in chosen else {}
+    return {**document, "spec": {**policy, **spec, "priority": chosen["value"]}}
+
+
+def _obstacle(cluster: OfflineCluster, book: PodBook, request: PodRequest, priority: int, names: Sequence[str]) -> str:
     """Why no set of pods helps: what keeps the pods that hold cards of the kinds asked for."""
     engine = cluster.engine
     kept: Counter[str] = Counter()
     for name in names:
-        search = NodeSearch(engine.ledger, engine.victims, request, priority=priority, node=name)
+        search = NodeSearch(engine.ledger, book, request, priority=priority, node=name)
         for entry in engine.ledger.pods_on(name):
             if not set(request.vendors).isdisjoint(entry.facts.grants):
                 kept[_short(search.obstacle(entry), priority)] += 1

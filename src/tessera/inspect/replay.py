@@ -103,6 +103,8 @@ class ReplayCounts:
     """decisions that were not finished when they were recorded: there is nothing to compare with"""
     without_candidates: int = 0
     """decisions whose candidates were not recorded"""
+    of_gangs: int = 0
+    """refusals of members because their gang waits: there was no decision about the pod"""
 
 
 class JournalReplay:
@@ -166,6 +168,9 @@ class JournalReplay:
     # -- decisions
 
     def _compare(self, decision: Placed | Refused) -> Difference | None:
+        if isinstance(decision, Refused) and decision.of_gang:
+            self.counts.of_gangs += 1
+            return None
         made = self._decide(decision)
         if made is None:
             self.counts.without_candidates += 1

@@ -121,7 +121,7 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
                 "containers": [_container(each) for each in spec.get("containers") or ()],
             },
             "status": {
-                **_pick(status, "phase", "startTime"),
+                **_pick(status, "phase", "startTime", "nominatedNodeName"),
                 "conditions": _conditions(status),
                 "initContainerStatuses": [_ended(each) for each in status.get("initContainerStatuses") or ()],
             },

@@ -1,7 +1,9 @@
 """The journal of a running scheduler, read over HTTP: through the apiserver's proxy, or from an address.
 
-The journal names the pods of all tenants, so a scheduler shows it to its own machine only. Then the apiserver's proxy
-cannot reach it, and the error says which port-forward does: to the replica that decides, which the Lease names. A
+The journal names the pods of all tenants, so a scheduler shows it to its own machine, and beside its dashboard to users
+whom the apiserver allows it. Without a dashboard the apiserver's proxy cannot reach it, and the error says which
+port-forward does: to the replica that decides, which the Lease names. The user's token is sent to a pod only if the
+webhook configuration, which no tenant can write, names its namespace. A
 journal that is followed goes on after its process or the connection has ended: from the next record if it is the same
 process, else with the state that the new one begins with.
 """
@@ -29,6 +31,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.leases import Lease, holder_host
 from tessera.kube.resources import LEASES, PODS, SERVICES
+from tessera.scheduler.access_review import OWN_HEADER
 from tessera.wire.errors import WireError
 from tessera.wire.journal import Record, Start, decode_record
 
@@ -61,6 +64,8 @@ class JournalAddress:
     """what to do if it cannot be read"""
     is_assumed: bool = False
     """whether nothing in the cluster says that it is there"""
+    token_header: str = ""
+    """where it takes the user's token; empty if it needs none"""
 
 
 FindAddress = Callable[[], Awaitable[JournalAddress]]
@@ -115,7 +120,12 @@ class SchedulerSource:
         if self._position is not None:
             process, sequence = self._position
             query |= {"process": process, "since": str(sequence), "snapshot": "false"}
-        lines = self._client.stream_lines(address.path, query=query, duration=FOLLOW_S if follow else READ_S)
+        lines = self._client.stream_lines(
+            address.path,
+            query=query,
+            duration=FOLLOW_S if follow else READ_S,
+            token_header=address.token_header,
+        )
         try:
             async with aclosing(lines):
                 async for line in lines:
@@ -181,36 +191,41 @@ def behind_apiserver(client: KubeClient) -> FindAddress:
     async def find() -> JournalAddress:
         installation = await find_installation(client)
         namespace, service = installation.namespace or NAMESPACE, installation.name or SCHEDULERS[0]
-        port = _extender_port(installation)
+        port = _port(installation, "--extender-bind", "--http_bind") or PORT
         pods = await _running(client, namespace)
         if not pods:
             path = SERVICES.path(namespace, f"{service}:{MONITOR}", "proxy") + ROUTE
             advice = _advice(namespace, f"deploy/{service}", port)
             return JournalAddress(f"Service {namespace}/{service}", path, advice, is_assumed=True)
         name = str((await _leader(client, namespace, pods))["metadata"]["name"])
-        path = PODS.path(namespace, f"{name}:{port}", "proxy") + ROUTE
-        return JournalAddress(f"pod {namespace}/{name}", path, _advice(namespace, f"pod/{name}", port))
+        text, advice = f"pod {namespace}/{name}", _advice(namespace, f"pod/{name}", port)
+        dashboard = _port(installation, "--dashboard-bind")
+        if dashboard and installation.is_vouched_for:
+            path = PODS.path(namespace, f"https:{name}:{dashboard}", "proxy") + ROUTE
+            rights = f"It needs a kubeconfig with a token, `get` on pods/proxy in {namespace} and on the path {ROUTE}."
+            return JournalAddress(text, path, f"{rights} Otherwise:\n{advice}", token_header=OWN_HEADER.decode())
+        return JournalAddress(text, PODS.path(namespace, f"{name}:{port}", "proxy") + ROUTE, advice)
 
     return find
 
 
 def _advice(namespace: str, target: str, port: int) -> str:
     return (
-        "A scheduler shows its journal to its own machine only, unless it is told otherwise. Run\n"
+        "A scheduler without a dashboard shows its journal to its own machine only. Run\n"
         f"  kubectl --namespace {namespace} port-forward {target} {port}\n"
         f"and repeat the command with --url http://127.0.0.1:{port} (in other commands --journal-url)"
     )
 
 
-def _extender_port(installation: Installation) -> int:
-    """Where the scheduler answers filter and bind, by the flags in its Deployment."""
+def _port(installation: Installation, *flags: str) -> int:
+    """Of a listener of the scheduler, by the flags in its Deployment; 0 if they do not say."""
     words = scheduler_arguments(installation.deployment) if installation.deployment is not None else None
     for word in words or ():
         flag, _, value = word.partition("=")
         port = value.rpartition(":")[2]
-        if flag in ("--extender-bind", "--http_bind") and port.isdecimal():
+        if flag in flags and port.isdecimal():
             return int(port)
-    return PORT
+    return 0
 
 
 async def _running(client: KubeClient, namespace: str) -> list[Json]:

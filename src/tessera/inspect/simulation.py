@@ -15,13 +15,14 @@ import msgspec
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
+from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
 from tessera.inspect.gang_status import GangStatus, plan_members
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.preemption import PreemptionOutlook, foresee
+from tessera.inspect.preemption import PreemptionOutlook, foresee, with_priority
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
@@ -97,13 +98,7 @@ def simulate(
     preempt: bool = False,
 ) -> Simulation:
     """All steps of `simulate_in_steps`."""
-    steps = simulate_in_steps(cluster, manifest, most=most, cards=cards, preempt=preempt)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Simulation = end.value
-            return found
+    return finish(simulate_in_steps(cluster, manifest, most=most, cards=cards, preempt=preempt))
 
 
 def simulate_in_steps(
@@ -135,6 +130,7 @@ def simulate_in_steps(
         if document is None:
             result = replace(result, stop=StopReason(f"the webhook refuses it: {verdict.message}"))
             break
+        document = with_priority(document, cluster.state.priority_classes)
         pod = msgspec.convert(document, Pod)
         prepared = cluster.prepare(pod)
         if isinstance(prepared, BadPod):
@@ -153,7 +149,7 @@ def simulate_in_steps(
         if isinstance(answer, Refused):
             refusal = judge(cluster.engine.selector, prepared.request, names, cards=cards)
             stop = _stop_reason(refusal, filtered_out)
-            if preempt:
+            if preempt and gang_key(manifest) is None:  # A gang preempts as a whole: see `simulate_gangs`.
                 stop = replace(stop, preemption=foresee(cluster, prepared.request, names))
             result = replace(result, stop=stop)
             break
@@ -173,8 +169,24 @@ def simulate_in_steps(
     return replace(result, placed=tuple(placed))
 
 
-def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> list[GangStatus]:
-    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing."""
+def gang_key(manifest: Manifest) -> tuple[str, str] | None:
+    """Namespace and name of the gang that the manifest's pods belong to; None if they belong to none."""
+    group = read_pod_group(msgspec.convert(manifest.pod, Pod))
+    return (manifest.namespace, group.name) if isinstance(group, PodGroup) else None
+
+
+def simulate_gangs(
+    cluster: OfflineCluster, manifests: Sequence[Manifest], *, preempt: bool = False
+) -> list[GangStatus]:
+    """All steps of `simulate_gangs_in_steps`."""
+    return finish(simulate_gangs_in_steps(cluster, manifests, preempt=preempt))
+
+
+def simulate_gangs_in_steps(
+    cluster: OfflineCluster, manifests: Sequence[Manifest], *, preempt: bool = False
+) -> Generator[None, None, list[GangStatus]]:
+    """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing in the end; between
+    two steps nothing else may use the cluster. `preempt`: with the pods that would be evicted for one that does not."""
     cluster.state.require_nodes()
     gangs: dict[tuple[str, str], tuple[PodGroup, list[tuple[PodRequest, Json]]]] = {}
     for manifest in manifests:
@@ -184,14 +196,19 @@ def simulate_gangs(cluster: OfflineCluster, manifests: Sequence[Manifest]) -> li
         _, members = gangs.setdefault((manifest.namespace, group.name), (group, []))
         for number in range(1, manifest.count + 1):
             document, _ = _admit(cluster, manifest, number)
-            prepared = None if document is None else cluster.prepare(msgspec.convert(document, Pod))
-            if document is not None and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
+            if document is None:
+                continue
+            document = with_priority(document, cluster.state.priority_classes)
+            prepared = cluster.prepare(msgspec.convert(document, Pod))
+            if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 members.append((prepared.request, document))
-    return [
-        plan_members(cluster, namespace, name, members, topology=group.topology)
-        for (namespace, name), (group, members) in gangs.items()
-        if members
-    ]
+            yield
+    found = []
+    for (namespace, name), (group, members) in gangs.items():
+        if members:
+            planning = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
+            found.append((yield from planning))
+    return found
 
 
 def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:

@@ -63,6 +63,16 @@ class Setup(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetState:
+    """A PodDisruptionBudget at one moment."""
+
+    allowed: int
+    """evictions that it allows now"""
+    pods: frozenset[str]
+    """uids of the pods that it holds for"""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterState:
     """A cluster at one moment."""
 
@@ -82,6 +92,10 @@ class ClusterState:
     """whether nodes could be listed"""
     all_pods_seen: bool = True
     """whether the pods of all namespaces could be listed"""
+
+    budgets: Mapping[str, BudgetState] | None = None
+    """by namespace/name; None if they were not read, or not all of them"""
+    priority_classes: tuple[Json, ...] = ()
 
     def require_nodes(self) -> None:
         """Raises ListForbidden if nodes could not be listed."""

@@ -148,11 +148,14 @@ class KubeClient:
                         yield event
 
     async def stream_lines(
-        self, path: str, *, query: Mapping[str, str], duration: float
+        self, path: str, *, query: Mapping[str, str], duration: float, token_header: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """The lines of a response as they arrive, for `duration` seconds at most, e.g. of a pod behind the apiserver's
-        proxy. Ends when the server ends it, or is silent for as long as a watch may not be."""
-        batches = self._transport.stream_lines(path, query=query, duration=duration)
+        proxy. Ends when the server ends it, or is silent for as long as a watch may not be.
+
+        With `token_header` the caller's token, if it has one, is sent in that header too: the proxy keeps
+        `Authorization` to itself."""
+        batches = self._transport.stream_lines(path, query=query, duration=duration, token_header=token_header)
         async with aclosing(batches):
             async for lines in batches:
                 for line in lines:

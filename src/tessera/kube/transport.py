@@ -78,7 +78,13 @@ class Transport:
         return data
 
     async def stream_lines(
-        self, path: str, *, query: Mapping[str, str], duration: float, on_bytes: Callable[[], None] | None = None
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        duration: float,
+        on_bytes: Callable[[], None] | None = None,
+        token_header: str = "",
     ) -> AsyncGenerator[list[bytes], None]:
         """The lines of a response that is written over time, as they arrive; `on_bytes` is called when something does.
 
@@ -87,7 +93,11 @@ class Transport:
         server had nothing to say."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + duration + self._timeout
-        request = ApiRequest("GET", _target(path, query), await self._access.headers())
+        headers = await self._access.headers()
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        if token_header and scheme == "Bearer":
+            headers = {**headers, token_header: token}
+        request = ApiRequest("GET", _target(path, query), headers)
         what = f"WATCH {path}"
         response = await self._begin_stream(what, request)
         silence = SilenceTimer(response.close, deadline)

@@ -7,8 +7,10 @@
     REFUSED: it needs another option, or the user has no right to evict it
 
 Disruption budgets are kept: pods leave through the Eviction API only. Whether a pod still holds a card is what the
-ledger says about the pods on the node, read again in each round; so a pod that was bound in the last moment before the
-cordon is found too. A pod whose devices are unknown is never taken for one that holds nothing: it is a doubt.
+ledger says about the pods on the node, read again in each round. The API does not show what the scheduler has reserved:
+a pod that it placed before the cordon is bound a moment later. So the last look is some seconds after the cordon, and
+the result says that a later bind was not waited for. A pod whose devices are unknown is never taken for one that holds
+nothing: it is a doubt.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ FIRST_ROUND_S, ROUND_S = 0.25, 2.0
 """between two looks at the nodes: pods that end quickly are seen to, and then the apiserver is spared"""
 RETRY_S = 5.0
 """before a refused eviction is tried again, as `kubectl drain` waits"""
+SETTLE_S = 5.0
+"""after the cordon, before a card counts as drained: pods that were placed before are bound by then, unless something
+else than devices holds them up"""
 CONCURRENT = 8
 """evictions under way at once"""
 MIRROR = "kubernetes.io/config.mirror"
@@ -200,7 +205,7 @@ class Drain:
         """Evicts until no pod is left, only refused ones are, or the time is over. Evicts none if the first look shows
         one that needs another option."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self.options.timeout_s
+        settled, deadline = clock() + SETTLE_S, clock() + self.options.timeout_s
         self._observe(holders)
         if self._is_blocked():
             return DrainResult(tuple(self._progress.values()), holders.doubts)
@@ -208,7 +213,8 @@ class Drain:
         while True:
             self._observe(holders)
             left = [each for each in self._progress.values() if each.stage is not PodStage.GONE]
-            if all(each.stage is PodStage.REFUSED for each in left) or clock() >= deadline:
+            is_done = all(each.stage is PodStage.REFUSED for each in left) and (left or clock() >= settled)
+            if is_done or clock() >= deadline:
                 return DrainResult(tuple(self._progress.values()), holders.doubts)
             await self._evict()
             await asyncio.sleep(max(0.0, min(pause, deadline - clock())))

@@ -22,12 +22,19 @@ def holders_table(holders: Holders, *, width: int | None) -> list[StyledLine]:
     return [*lines, *(StyledLine(f"may hold a slice: {text}", Style.WARN) for text in holders.doubts)]
 
 
+LATE_BIND = (
+    "a pod that was placed before the cordon, and waits for a volume or its gang, may still come: repeat to be sure"
+)
+
+
 def result_lines(cards: Sequence[NamedCard], result: DrainResult, *, dry_run: bool) -> Iterator[StyledLine]:
     what, gone = ", ".join(card.text for card in cards), len(result.pods) - len(result.left)
     if result.is_drained:
         done = "would be drained" if dry_run else "drained"
         evicted = f"{count_of(gone, 'pod')} {'would be evicted' if dry_run else 'gone'}"
         yield StyledLine(f"{what}: {done}, {evicted}", Style.GOOD)
+        if not dry_run:
+            yield StyledLine(LATE_BIND, Style.DIM)
         return
     left = [*(f"{each.pod.text} ({each.reason or each.stage.value.lower()})" for each in result.left), *result.doubts]
     yield StyledLine(f"{what}: not drained, {count_of(len(left), 'pod')} left", Style.BAD)

@@ -3,6 +3,9 @@
     Surroundings   cards, events, handover and its memory: a new configuration must not lose what was answered
     NodeAgent      registration, kubelet's plugin and the sharing mode, with one set of settings
 
+With `--dra` the plugin is a driver for ResourceClaims, the cards are published instead of registered, and the classic
+plugin does not run: a card is offered to one world only.
+
 An agent serves once the cards and the node's pods are known, so kubelet never sees an incomplete list of cards, and no
 Allocate is answered for an unknown pod. It ends by cancellation and leaves nothing running.
 """
@@ -10,7 +13,7 @@ Allocate is answered for an unknown pod. It ends by cancellation and leaves noth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -20,20 +23,26 @@ from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.node.cleanup import clean_up
+from tessera.node.dra.driver import Driver
+from tessera.node.dra.plugin import DraPlugin
+from tessera.node.dra.prepared_claims import FILE, PreparedClaims
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.kubelet.plugin import Plugin
 from tessera.node.kubelet.pod_resources import PodResourcesClient
+from tessera.node.live_claims import LiveClaims
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
+from tessera.node.modes.mig.records import boot_id
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
 from tessera.node.static_mig import InstanceWatch, StaticMig
+from tessera.wire.mig import MigAllocation
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +53,7 @@ LINK_WINDOW_S = 3600.0
 """equal events about links within this time become one"""
 STOP_S = 15.0
 """for a sharing mode to stop"""
+CLAIMED = "ResourceClaims that were prepared with --dra still hold it"
 
 
 class NotStarted(SharingMode):
@@ -107,18 +117,35 @@ class NodeAgent:
             links=around.inventory.links,
             events=around.link_events,
         )
+        self._held: Mapping[str, str] = {}
+        """why cards take no new pod, by uuid, whatever the sharing mode says"""
+        self._prepared = PreparedClaims(settings.paths.state, settings.paths.cdi)
+        self._claims = LiveClaims(handover.pods, self._prepared)
         watch = InstanceWatch(around.hardware, around.fleet, strategy=settings.node.mig_strategy)
         self.mode = build_mode(
             settings,
             around.hardware,
-            write=MigAnnotations(around.client).write,
+            # A ResourceClaim says itself which instance it gets.
+            write=_write_nothing if settings.dra else MigAnnotations(around.client).write,
             held=around.holders.held,
-            known=lambda: handover.pods.live_claims() if handover.pods.ready.is_set() else None,
+            known=self._known_claims,
             instances=watch.instances,
         )
-        self.plugin: Plugin | StaticMig = Plugin(
-            settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet
-        )
+        self._driver: Driver | None = None
+        self.plugin: Plugin | StaticMig | DraPlugin
+        if settings.dra:
+            self._driver = Driver(
+                settings,
+                around.client,
+                around.fleet,
+                mode=self.mode,
+                prepared=self._prepared,
+                pods=handover.pods,
+                links=around.inventory.links,
+            )
+            self.plugin = self._driver.plugin
+            return
+        self.plugin = Plugin(settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet)
         if settings.node.serves_instances:
             self.plugin = StaticMig(settings, watch, fleet=around.fleet, shared=self.plugin, mode=self.mode)
 
@@ -136,18 +163,47 @@ class NodeAgent:
             return "the first list of this node's pods is not complete"
         if self.plugin.problem:
             return f"kubelet cannot use the plugin: {self.plugin.problem}"
-        written = self.registrar.done and not self.registrar.failures
+        if self._driver is not None and self._driver.publisher.problem:
+            return self._driver.publisher.problem
+        written = self.registrar.done.is_set() and not self.registrar.failures
         return "" if written else "the node is not registered with the scheduler"
 
     async def run(self) -> None:
         """Runs until cancelled. A part that fails ends all."""
         await self._around.holders.use(self._settings.paths.pod_resources, self._settings.resource)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.registrar.run())
-            group.create_task(self._serve())
-            group.create_task(
-                clean_up(self._settings, self._around.hardware, self._around.handover.pods, fleet=self._around.fleet)
-            )
+        try:
+            if self._driver is None:
+                await self._hold_claimed_cards()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.registrar.run())
+                group.create_task(self._serve())
+                group.create_task(
+                    clean_up(self._settings, self._around.hardware, self._claims, fleet=self._around.fleet)
+                )
+        finally:
+            await self._prepared.close()
+
+    async def _hold_claimed_cards(self) -> None:
+        """Takes no work for cards that ResourceClaims still hold, before they are registered. Raises OSError."""
+        try:
+            await self._prepared.load()
+        except ValueError as error:
+            raise OSError(
+                f"{self._settings.paths.state / FILE} cannot be read, so it is unknown which cards ResourceClaims hold;"
+                f" start with --dra, or remove it if no pod with a ResourceClaim is on the node: {error}"
+            ) from error
+        self._prepared.open()
+        boot = boot_id()
+        # Nothing that was prepared before a boot is in use, and kubelet prepares nothing without the driver.
+        claims = [claim for record in self._prepared.all() if record.boot == boot for claim in record.claims]
+        self._held = {each.uuid: CLAIMED for claim in claims for each in claim.slices}
+        self._mark({})
+
+    def _mark(self, problems: Mapping[str, str]) -> None:
+        self._around.watch.mark({**problems, **self._held})
+
+    def _known_claims(self) -> Sequence[Claim] | None:
+        return self._claims.all() if self._around.handover.pods.ready.is_set() else None
 
     async def _serve(self) -> None:
         around = self._around
@@ -156,16 +212,19 @@ class NodeAgent:
             fleet = await around.fleet.other_than(fleet)
         await around.handover.pods.ready.wait()
         try:
+            if self._driver is not None:
+                await self._driver.preparer.recover()
             await self.mode.start(around.fleet.value)
-            around.handover.use(self._settings, self.mode)
             async with asyncio.TaskGroup() as group:
-                group.create_task(
-                    Reconciler(self.mode, around.handover.pods, around.fleet, mark=around.watch.mark).run()
-                )
-                group.create_task(self.plugin.run())
+                group.create_task(Reconciler(self.mode, self._claims, around.fleet, mark=self._mark).run())
+                if self._driver is not None:
+                    group.create_task(self._driver.run(unregistered=self.registrar.done))
+                else:
+                    around.handover.use(self._settings, self.mode)
+                    group.create_task(self.plugin.run())
         finally:
             around.handover.use(self._settings, NotStarted())
-            around.watch.mark({})
+            self._mark({})
             await self._stop_mode()
 
     async def _stop_mode(self) -> None:
@@ -175,6 +234,10 @@ class NodeAgent:
             await asyncio.wait_for(self.mode.stop(), STOP_S)
         except TimeoutError:
             log.warning("the sharing mode did not end in time", seconds=STOP_S)
+
+
+async def _write_nothing(_pod: PodKey, _completed: Sequence[MigAllocation]) -> None:
+    """For claims, which have no annotation to complete."""
 
 
 def _is_known(fleet: Fleet) -> bool:

@@ -16,7 +16,7 @@ import structlog
 from tessera.host.cards import ComputeModes, Hardware, MigHardware
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.pod_cache import PodCache
+from tessera.node.live_claims import LiveClaims
 from tessera.node.modes.cdi_files import FILE, CdiRecord
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode_switch import retire_mig
@@ -34,22 +34,24 @@ Attempt = Callable[[Sequence[Claim], Sequence[Claim]], Awaitable[Mapping[str, st
 Raises OSError"""
 
 
-async def clean_up(settings: AgentSettings, hardware: Hardware, pods: PodCache, *, fleet: WatchedValue[Fleet]) -> None:
+async def clean_up(
+    settings: AgentSettings, hardware: Hardware, claims: LiveClaims, *, fleet: WatchedValue[Fleet]
+) -> None:
     """Removes everything that is not configured now. Returns when nothing is left.
 
     If only some cards are in mode `mig`, that mode itself gives the others back: it owns the record of instances.
     """
     async with asyncio.TaskGroup() as group:
         if settings.node.modes != {"mps"}:
-            group.create_task(clean_up_mps(settings, hardware, pods, fleet=fleet))
+            group.create_task(clean_up_mps(settings, hardware, claims, fleet=fleet))
         if "mig" not in settings.node.modes:
-            group.create_task(clean_up_mig(settings, hardware, pods))
+            group.create_task(clean_up_mig(settings, hardware, claims))
         if not any(each.is_cdi for each in settings.strategies):
-            group.create_task(clean_up_cdi(settings, pods))
+            group.create_task(clean_up_cdi(settings, claims))
 
 
 async def clean_up_mps(
-    settings: AgentSettings, modes: ComputeModes, pods: PodCache, *, fleet: WatchedValue[Fleet]
+    settings: AgentSettings, modes: ComputeModes, claims: LiveClaims, *, fleet: WatchedValue[Fleet]
 ) -> None:
     program = MpsProgram(environ=settings.environ)
     others: frozenset[str] | None = None
@@ -62,17 +64,17 @@ async def clean_up_mps(
     async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
         return await retire_mps(settings.paths.mps, modes, program=program, keep=_cards(old), cards=others)
 
-    await _until_gone(attempt, pods, what="MPS daemons of an earlier mode", where=settings.paths.mps)
+    await _until_gone(attempt, claims, what="MPS daemons of an earlier mode", where=settings.paths.mps)
 
 
-async def clean_up_mig(settings: AgentSettings, hardware: MigHardware, pods: PodCache) -> None:
+async def clean_up_mig(settings: AgentSettings, hardware: MigHardware, claims: LiveClaims) -> None:
     async def attempt(live: Sequence[Claim], _old: Sequence[Claim]) -> Mapping[str, str]:
         return await retire_mig(settings.paths.state, hardware, holders_of(live))
 
-    await _until_gone(attempt, pods, what="MIG of an earlier mode", where=settings.paths.state)
+    await _until_gone(attempt, claims, what="MIG of an earlier mode", where=settings.paths.state)
 
 
-async def clean_up_cdi(settings: AgentSettings, pods: PodCache) -> None:
+async def clean_up_cdi(settings: AgentSettings, claims: LiveClaims) -> None:
     record = settings.paths.state / FILE
 
     async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
@@ -83,16 +85,16 @@ async def clean_up_cdi(settings: AgentSettings, pods: PodCache) -> None:
         await asyncio.to_thread(CdiRecord(settings.paths.state).retire)
         return {}
 
-    await _until_gone(attempt, pods, what="CDI specs of an earlier strategy", where=record)
+    await _until_gone(attempt, claims, what="CDI specs of an earlier strategy", where=record)
 
 
-async def _until_gone(attempt: Attempt, pods: PodCache, *, what: str, where: Path) -> None:
-    await pods.ready.wait()
-    known = pods.live_claims()
+async def _until_gone(attempt: Attempt, claims: LiveClaims, *, what: str, where: Path) -> None:
+    await claims.wait()
+    known = claims.all()
     before = _uids(known)
     logged: Mapping[str, str] = {}
     while True:
-        live = pods.live_claims()
+        live = claims.all()
         if known is None or live is None:
             # Unknown claims may need anything, so everything waits.
             known, before = live, _uids(live)

@@ -34,6 +34,7 @@ from tessera.services.value_types import (
     parse_number,
     parse_text,
 )
+from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
@@ -158,6 +159,10 @@ class Paths:
         "Where to register; empty: nowhere.", default_text="kubelet.sock in --plugin-dir", env=("KUBELET_SOCKET",))
     pod_resources: Path | None = Group.KUBELET("pod-resources-socket", MAYBE_FILE,
         KUBELET / "pod-resources/kubelet.sock", "To verify which container got which devices; empty: do not.")
+    registry: Path = Group.KUBELET("plugin-registry-dir", DIRECTORY, KUBELET / "plugins_registry",
+        "kubelet's folder of plugin registrations, for --dra.")
+    dra: Path = Group.KUBELET("dra-plugin-dir", DIRECTORY, KUBELET / "plugins" / DRA_DRIVER,
+        "Where the socket is that kubelet calls for ResourceClaims, for --dra.")
     hook: Path = Group.FOLDERS("hook-path", DIRECTORY, Path("/usr/local"),
         "Everything that containers get from the host is below DIRECTORY/vgpu.", env=("HOOK_PATH",))
     state: Path = Group.FOLDERS("state-dir", DIRECTORY, Path("/var/lib/tessera"), "What must outlive a restart.")
@@ -188,6 +193,9 @@ class AgentSettings:
 
     node_name: str = shared(NodeServiceSettings, "node_name")
     node: NodeSettings = field(default_factory=_default_node_settings)
+    dra: bool = Group.KUBELET("dra", SWITCH, False,
+        "Serve ResourceClaims (DRA, Kubernetes 1.34 and later) instead of the device plugin. The node's cards are then "
+        "published as ResourceSlices, and not registered for pods that ask for nvidia.com/gpu.")
     fail_on_init_error: bool = Group.CARDS("fail-on-init-error", SWITCH, True,
         "Not ready (/readyz) until the cards were read once; false: ready without cards. The agent never ends over it "
         "and tries again by itself.",

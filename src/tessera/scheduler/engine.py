@@ -22,9 +22,12 @@ from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
+from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.filter import Filter
-from tessera.scheduler.gang_coordinator import GangCoordinator, GangTimes
+from tessera.scheduler.gang import GangTimes
+from tessera.scheduler.gang_coordinator import GangCoordinator
 from tessera.scheduler.gang_holds import GangHolds, NodeLabels
+from tessera.scheduler.gang_preemptor import GangPreemptor
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch
@@ -94,15 +97,18 @@ class Engine:
             observer=observer,
         )
         self._began, self._wakes = int(clock.now()), 0
+        self._wake_again: asyncio.TimerHandle | None = None
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
         self.labels = NodeLabels()
+        self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
         self.gangs = GangCoordinator(
             GangHolds(self.selector, self.cycles, self.labels),
             self.cycles,
             self.requests,
+            book=self.victims,
             times=GangTimes(
                 patience=settings.gang_seconds, bind=settings.turn_seconds, starving=settings.gang_starving_seconds
             ),
@@ -111,7 +117,6 @@ class Engine:
         self.filter = Filter(
             self.selector, self.cycles, self.requests, gangs=self.gangs, demand=self._demand, observer=observer
         )
-        self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
         self.preemption = Preemption(self.selector, self.victims)
         self.budgets = BudgetInformer(self.victims)
         self.preemptor = Preemptor(
@@ -121,7 +126,15 @@ class Engine:
             api,
             observer=observer,
             settings=settings.preemption_settings,
-            is_ready=lambda: not self.missing() and self.budgets.has_synced,
+            is_ready=self._may_preempt,
+        )
+        self.gang_preemptor = GangPreemptor(
+            self.gangs,
+            self.preemption,
+            self.victims,
+            Evictor(api, self.victims, observer=observer),
+            settings=settings.preemption_settings,
+            is_ready=self._may_preempt,
         )
         self.preempt_verb = PreemptVerb(
             self.cycles,
@@ -167,6 +180,7 @@ class Engine:
             self.tenure.begin(number, fence)
             self._observer.on_tenure()
             self.nodes.tick()
+            self._spawn(self.takeover.clear_nominated_nodes(number, is_nominated=self.ledger.nominations.has))
         else:
             self.tenure.end()
 
@@ -187,9 +201,10 @@ class Engine:
 
     # -- answers
 
-    def answer_filter(self, body: bytes) -> bytes:
+    def answer_filter(self, body: bytes) -> bytes | Coroutine[Any, Any, bytes]:
+        """At once, or between other requests where a large gang has to be planned first."""
         missing = self.missing()
-        return encode_filter_result(error=missing) if missing else self.filter.answer(body)
+        return encode_filter_result(error=missing) if missing else self.filter.begin(body, self.missing)
 
     def answer_bind(self, body: bytes) -> Awaitable[bytes]:
         missing = self.missing()
@@ -208,6 +223,10 @@ class Engine:
     def missing(self) -> str:
         """Why no decision can be made; empty if one can."""
         return self.unsynced() or self.tenure.missing()
+
+    def _may_preempt(self) -> bool:
+        """Whether this replica decides now, on complete lists."""
+        return not self.missing() and self.budgets.has_synced
 
     # -- told by the informers
 
@@ -287,7 +306,7 @@ class Engine:
             room.clear()
             if self.missing():
                 # The room stays; whether it helps is seen once decisions can be made again.
-                asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
+                self._wake_later()
                 continue
             await self._read_gang_sizes()
             async for members in self.gangs.retry():
@@ -319,8 +338,14 @@ class Engine:
                 return
             on_failed(pod.uid)
             # Perhaps nothing else ever happens: the room that is there must be enough to try again.
-            asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
+            self._wake_later()
             log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+
+    def _wake_later(self) -> None:
+        """One timer for all reasons: each of its own would start the next one, and they would only become more."""
+        if self._wake_again is not None:
+            self._wake_again.cancel()
+        self._wake_again = asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
 
     async def _read_gang_sizes(self) -> None:
         """Of groups whose size is in an object."""

@@ -114,7 +114,8 @@ class EventRecorder(SchedulerObserver):
     def on_preemption(self, event: PreemptionEvent) -> None:
         if event.node:
             kind, reason = (WARNING, "PreemptionFailed") if event.problem else (NORMAL, "Preempting")
-            self._events.record(_ref(event.request), kind, reason, event.text)
+            for request in event.members or (event.request,):
+                self._events.record(_ref(request), kind, reason, event.text)
 
     async def run(self) -> None:
         """For ever, until cancelled; `flush` writes what is still waiting then."""

@@ -1,4 +1,4 @@
-"""POST /filter: choose a node and reserve its cards, in memory, without an await or an API call.
+"""POST /filter: choose a node and reserve its cards, in memory, without an API call, and in one step of the event loop.
 
 An answer has exactly one node, or a reason for every candidate. Where that takes too long for one call, it is an error,
 and the decision is made between other requests. A pod that asks for no devices passes through. Whole `Nodes` instead of
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from msgspec import Raw
 
@@ -83,13 +84,39 @@ class Filter:
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
         self._refusals = GangRefusals()
-        self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
+        self._encoded: OrderedDict[tuple[int, str | None], tuple[Refused, bytes]] = OrderedDict()
         self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
     def answer(self, body: bytes) -> bytes:
         """The answer to a request. Errors are part of it, so HTTP always says 200."""
         try:
             return self._filter(decode_filter_args(body))
+        except WireError as error:
+            return encode_filter_result(error=str(error))
+
+    def begin(self, body: bytes, missing: Callable[[], str]) -> bytes | Coroutine[Any, Any, bytes]:
+        """As `answer`; the plan of a large gang is made first, between other requests.
+
+        `missing` says why no decision can be made, which may be so by then.
+        """
+        try:
+            args = decode_filter_args(body)
+            if not self.gangs.takes_time(args.pod):
+                return self._filter(args)
+        except WireError as error:
+            return encode_filter_result(error=str(error))
+        return self._plan_and_answer(args, missing)
+
+    async def _plan_and_answer(self, args: FilterArgs, missing: Callable[[], str]) -> bytes:
+        try:
+            prepared = self.requests.read(args.pod)
+            if isinstance(prepared, BadPod) or not prepared.request.asks_for_devices or args.node_names is None:
+                return self._filter(args)
+            named, request = CandidateList(args.node_names, self._candidate_lists), prepared.request
+            if self._standing_answer(request, self._cycles.get(request.uid), named) is None:
+                await self.gangs.prepare(args.pod, request, named)
+            problem = missing()
+            return encode_filter_result(error=problem) if problem else self._decide(args.pod, prepared, named)
         except WireError as error:
             return encode_filter_result(error=str(error))
 
@@ -140,7 +167,7 @@ class Filter:
         of_gang = self.gangs.decide(pod, request, named)
         if isinstance(of_gang, Misfit):
             self._leave_to_gang(cycle)
-            return self._refuse_member(request, named.resolve(), of_gang)
+            return self._refuse_member(pod, request, named, misfit=of_gang, began=began)
         if of_gang is not None:
             taken = time.perf_counter() - began
             # A score compares nodes, and here the node was given.
@@ -165,8 +192,8 @@ class Filter:
             if is_first:
                 self._demand.note_request(request)
             describe = partial(self._describe_refusal, request, candidates, answer)
-            self._observer.on_refused(RefusedEvent(request, answer, is_first, describe))
-            return self._encode(answer)
+            self._observer.on_refused(RefusedEvent(request, answer, is_first, describe, pod))
+            return self._encode(answer, pod, request)
         if not was_refused:
             self._demand.note_request(request)
         self._report(request, answer, named, began)
@@ -201,12 +228,16 @@ class Filter:
         elif cycle is not None and cycle.state in UNSCHEDULABLE:
             self._cycles.forget(cycle)
 
-    def _refuse_member(self, request: PodRequest, candidates: Candidates, misfit: Misfit) -> bytes:
+    def _refuse_member(
+        self, pod: Pod, request: PodRequest, named: CandidateList, *, misfit: Misfit, began: float
+    ) -> bytes:
         """The gang waits as a whole: it wakes its members itself."""
-        refused = self._refusals.of(candidates, misfit)
-        is_first = self.gangs.note_refusal(request.uid, misfit.text)
-        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text))
-        return self._encode(refused)
+        refused = self._refusals.of(named.resolve(), misfit)
+        is_first, refusals = self.gangs.note_refusal(request.uid, misfit.text)
+        decision = FilterDecision(request, refused, named, refusals, time.perf_counter() - began, of_gang=True)
+        self._observer.on_filter_decision(decision)
+        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text, pod))
+        return self._encode(refused, pod, request)
 
     def _report(
         self, request: PodRequest, answer: Selected | Refused | Unfinished, named: CandidateList, began: float
@@ -249,13 +280,25 @@ class Filter:
             candidates = self._selector.candidates(candidates.names)
         return refusal_sentence(self._ledger, request, candidates.rows, refused)
 
-    def _encode(self, refused: Refused) -> bytes:
-        """Equal refusals are one object, and are encoded once."""
-        known = self._encoded.get(id(refused))
+    def _encode(self, refused: Refused, pod: Pod, request: PodRequest) -> bytes:
+        """Equal refusals are one object, and are encoded once.
+
+        The nodes that are asked about have passed kube-scheduler's own checks, so evicting pods for CPU or memory helps
+        on none of them. It simulates that nevertheless, for longer than everything else about a refusal takes; so a pod
+        with a priority, for which it would find pods to evict, is told that there is no use. But it gives up its
+        nomination for a node that it takes for hopeless, so that one is only refused.
+        """
+        kept = pod.status.nominated_node_name if (request.preempts_below or 0) > 0 else None
+        known = self._encoded.get((id(refused), kept))
         if known is None or known[0] is not refused:
             texts = {id(misfit): misfit.text for misfit, _ in refused.verdicts}
-            failed = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
-            known = self._encoded[id(refused)] = (refused, encode_filter_result(failed=failed))
+            reasons = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
+            if kept is None:
+                encoded = encode_filter_result(failed=reasons)
+            else:
+                waits = {kept: reasons.pop(kept)} if kept in reasons else None
+                encoded = encode_filter_result(failed=waits, unresolvable=reasons)
+            known = self._encoded[id(refused), kept] = refused, encoded
             if len(self._encoded) > ENCODED_REFUSALS:
                 self._encoded.popitem(last=False)
         return known[1]

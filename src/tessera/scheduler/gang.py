@@ -1,8 +1,13 @@
 """One gang as the scheduler knows it: its members, the holds for them, and its state.
 
      the API shows a member, or filter meets one
-                      |
-                      v      the whole gang fits: a hold for every member
+                      |                            the victims have left
+                      |                NOMINATED ------------------------------------.
+                      |                 ^  |                                         |
+                      v  victims for it |  | renounced (`gang_claims`)               |
+                      |<----------------|--'                                         |
+                      |-----------------'                                            v
+                      |      the whole gang fits: a hold for every member            |
       .----------> WAITING ------------------------------------------------------> PLANNED
       |               |  ^                                                            |
       |               |  '--- no progress in time, a plan that cannot be kept,        |
@@ -20,7 +25,8 @@
 A *hold* is a place in the ledger for one member, kept under a name of its own. A member takes a hold of its shape at
 its filter call, so there can be a hold for a member that does not exist yet.
 
-    WAITING       nothing is held (except for the gang whose turn it is, see `gang_coordinator`); members are refused
+    WAITING       nothing is held (except for the gang whose turn it is, see `gang_turns`); members are refused
+    NOMINATED     every member has a claim on what victims still hold; members are refused
     PLANNED       members get their holds, and their binds wait; nothing is written
     COMPLETING    Bindings are, or may be, written: no bind waits, and what is missing has its holds
     WHOLE         members come and go like single pods: a replacement waits for no other member
@@ -37,6 +43,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tessera.core.gangs import Placed
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
@@ -44,10 +51,25 @@ from tessera.core.selection import CandidateNames, Candidates
 from tessera.wire.pod_groups import PodGroup
 
 
+@dataclass(frozen=True, slots=True)
+class GangTimes:
+    """In seconds."""
+
+    patience: float = 20.0
+    """a plan waits for its next member"""
+    bind: float = 20.0
+    """a bind waits for the other members; below the extender's httpTimeout"""
+    starving: float = 300.0
+    """a complete gang waits before what becomes free is held for it; 0: never"""
+    turn: float = 600.0
+    """that lasts"""
+
+
 class GangState(Enum):
     """See the drawing."""
 
     WAITING = "waiting"
+    NOMINATED = "nominated"
     PLANNED = "planned"
     COMPLETING = "completing"
     WHOLE = "whole"
@@ -74,6 +96,7 @@ class Member:
     """filter refused it, and it sleeps until it is woken"""
     text: str = ""
     """of its last refusal"""
+    refusals: int = 0
     candidates: Candidates | None = None
     """of its last filter call"""
     unseen_ticks: int = 0
@@ -93,7 +116,7 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """Changed by `gang_coordinator` and `gang_holds` only."""
+    """Changed by `gang_coordinator` and its parts only."""
 
     namespace: str
     group: PodGroup
@@ -106,6 +129,12 @@ class Gang:
     """of the members, by state"""
     holds: dict[Hashable, list[Hold]] = field(default_factory=dict)
     """free ones, by shape"""
+    claims: list[Hold] = field(default_factory=list)
+    """places whose victims have not left yet"""
+    victims: frozenset[str] = frozenset()
+    """uids of pods that the claims wait for"""
+    is_claimed: bool = False
+    """all members have their claims"""
     waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     """by uid; the result is empty, or why the gang was given up"""
     released: set[str] = field(default_factory=set)
@@ -116,6 +145,16 @@ class Gang:
     """the same, as the answer to its members' filter calls"""
     tried: Hashable = None
     """what the last plan that failed depended on"""
+    places: tuple[Placed, ...] | None = None
+    """for the members that fit when the last plan failed; None if it waits for something else"""
+    may_preempt: bool = False
+    """it was refused since the preemptor looked at it last"""
+    plan_at: float = 0.0
+    """the next plan, after one in vain that took long"""
+    search_at: float = 0.0
+    """the next search for victims, after one in vain"""
+    refused_at: float | None = None
+    """when all members had been asked for and did not fit, for the first time"""
     is_unfinished: bool = False
     """planning took more work than one call may do"""
     must_ask: bool = False
@@ -137,8 +176,19 @@ class Gang:
         return f"{self.namespace}/{self.group.name}"
 
     @property
+    def fitting(self) -> int | None:
+        """Members that fit when the last plan failed; None if it waits for something else."""
+        return None if self.places is None else len(self.places)
+
+    @property
     def free_holds(self) -> int:
         return sum(map(len, self.holds.values()))
+
+    @property
+    def progress(self) -> str:
+        """How many members have come."""
+        come = len(self.waiting_binds)
+        return f"{self.present()} of {self.required} members exist, {come} of them came to be bound"
 
     def count(self, *states: MemberState) -> int:
         return sum(self.counts[state] for state in states)
@@ -179,5 +229,23 @@ class Gang:
                 return hold
         return None
 
+    def take_from(self, node: str) -> list[Hold]:
+        """Remove all free holds on a node."""
+        found = [hold for holds in self.holds.values() for hold in holds if hold.placement.node == node]
+        for hold in found:
+            self.holds[hold.request.shape].remove(hold)
+        self.holds = {shape: holds for shape, holds in self.holds.items() if holds}
+        return found
+
     def put(self, hold: Hold) -> None:
         self.holds.setdefault(hold.request.shape, []).append(hold)
+
+    def end_wait(self, uid: str, result: str) -> None:
+        """Let a bind that waits go on, with an empty result, or fail."""
+        turn = self.waiting_binds.pop(uid, None)
+        if turn is not None and not turn.done():
+            turn.set_result(result)
+
+    def end_waits(self, result: str) -> None:
+        for uid in list(self.waiting_binds):
+            self.end_wait(uid, result)

@@ -1,6 +1,6 @@
 """The places in the ledger that are kept for members of gangs: how they are found, taken and released.
 
-A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_coordinator` ends it. A
+A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_plans` ends it. A
 member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
 nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
 """
@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
+from functools import partial
+from itertools import count
 
 from tessera.core.fit import fit_pod
-from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, Placed, plan_gang
+from tessera.core.gang_preemption import GangDemand
+from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, GangPlanning, Placed
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
-from tessera.scheduler.gang import Gang, Hold, Member
+from tessera.scheduler.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
 from tessera.wire.objects import Node
 
 HOLD_PREFIX = "gang/"
 """of the uids of holds; no pod's uid has a slash"""
+MEMBERS_AT_ONCE = 24
+"""placed between two pauses of a plan: 4 ms for one card each, 8 ms for eight"""
+MOST_EXCHANGED = 8
+"""nodes on which the holds of other members may make way for a member"""
 UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})
 """labels that every node has its own value of: not worth the memory, the node's name is the same"""
+
+
+Planning = Generator[None, None, GangPlan | GangMisfit | Unfinished | None]
+"""pauses at each yield; its return value is None if the gang has changed in a pause"""
 
 
 class NodeLabels:
@@ -71,12 +82,10 @@ class GangHolds:
         """Members that wait for a place."""
         return [member for member in gang.pending() if not self.is_placed(member.request.uid)]
 
-    def plan(
-        self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf
-    ) -> GangPlan | GangMisfit | Unfinished:
-        """Places for all members that have none, and for `missing` ones that do not exist yet.
+    def plan(self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf) -> Planning:
+        """Hold places for all members that have none, and for `missing` ones that do not exist yet, in slices.
 
-        These ask for what the `asking` member asks for.
+        These ask for what the `asking` member asks for. Nothing is held if not all required members fit.
         """
         waiting = self.unplaced(gang)
         members = [GangMember(member.request, _candidates(member, asking)) for member in waiting]
@@ -84,9 +93,46 @@ class GangHolds:
         if model is not None:
             members += [GangMember(_to_come(gang, model.request, i), model.candidates) for i in range(missing)]
         placed = gang.present() - len(waiting)
-        required = min(max(gang.required - placed, 0), len(members))
-        domains = self._labels.domains(gang.group.topology)
-        return plan_gang(self._selector, members, required=required, domains=domains, work=work)
+        planning = GangPlanning(
+            self._selector,
+            members,
+            required=min(max(gang.required - placed, 0), len(members)),
+            domains=self._labels.domains(gang.group.topology),
+            work=work,
+            name=partial(self.named, gang),
+        )
+        answer = yield from self._make(gang, planning)
+        if isinstance(answer, GangPlan):
+            for held, placement in planning.keep():
+                gang.put(Hold(held.uid, held, placement))
+        else:
+            planning.take_back()
+        return answer
+
+    def _make(self, gang: Gang, planning: GangPlanning) -> Planning:
+        """Pauses after so many members, and ends if the gang is another one afterwards."""
+        steps, before = planning.steps(), self._state(gang)
+        for number in count(1):
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer: GangPlan | GangMisfit | Unfinished = end.value
+                return answer
+            if number % MEMBERS_AT_ONCE == 0:
+                planning.pause()
+                try:
+                    yield
+                except GeneratorExit:
+                    planning.take_back()
+                    raise
+                if self._state(gang) != before:
+                    return None
+                planning.resume()
+        raise AssertionError  # the steps end
+
+    def _state(self, gang: Gang) -> Hashable:
+        """What must stay as it is while a plan pauses."""
+        return gang.state, gang.present(), gang.required, self._cycles.term
 
     async def prepare(self, gang: Gang) -> None:
         """Judge the members' shapes on all nodes, between other work: then a plan is quick."""
@@ -100,11 +146,40 @@ class GangHolds:
             self.hold_one(gang, request, placement)
 
     def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
+        self.put(gang, self.named(gang, request), placement)
+
+    def named(self, gang: Gang, request: PodRequest) -> PodRequest:
+        """The request under the next name of the gang's holds and claims."""
         gang.serial += 1
         uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{gang.serial}"
-        held = request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
+        return request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
+
+    def put(self, gang: Gang, held: PodRequest, placement: Placement) -> None:
+        """Hold a placement for a request that was named."""
         self._cycles.hold(held, placement)
-        gang.put(Hold(uid, held, placement))
+        gang.put(Hold(held.uid, held, placement))
+
+    def take_back(self, gang: Gang, uid: str) -> None:
+        """A member that had its hold asks again, or its bind has waited too long: it is a hold of the gang again."""
+        cycle = self._cycles.get(uid)
+        if cycle is None or cycle.state is not CycleState.RESERVED or cycle.placement is None:
+            return
+        placement = cycle.placement
+        self._cycles.give_up(cycle)
+        if gang.state not in (GangState.WAITING, GangState.NOMINATED):
+            self.hold_one(gang, gang.members[uid].request, placement)
+
+    def demand(self, gang: Gang, *, priority: int) -> GangDemand:
+        """What the gang needs, for a search of victims. All members exist."""
+        waiting = self.unplaced(gang)
+        return GangDemand(
+            [GangMember(member.request, member.candidates) for member in waiting],
+            required=min(gang.required, len(waiting)),
+            priority=priority,
+            free=frozenset(hold.uid for found in gang.holds.values() for hold in found),
+            fitting=gang.places or (),
+            domains=self._labels.domains(gang.group.topology),
+        )
 
     def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
         """A placement on the node of a hold, if it is one of these nodes; the hold is free for the member from now on.
@@ -112,46 +187,67 @@ class GangHolds:
         The node may have changed since it was planned, so the plain rule decides again. A hold that does not fit any
         more is dropped.
         """
-        ledger = self._selector.ledger
         while (hold := gang.take(request.shape, named)) is not None:
             self._cycles.release_hold(hold.uid)
-            view = ledger.node(hold.placement.node)
-            rooms = ledger.rooms(request.namespace, request.vendors)
-            answer = None if view is None else fit_pod(view, request, ledger.rules, rooms)
-            if isinstance(answer, Placement):
-                return answer
+            placement = self._fit(request, hold.placement.node)
+            if placement is not None:
+                return placement
         return None
 
-    def move(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
-        """A place on one of these nodes instead of a hold on another one; None if that is not possible."""
-        hold = gang.take(request.shape)
-        if hold is None:
-            return None
-        self._cycles.release_hold(hold.uid)
+    def exchange(
+        self, gang: Gang, request: PodRequest, named: CandidateNames, *, at_any_cost: bool = False
+    ) -> Placement | None:
+        """A place on one of these nodes instead of a hold on another one; None if that is not possible.
+
+        Holds of other members on it make way if there is room for them elsewhere, or `at_any_cost`.
+        """
+        own = gang.take(request.shape)
+        if own is not None:
+            self._cycles.release_hold(own.uid)
         answer = self._selector.select(request, named)
         if isinstance(answer, Selected):
             return answer.placement
-        self.hold_one(gang, hold.request, hold.placement)
+        nodes = sorted({hold.placement.node for found in gang.holds.values() for hold in found})
+        for node in [name for name in nodes if name in named][:MOST_EXCHANGED]:
+            placement = self._displace(gang, request, node, at_any_cost=at_any_cost)
+            if placement is not None:
+                return placement
+        if own is not None:
+            self.put(gang, own.request, own.placement)
         return None
 
-    def exchange(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
-        """A place on one of these nodes, whatever that means for the other holds; these are found again beside it."""
-        holds = [hold for found in gang.holds.values() for hold in found]
-        self.release(gang)
-        answer = self._selector.select(request, named)
-        if not isinstance(answer, Selected):
-            for hold in holds:
-                self.hold_one(gang, hold.request, hold.placement)
-            return None
-        self.hold_one(gang, request, answer.placement)
-        others = [hold.request for hold in holds]
-        if request.shape in {other.shape for other in others}:
-            others.remove(next(other for other in others if other.shape == request.shape))
-        for other in others:
-            again = self._selector.select(other, self._selector.ledger.node_names())
-            if isinstance(again, Selected):
-                self.hold_one(gang, other, again.placement)
-        return self.take(gang, request, named)
+    def _displace(self, gang: Gang, request: PodRequest, node: str, *, at_any_cost: bool) -> Placement | None:
+        """A place on the node instead of the holds there."""
+        displaced = gang.take_from(node)
+        for hold in displaced:
+            self._cycles.release_hold(hold.uid)
+        placement = self._fit(request, node)
+        moved = []
+        if placement is not None:
+            taken = self.named(gang, request)
+            self._cycles.hold(taken, placement)
+            for hold in displaced:
+                again = self._selector.select(hold.request, self._selector.ledger.node_names())
+                if isinstance(again, Selected):
+                    self._cycles.hold(hold.request, again.placement)
+                    moved.append(Hold(hold.uid, hold.request, again.placement))
+            self._cycles.release_hold(taken.uid)
+        if placement is not None and (at_any_cost or len(moved) == len(displaced)):
+            for hold in moved:
+                gang.put(hold)
+            return placement
+        for hold in moved:
+            self._cycles.release_hold(hold.uid)
+        for hold in displaced:
+            self.put(gang, hold.request, hold.placement)
+        return None
+
+    def _fit(self, request: PodRequest, node: str) -> Placement | None:
+        """By the plain rule."""
+        ledger = self._selector.ledger
+        view, rooms = ledger.node(node), ledger.rooms(request.namespace, request.vendors)
+        answer = None if view is None else fit_pod(view, request, ledger.rules, rooms)
+        return answer if isinstance(answer, Placement) else None
 
     def release(self, gang: Gang) -> None:
         holds: Sequence[Hold] = [hold for found in gang.holds.values() for hold in found]

@@ -6,6 +6,7 @@ looked up while the size is missing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from tessera.core.requests import PodRequest
@@ -20,6 +21,8 @@ class GangRegistry:
     """All gangs of a cluster. Used from the event loop only."""
 
     def __init__(self) -> None:
+        self.short = asyncio.Event()
+        """set when a gang was refused that may preempt other pods"""
         self._gangs: dict[tuple[str, str], Gang] = {}
         self._gang_of: dict[str, Gang] = {}
         """by uid of a member"""
@@ -68,6 +71,11 @@ class GangRegistry:
             del self._gangs[key]
             self._minimums.pop(key, None)
         return gang
+
+    def note_short(self, gang: Gang) -> None:
+        """All members were asked for, and do not fit together."""
+        gang.may_preempt = True
+        self.short.set()
 
     # -- sizes
 

@@ -1,7 +1,8 @@
 """The HTTP API: the routes of each listener, and which peers may call filter and bind.
 
 Filter and bind decide about the whole cluster. So on every listener, HAMi's single one included, they answer only
-loopback peers and peers that present a certificate of the configured authority. Nothing is decided here.
+loopback peers and peers that present a certificate of the configured authority. Without TLS, they do not answer web
+pages that a browser on the same machine shows. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import parse_qs
 
 from tessera.http11.router import Handler, Request, Response, Route
 from tessera.scheduler.journal import Journal
 from tessera.services import exposition
+from tessera.services.loopback import find_foreign_page, names_this_machine
 from tessera.wire.gobool import parse_bool
 from tessera.wire.journal import encode_record
 
@@ -33,7 +36,7 @@ FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --clie
 class Routes:
     """The functions behind the routes."""
 
-    filter: Callable[[bytes], bytes]
+    filter: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]]
     bind: Callable[[bytes], Awaitable[bytes]]
     preempt: Callable[[bytes], bytes]
     review: Callable[[bytes, str], bytes]
@@ -65,15 +68,35 @@ def find_refusal(transport: asyncio.BaseTransport) -> Response | None:
     return None if may_call_extender(transport) else FORBIDDEN
 
 
+def without_pages(routes: list[Route]) -> list[Route]:
+    """These routes for a listener without TLS: requests of web pages of other sites are refused."""
+
+    def checked(route: Route) -> Route:
+        def handle(request: Request) -> Response | Coroutine[Any, Any, Response]:
+            problem = find_foreign_page(request.headers, names_this_machine)
+            return Response(403, f"{problem}\n".encode()) if problem else route.handle(request)
+
+        return replace(route, handle=handle, reads_headers=True)
+
+    return [checked(route) for route in routes]
+
+
 def extender_routes(routes: Routes) -> list[Route]:
     """Called twice per pod. Their listener's guard must be `find_refusal`."""
 
-    def filter_(request: Request) -> Response:
+    def filter_(request: Request) -> Response | Coroutine[Any, Any, Response]:
         # The measured times leave out reading and writing HTTP.
         started = time.perf_counter()
         answer = routes.filter(request.body)
+        if not isinstance(answer, bytes):
+            return filtered(answer, started)
         routes.observe("filter", time.perf_counter() - started)
         return Response(200, answer, JSON)
+
+    async def filtered(answer: Coroutine[Any, Any, bytes], started: float) -> Response:
+        found = await answer
+        routes.observe("filter", time.perf_counter() - started)
+        return Response(200, found, JSON)
 
     async def bind(request: Request) -> Response:
         started = time.perf_counter()
@@ -123,6 +146,8 @@ def journal_routes(journal: Journal, refuse: Refuse | None = None) -> list[Route
         if journal.readers >= MOST_READERS:
             return Response(503, b"the journal is being read by as many clients as may\n")
         lines = _lines(journal, query)
+        # It counts from here on: others may ask before its first record is sent.
+        await anext(lines)
         if refuse is not None and query.follow:
             lines = _while_allowed(lines, refuse, request)
         return Response(200, content_type=JSON_LINES, pieces=lines)
@@ -159,10 +184,16 @@ def read_journal_query(target: bytes) -> JournalQuery:
 
 
 async def _lines(journal: Journal, query: JournalQuery) -> AsyncGenerator[bytes, None]:
-    reading = journal.batches(query.since, follow=query.follow, snapshot=query.snapshot)
-    async with aclosing(reading) as batches:
-        async for batch in batches:
-            yield b"".join(map(encode_record, batch))
+    """The first piece is empty: the reading has begun."""
+    journal.readers += 1
+    try:
+        yield b""
+        reading = journal.batches(query.since, follow=query.follow, snapshot=query.snapshot)
+        async with aclosing(reading) as batches:
+            async for batch in batches:
+                yield b"".join(map(encode_record, batch))
+    finally:
+        journal.readers -= 1
 
 
 async def _while_allowed(

@@ -143,6 +143,7 @@ class Journal(SchedulerObserver):
         self._news = asyncio.Event()
         self._followers = 0
         self.readers = 0
+        """clients that read it now"""
         self._is_closed = False
 
     def attach(self, ledger: Ledger) -> None:
@@ -244,7 +245,15 @@ class Journal(SchedulerObserver):
         pod = PodRef(request.namespace, request.name, uid)
         took = int(event.seconds * 1e6)
         entry = RefusedEntry(
-            self._now(), pod, key.ask, key.candidates, self._changed, took, key.reasons, event.refusals
+            self._now(),
+            pod,
+            key.ask,
+            key.candidates,
+            self._changed,
+            took,
+            key.reasons,
+            event.refusals,
+            of_gang=event.of_gang,
         )
         # A mask may be the entry's own: lists that nodes' labels narrow come and go.
         self.add(entry, size + REASON_BYTES * len(key.reasons) + len(key.candidates.mask or b""))
@@ -406,34 +415,30 @@ class Journal(SchedulerObserver):
         ring = self._ring
         until, position = ring.sequence, self._nearest(since)
         is_fresh = snapshot or position != since
-        self.readers += 1
-        try:
-            while True:
-                if is_fresh:
-                    position = max(position, ring.base.sequence)
-                    async for batch in self._batches_afresh(position):
-                        yield batch
-                        position = max(position, batch[-1].sequence)
-                    is_fresh = False
-                elif position < ring.base.sequence:
-                    is_fresh = True  # It was too slow.
-                elif position < (ring.sequence if follow else until):
-                    records: list[Record] = []
-                    for entry in ring.after(position, AT_ONCE):
-                        position += 1
-                        if isinstance(entry, StartEntry):
-                            is_fresh = True
-                            break
-                        records.append(entry.record(position))
-                    await asyncio.sleep(0)
-                    if records:
-                        yield records
-                elif follow and not self._is_closed:
-                    await self._wait_for_news()
-                else:
-                    return
-        finally:
-            self.readers -= 1
+        while True:
+            if is_fresh:
+                position = max(position, ring.base.sequence)
+                async for batch in self._batches_afresh(position):
+                    yield batch
+                    position = max(position, batch[-1].sequence)
+                is_fresh = False
+            elif position < ring.base.sequence:
+                is_fresh = True  # It was too slow.
+            elif position < (ring.sequence if follow else until):
+                records: list[Record] = []
+                for entry in ring.after(position, AT_ONCE):
+                    position += 1
+                    if isinstance(entry, StartEntry):
+                        is_fresh = True
+                        break
+                    records.append(entry.record(position))
+                await asyncio.sleep(0)
+                if records:
+                    yield records
+            elif follow and not self._is_closed:
+                await self._wait_for_news()
+            else:
+                return
 
     def _nearest(self, since: int | None) -> int:
         """The record after which a reading begins: `since`, or the oldest that is possible."""

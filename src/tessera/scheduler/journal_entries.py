@@ -282,6 +282,7 @@ class RefusedEntry(DecisionEntry, frozen=True, gc=False):
     reasons: tuple[tuple[str, int], ...]
     refusals: int = 1
     at_bind: bool = False
+    of_gang: bool = False
 
     def record(self, sequence: int) -> journal.Refused:
         return journal.Refused(
@@ -295,6 +296,7 @@ class RefusedEntry(DecisionEntry, frozen=True, gc=False):
             reasons=dict(self.reasons),
             refusals=self.refusals,
             at_bind=self.at_bind,
+            of_gang=self.of_gang,
         )
 
 

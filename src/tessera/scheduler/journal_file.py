@@ -62,10 +62,10 @@ class JournalFile:
                     await self._write_new()
                     failures = 0
                 except OSError as error:
-                    failures += 1
-                    self.errors += 1
-                    self._close()
-                    log.error("journal file not written", file=self._path, error=str(error))
+                    self._note_failure(failures := failures + 1, error=str(error))
+                except Exception as error:
+                    # A fault of ours ends neither the file nor the scheduler, but must be seen.
+                    self._note_failure(failures := failures + 1, exc_info=error)
                 if is_last:
                     return
                 with contextlib.suppress(TimeoutError):
@@ -76,6 +76,11 @@ class JournalFile:
 
     def stop(self) -> None:
         self._stop.set()
+
+    def _note_failure(self, failures: int, **facts: object) -> None:
+        self.errors += 1
+        self._close()
+        log.error("journal file not written", file=self._path, failures=failures, **facts)
 
     async def _write_new(self) -> None:
         """Everything up to the newest record."""

@@ -11,6 +11,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject
 from tessera.kube.resources import NODES, POD_GROUPS, PODS
 from tessera.scheduler.observer import SchedulerObserver
+from tessera.wire import keys
 from tessera.wire.objects import Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 
@@ -51,12 +52,14 @@ class KubeApi(Protocol):
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None: ...
 
-    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
-        """Deletes the pod if it still has this uid (409 otherwise) and its disruption budget allows it (429)."""
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
+        """Deletes the pod if it still has this uid (409 otherwise) and its disruption budget allows it (429). As a
+        `dry_run` it only asks whether it would."""
         ...
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
-        """Writes `status.nominatedNodeName` if the pod still has this uid (409 otherwise); None removes it."""
+        """Writes `status.nominatedNodeName`, and its mark `tessera.io/nominated-node`, if the pod still has this uid
+        (409 otherwise); None removes both."""
         ...
 
 
@@ -118,13 +121,15 @@ class KubeApiClient:
         self._observer.on_write("patch")
         await self._client.patch(NODES.path(name=name), {"metadata": metadata})
 
-    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
-        self._observer.on_write("evict")
-        await self._client.evict(namespace, name, uid=uid)
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
+        if not dry_run:
+            self._observer.on_write("evict")
+        await self._client.evict(namespace, name, uid=uid, dry_run=dry_run)
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
         self._observer.on_write("patch")
-        body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}
+        metadata = {"uid": uid, "annotations": {keys.NOMINATED: node}}
+        body = {"metadata": metadata, "status": {"nominatedNodeName": node}}
         await self._client.patch(PODS.path(namespace, name, "status"), body)
 
 

@@ -24,6 +24,10 @@ from tessera.wire.objects import Pod
 log = structlog.get_logger(__name__)
 
 
+MOST_NAMED = 16
+"""pods in one text; an event of the API has 1024 characters"""
+
+
 class FilterDecision(msgspec.Struct, frozen=True, gc=False):
     """A filter call decided. Reported before the ledger changes."""
 
@@ -34,6 +38,8 @@ class FilterDecision(msgspec.Struct, frozen=True, gc=False):
     """how often the pod was refused so far, this time included"""
     seconds: float
     """that the decision took"""
+    of_gang: bool = False
+    """the pod's gang waits as a whole, which is why it is refused"""
 
 
 class BindDecision(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +71,8 @@ class RefusedEvent(msgspec.Struct, frozen=True):
     """the pod was not refused before"""
     describe: Callable[[], str]
     """one sentence, with the numbers of that moment; takes milliseconds where there are thousands of nodes"""
+    pod: Pod | None = None
+    """as kube-scheduler sent it"""
 
 
 class BindEvent(msgspec.Struct, frozen=True):
@@ -90,20 +98,23 @@ class EvictedEvent(msgspec.Struct, frozen=True):
     node: str
     priority: int
     """of the preemptor"""
+    gang: str = ""
+    """that the preemptor is a member of, if all of it preempts"""
 
     @property
     def text(self) -> str:
         """For the victim."""
-        pod = f"{self.preemptor.namespace}/{self.preemptor.name}"
-        return f"Preempted by pod {pod} (priority {self.priority}) on node {self.node}, which needs its devices"
+        who = f"gang {self.gang}" if self.gang else f"pod {self.preemptor.namespace}/{self.preemptor.name}"
+        return f"Preempted by {who} (priority {self.priority}) on node {self.node}, which needs its devices"
 
 
 class PreemptionEvent(msgspec.Struct, frozen=True):
-    """The preemptor has looked for victims for a refused pod."""
+    """The preemptor has looked for victims for a refused pod, or for a gang."""
 
     request: PodRequest
+    """of a gang, one of its members"""
     node: str = ""
-    """where the pod is nominated; empty if it is not"""
+    """where the pod is nominated, or the nodes of a gang; empty if it is not"""
     victims: tuple[PodTraits, ...] = ()
     """that are evicted for it"""
     waits_for: tuple[PodTraits, ...] = ()
@@ -112,17 +123,29 @@ class PreemptionEvent(msgspec.Struct, frozen=True):
     """why there is no nomination, or none any more"""
     seconds: float = 0.0
     """that the search took"""
+    gang: str = ""
+    """empty for a single pod"""
+    members: tuple[PodRequest, ...] = ()
+    """of the gang"""
 
     @property
     def text(self) -> str:
         """For the preemptor."""
         if self.problem:
-            return self.problem
-        evicted = " and ".join(f"{pod.key} (priority {pod.priority})" for pod in self.victims)
-        waits = " and ".join(pod.key for pod in self.waits_for)
+            return f"Gang {self.gang}: {self.problem}" if self.gang else self.problem
+        evicted = _some([f"{pod.key} (priority {pod.priority})" for pod in self.victims])
+        waits = _some([pod.key for pod in self.waits_for])
         parts = [f"evicting {evicted}"] if evicted else []
         parts += [f"waiting for {waits} to end"] if waits else []
-        return f"Nominated for node {self.node}: {', '.join(parts) or 'its devices are free'}"
+        what = ", ".join(parts) or "its devices are free"
+        if self.gang:
+            return f"Gang {self.gang} is nominated as a whole: {what}"
+        return f"Nominated for node {self.node}: {what}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return " and ".join([*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
 class GangEvent(msgspec.Struct, frozen=True):

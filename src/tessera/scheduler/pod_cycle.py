@@ -217,9 +217,15 @@ class PodCycles:
         """Hold a placement for a member of a gang, under a uid that is no pod's, until `release_hold`."""
         self.ledger.reserve(request, placement, deadline=math.inf)
 
+    def claim_hold(self, facts: PodFacts, victims: frozenset[str], *, deadline: float) -> None:
+        """Claim a placement over these victims for a member of a gang, under a uid that is no pod's. `hold` makes it a
+        hold, `release_hold` ends it."""
+        self.ledger.nominate(facts, victims, deadline=deadline)
+
     def release_hold(self, uid: str) -> None:
-        """Give a held placement back, for a member that takes it or for all."""
-        self.ledger.give_up(uid)
+        """Give a held or claimed placement back, for a member that takes it or for all."""
+        if not self.ledger.withdraw(uid):
+            self.ledger.give_up(uid)
 
     def forget(self, cycle: PodCycle) -> None:
         """REFUSED, NOMINATED -> PENDING: the API does not know the pod any more."""

@@ -15,6 +15,7 @@ from tessera.core import policies
 from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.host_resources import host_ask
+from tessera.scheduler.victim_book import group_of
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod
@@ -87,6 +88,7 @@ class RequestReader:
             namespace=metadata.namespace,
             name=metadata.name,
             preempts_below=None if pod.spec.preemption_policy == NEVER_PREEMPTS else pod.spec.priority or 0,
+            group=group_of(pod),
         )
         if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())

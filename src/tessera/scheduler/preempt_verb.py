@@ -2,15 +2,16 @@
 
 For each node the pods that have to leave in addition are found by the exact rule, and only nodes where the pod fits
 then are answered. kube-scheduler chooses one of them, deletes its victims itself and asks for the pod again. A pod for
-which this scheduler preempts already gets no node: nothing is evicted twice for it. Nor does a member of a gang that
-has no plan: nothing is evicted for nothing.
+which this scheduler preempts already gets no node: nothing is evicted twice for it. A member of a gang gets the nodes
+on which devices are held for it, so that its gang stays whole: none if the gang has no plan, since room for one member
+alone is of no use to it.
 """
 
 from __future__ import annotations
 
-from tessera.core.node_preemption import MOST_SETS, NodeSearch
+from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
-from tessera.scheduler.gang import GangState
+from tessera.scheduler.gang import Gang, GangState
 from tessera.scheduler.gang_registry import GangRegistry
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
@@ -20,6 +21,9 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result
 
+MOST_TRIALS = 32
+"""of sets, by the plain rule, for one request: one answer is one step of the event loop, and kube-scheduler asks again
+if it gets no node"""
 MOST_NODES = 64
 """looked at for one request, those with the fewest victims first: kube-scheduler chooses among what is answered"""
 
@@ -60,9 +64,8 @@ class PreemptVerb:
         if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
             return encode_preemption_result({})
         gang = self._gangs.of(prepared.request.uid)
-        if gang is not None and gang.state is GangState.WAITING:
-            # Room for one member alone is of no use to it.
-            return encode_preemption_result({})
+        if gang is not None and gang.state is not GangState.WHOLE:
+            return encode_preemption_result(_on_planned_nodes(gang, prepared.request, args.victims))
         found = self._find(prepared.request, args.victims)
         if found:
             self._preemptor.defer(prepared.request.uid)
@@ -74,11 +77,17 @@ class PreemptVerb:
             return {}
         found, trials = {}, 0
         for node in sorted(victims, key=lambda name: (_size(victims[name]), name))[:MOST_NODES]:
-            if trials > MOST_SETS:
-                break  # One answer is one step of the event loop; kube-scheduler asks again.
+            if trials >= MOST_TRIALS:
+                break
             given = victims[node]
             search = NodeSearch(
-                self._cycles.ledger, self._book, request, priority=priority, node=node, given=given.uids
+                self._cycles.ledger,
+                self._book,
+                request,
+                priority=priority,
+                node=node,
+                given=given.uids,
+                most_trials=MOST_TRIALS - trials,
             )
             best = search.run()
             trials += search.trials
@@ -88,6 +97,11 @@ class PreemptVerb:
             if {entry.facts.uid for entry in self._cycles.ledger.pods_on(node)}.issuperset(best.victims):
                 found[node] = given.with_more(best.victims)
         return found
+
+
+def _on_planned_nodes(gang: Gang, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims]:
+    held = {hold.placement.node for hold in gang.holds.get(request.shape, ())}
+    return {node: given for node, given in victims.items() if node in held}
 
 
 def _size(victims: NodeVictims) -> tuple[int, int]:

@@ -6,8 +6,8 @@
                   set is chosen, a bounded number of times
 
 Only the replica that decides evicts, and it judges by the ledger as it is right before: between the last look and the
-nomination nothing else runs. An eviction names the victim's uid, so that a pod of the same name is safe. Nominations
-live in this process alone. After a restart the victims that leave are found leaving, and none is evicted again.
+nomination nothing else runs. `evictor` sends the evictions. Nominations live in this process alone. After a restart the
+victims that leave are found leaving, and none is evicted again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import structlog
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.misfits import Misfit
-from tessera.core.node_preemption import best_victims
+from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits, VictimSet
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError
+from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
+from tessera.scheduler.observer import PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
 from tessera.scheduler.victim_book import VictimBook
@@ -37,16 +38,10 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 5
 """sets of victims that are tried for one refusal"""
-CONCURRENT = 8
-"""evictions under way at once"""
 AGAIN_SECONDS = 1.0
 """until a pod is looked at again for which no victims were found, or while this replica cannot decide"""
-SPARED_SECONDS = 30.0
-"""for which a pod is left alone whose disruption budget refused its eviction"""
 DEFERRED_SECONDS = 10.0
 """for which a pod is left to kube-scheduler after it was told of victims"""
-GONE = frozenset({404, 409})
-"""statuses of an eviction for a pod that is gone, or that another one has replaced"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +75,7 @@ class Preemptor:
         self._preemption = preemption
         self._book = book
         self._api = api
+        self._evictor = Evictor(api, book, observer=observer)
         self._observer = observer
         self._settings = settings
         self._is_ready = is_ready
@@ -91,11 +87,9 @@ class Preemptor:
         """pod -> until when kube-scheduler preempts for it"""
         self._victims_left: dict[str, int] = {}
         """nominated pod -> victims that were there when it was looked at last"""
-        self._turns = asyncio.Semaphore(CONCURRENT)
         self._timer: asyncio.TimerHandle | None = None
         """until the first pod is due that had to wait; one for all, since every round looks at all of them"""
         self._before_evict = failpoint(Failpoint.BEFORE_EVICT)
-        self._after_evict = failpoint(Failpoint.AFTER_EVICT)
 
     # -- over time
 
@@ -189,14 +183,15 @@ class Preemptor:
             if cycle is None:
                 return None
             if found is None:
-                self._fruitless[_kind(pod.request)] = self._cycles.clock.monotonic() + AGAIN_SECONDS + 20 * seconds
+                self._fruitless[_kind(pod)] = self._cycles.clock.monotonic() + AGAIN_SECONDS + 20 * seconds
                 self._observer.on_preemption(PreemptionEvent(pod.request, problem="no victims", seconds=seconds))
                 return None
             if not found.victims and not found.leaving:
                 self._cycles.unschedulable.on_room()  # It fits as it is.
                 return None
             # The search may have paused, and the node may have changed since. No await from here to the nomination.
-            if self._judge_again(pod.request, found) == found:
+            found = self._confirm(pod.request, found)
+            if found is not None:
                 self._hold(cycle, pod.request, found, seconds)
                 return found
         return None
@@ -224,8 +219,11 @@ class Preemptor:
     async def _evict_all(self, request: PodRequest, found: VictimSet) -> bool:
         """Whether all victims leave; otherwise the nomination is renounced."""
         victims, nomination = self._traits(found.victims), self._ledger.nominations.get(request.uid)
-        problems = await asyncio.gather(*(self._evict(victim, request, found.node) for victim in victims))
-        problem = next(filter(None, problems), "")
+        problem = await self._evictor.evict(
+            victims,
+            preemptor=request,
+            obstacle=lambda victim: self._obstacle(victim, request),
+        )
         cycle = self._cycles.get(request.uid)
         is_same = self._ledger.nominations.get(request.uid) is nomination
         if problem and cycle is not None and is_same:
@@ -251,36 +249,19 @@ class Preemptor:
                 return found
             await asyncio.sleep(0)
 
-    def _judge_again(self, request: PodRequest, found: VictimSet) -> VictimSet | None:
+    def _confirm(self, request: PodRequest, found: VictimSet) -> VictimSet | None:
         priority = request.preempts_below
         assert priority is not None  # the search had one
-        return best_victims(self._ledger, self._book, request, priority=priority, node=found.node)
+        search = NodeSearch(self._ledger, self._book, request, priority=priority, node=found.node)
+        return search.confirm(found)
 
-    async def _evict(self, victim: PodTraits, request: PodRequest, node: str) -> str:
-        """Empty, or why the pod stays."""
-        async with self._turns:
-            if not self._is_ready():
-                return "this replica does not decide any more"
-            nomination = self._ledger.nominations.get(request.uid)
-            if nomination is None or victim.uid not in nomination.victims:
-                return f"pod {request.namespace}/{request.name} is gone, or has a node"
-            try:
-                await self._api.evict(victim.namespace, victim.name, uid=victim.uid)
-            except ApiError as error:
-                if error.status in GONE:
-                    return ""
-                reason = "; ".join(error.causes) or error.message
-                self._book.spare(victim.uid, reason, seconds=error.retry_after or SPARED_SECONDS)
-                return f"{victim.key} is not evicted: {reason}"
-            except KubeError as error:
-                # It may be evicted all the same; then it is found leaving.
-                self._book.spare(victim.uid, str(error), seconds=AGAIN_SECONDS)
-                return f"{victim.key} is not evicted: {error}"
-            self._after_evict()
-        self._book.note_evicted(victim.uid)
-        priority = request.preempts_below or 0
-        log.info("pod evicted", pod=victim.key, node=node, preemptor=f"{request.namespace}/{request.name}")
-        self._observer.on_evicted(EvictedEvent(victim, request, node, priority))
+    def _obstacle(self, victim: PodTraits, request: PodRequest) -> str:
+        """Why a victim must not be evicted any more; empty if it may."""
+        if not self._is_ready():
+            return "this replica does not decide any more"
+        nomination = self._ledger.nominations.get(request.uid)
+        if nomination is None or victim.uid not in nomination.victims:
+            return f"pod {request.namespace}/{request.name} is gone, or has a node"
         return ""
 
     async def _renounce(self, cycle: PodCycle, request: PodRequest, problem: str) -> None:
@@ -315,7 +296,7 @@ class Preemptor:
         uid, now = pod.request.uid, self._cycles.clock.monotonic()
         first = self._refused_at.setdefault(uid, now)
         due = first + self._settings.delay_seconds
-        return max(due, self._fruitless.get(_kind(pod.request), 0.0), self._deferred.get(uid, 0.0)) - now
+        return max(due, self._fruitless.get(_kind(pod), 0.0), self._deferred.get(uid, 0.0)) - now
 
     def _tidy(self) -> None:
         """Forget what does not wait any more."""
@@ -327,6 +308,7 @@ class Preemptor:
         self._deferred = {uid: until for uid, until in self._deferred.items() if until > now}
 
 
-def _kind(request: PodRequest) -> Hashable:
+def _kind(pod: UnschedulablePod) -> Hashable:
     """Pods for which the same victims are found."""
-    return request.shape, request.namespace, request.preempts_below
+    request = pod.request
+    return request.shape, request.namespace, request.preempts_below, pod.candidates.fingerprint

@@ -34,6 +34,7 @@ from tessera.scheduler.http_api import (
     journal_routes,
     metrics_routes,
     webhook_routes,
+    without_pages,
 )
 from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.exposition import Exposition
@@ -148,7 +149,8 @@ class Process(SchedulerObserver):
         journal = [] if self._journal_file is None else [asyncio.create_task(self._journal_file.run())]
         try:
             # The tasks that may end by themselves only end well; anything else that ends is a fault.
-            done, _ = await asyncio.wait([stop, work[0], work[1], work[2]], return_when=asyncio.FIRST_COMPLETED)
+            parts = [stop, *work[:3], *journal]
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             # Not an orderly end, but nothing of this process may go on without it.
             for task in (*work, *journal, stop):
@@ -164,14 +166,13 @@ class Process(SchedulerObserver):
         await self.close_listeners()
         for task in (*work, stop):
             task.cancel()
-        for result in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(result, Exception):
-                log.error("a part of the service failed", exc_info=result)
+        await _log_failures(work)
         left = await self.service.recorder.flush(deadline - asyncio.get_running_loop().time())
         if self._journal_file is not None:
             self._journal_file.stop()
             await asyncio.wait(journal, timeout=max(deadline - asyncio.get_running_loop().time(), 0.0))
             journal[0].cancel()
+            await _log_failures(journal)
         log.info("stopped", events_lost=left)
         return code
 
@@ -190,6 +191,8 @@ class Process(SchedulerObserver):
         listeners, routes, tls = self.settings.listeners, self._routes(), self._tls.context
         decide = [*extender_routes(routes), *journal_routes(self.service.journal)]
         admit, metrics = webhook_routes(routes), metrics_routes(routes)
+        if tls is None or (listeners.single is None and not listeners.extender_tls):
+            decide = without_pages(decide)
         if listeners.single is not None:
             self._add_listener("single", listeners.single, [*decide, *admit], guard=find_refusal, tls=tls)
         else:
@@ -292,8 +295,8 @@ class Process(SchedulerObserver):
                 uncertain=engine.cycles.count(CycleState.UNCERTAIN),
                 unfenced=engine.takeover.left,
                 nominated=len(service.ledger.nominations),
-                gangs_waiting=engine.gangs.count(GangState.WAITING),
-                gangs_planned=engine.gangs.count(GangState.PLANNED) + engine.gangs.count(GangState.COMPLETING),
+                gangs_waiting=engine.gangs.count(GangState.WAITING, GangState.NOMINATED),
+                gangs_planned=engine.gangs.count(GangState.PLANNED, GangState.COMPLETING),
             )
         )
         self.metrics.gangs(**engine.gangs.take_totals())
@@ -365,3 +368,9 @@ class Process(SchedulerObserver):
         # What comes later mostly stays too, and reference cycles are rare: collecting seldom is enough.
         gc.set_threshold(YOUNG_OBJECTS)
         log.info("ready", nodes=len(self.service.ledger.node_names()), pods=len(self.service.ledger.pods()))
+
+
+async def _log_failures(ended: Sequence[asyncio.Task[None]]) -> None:
+    for result in await asyncio.gather(*ended, return_exceptions=True):
+        if isinstance(result, Exception):
+            log.error("a part of the service failed", exc_info=result)

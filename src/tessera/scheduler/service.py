@@ -148,6 +148,7 @@ class Service:
             for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
             group.create_task(self.engine.preemptor.run())
+            group.create_task(self.engine.gang_preemptor.run())
             if self._leases is not None:
                 group.create_task(self._leases.run())
             group.create_task(self._follow_lease())

@@ -63,6 +63,8 @@ class Takeover:
         """why it does not get on; empty if it does, or none runs"""
         self._left: dict[str, Pod] = {}
         """by uid"""
+        self._nominated: list[Pod] = []
+        """pods that an earlier decider has nominated for a node, by the last list"""
 
     @property
     def left(self) -> int:
@@ -80,6 +82,7 @@ class Takeover:
                     if not is_listed:
                         found = await self._api.unbound_pods()
                         self._left = {pod.metadata.uid: pod for pod in found if self._is_ours(pod)}
+                        self._nominated = [pod for pod in self._left.values() if _is_nominated(pod)]
                         is_listed = True
                     self.problem = await self._touch_all(number, fence)
                 except KubeError as error:
@@ -93,6 +96,19 @@ class Takeover:
             return None
         finally:
             self._left, self.problem = {}, ""
+
+    async def clear_nominated_nodes(self, number: int, *, is_nominated: Callable[[str], bool]) -> None:
+        """Nominations end with their decider, but the API shows them, and kube-scheduler keeps CPU and memory free for
+        them. Each is tried once, one after the other, except for pods that are nominated again."""
+        for metadata in (pod.metadata for pod in self._nominated):
+            if self._tenure.current != number:
+                return
+            if is_nominated(metadata.uid):
+                continue
+            try:
+                await self._api.set_nominated_node(metadata.namespace, metadata.name, uid=metadata.uid, node=None)
+            except KubeError as error:
+                log.warning("nominated node not removed", pod=f"{metadata.namespace}/{metadata.name}", error=str(error))
 
     async def _touch_all(self, number: int, fence: str) -> str:
         """One try for every pod that is left; empty, or what keeps some of them from being touched."""
@@ -117,3 +133,10 @@ class Takeover:
                     break  # The other pods would fare the same.
             del self._left[metadata.uid]
         return problem
+
+
+def _is_nominated(pod: Pod) -> bool:
+    """Whether a Tessera scheduler has nominated the pod. kube-scheduler's own nominations have no such mark."""
+    return bool(pod.status.nominated_node_name) and pod.status.nominated_node_name == pod.annotations.get(
+        keys.NOMINATED
+    )

@@ -121,6 +121,9 @@ class VictimBook:
             del self._spared[uid]
             self._on_change(self._nodes[uid])
 
+    def node_of(self, uid: str) -> str:
+        return self._nodes.get(uid, "")
+
     # -- PodBook
 
     @property

@@ -1,22 +1,25 @@
 """Logging of the services: structured events on stderr, as JSON lines or as coloured text on a terminal.
 
-Log records of libraries have the same form. The process configures logging once; modules only get a logger. structlog
-is imported late, so that `--help` stays quick.
+Log records of libraries have the same form. The process configures logging once; modules only get a logger, and
+`deferral` where lines are many. A thread writes the lines. structlog is imported late, so that `--help` stays quick.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
+from tessera.services.log_writer import LogWriter
 from tessera.services.settings_table import Group, Setting, Sources, rows_of
 from tessera.services.value_types import ValueType, choice, parse_whole
 
 if TYPE_CHECKING:
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 DEBUG_VERBOSITY = 5
 """HAMi's chart runs at 4, which must not mean debug"""
@@ -66,25 +69,31 @@ def read_log_options(sources: Sources) -> LogOptions:
     return replace(options, level=LogLevel.DEBUG) if is_verbose and "log-level" not in sources else options
 
 
-def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
-    """Send the log of this process to `stream`, by default stderr."""
+def configure_logs(options: LogOptions, stream: TextIO | None = None) -> LogWriter:
+    """Send the log of this process to `stream`, by default stderr. Close the writer before the process ends."""
     import structlog
 
     stream = stream or sys.stderr
     chosen = options.format or (LogFormat.CONSOLE if stream.isatty() else LogFormat.JSON)
+    writer = LogWriter(stream, report_loss=_report_loss)
+
+    def add_time(_logger: WrappedLogger, _level: str, event: EventDict) -> EventDict:
+        event["timestamp"] = datetime.fromtimestamp(writer.now() / 1e9, UTC).isoformat().replace("+00:00", "Z")
+        return event
+
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_time,
     ]
     renderers = _renderers(chosen, colors=stream.isatty())
     structlog.configure(
         processors=[*common, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(options.level.number),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", writer)),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(writer)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*common, structlog.stdlib.add_logger_name],
@@ -94,6 +103,26 @@ def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
     # At info, libraries log too much; their debug output comes with ours.
     level = options.level.number if options.level is not LogLevel.INFO else logging.WARNING
     logging.basicConfig(handlers=[handler], level=level, force=True)
+    return writer
+
+
+Defer = Callable[..., None]
+"""`defer(call, *arguments)` makes a call that logs, now or later, but in its turn and with the time of now"""
+
+
+def deferral() -> Defer:
+    """Leaves such calls to the thread that writes the log of this process; without one they are made at once."""
+    for handler in logging.getLogger().handlers:
+        stream = getattr(handler, "stream", None)
+        if isinstance(stream, LogWriter):
+            return stream.defer
+    return lambda call, *arguments: call(*arguments)
+
+
+def _report_loss(lines: int) -> None:
+    import structlog
+
+    structlog.get_logger(__name__).warning("log lines are lost: the log was not read", lines=lines)
 
 
 def _renderers(chosen: LogFormat, *, colors: bool) -> list[Processor]:

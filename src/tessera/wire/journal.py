@@ -605,6 +605,8 @@ class Refused(_Decision, frozen=True, kw_only=True, tag="refused"):
     """how often this pod was refused so far, this time included: those that have no record were the same refusal, with
     the same candidates and reasons as the record before"""
     at_bind: bool = False
+    of_gang: bool = False
+    """the pod's gang waits as a whole: the reason is that of the gang, and nothing was selected for the pod alone"""
 
     @property
     def first(self) -> bool:

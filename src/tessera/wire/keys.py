@@ -21,6 +21,9 @@ FENCE = "tessera.io/fence"
 """patched on a pending pod so that its version changes, and no binding that was sent before can land; a label where
 annotations are full"""
 
+NOMINATED = "tessera.io/nominated-node"
+"""written with `status.nominatedNodeName`, which kube-scheduler writes too: what is equal is this scheduler's"""
+
 PHASE_ALLOCATING = "allocating"
 PHASE_SUCCESS = "success"
 PHASE_FAILED = "failed"
@@ -65,3 +68,8 @@ DEVICE_CORDON = "hami.io/device-cordon"
 """comma list of uuids that take no new grants"""
 AGENT = "tessera.io/agent"
 """how the agent on this node allocates slices"""
+
+# -- dynamic resource allocation
+
+DRA_DRIVER = "gpu.tessera.io"
+"""the driver of this project's devices; also the domain of their attributes, capacities and taints"""

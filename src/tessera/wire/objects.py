@@ -131,6 +131,8 @@ class ContainerStatus(Partial, frozen=True):
 class PodStatus(Partial, frozen=True):
     phase: str = ""
     start_time: str | None = None
+    nominated_node_name: str = ""
+    """where a preemption makes room for the pod"""
     init_container_statuses: list[ContainerStatus] | None = None
 
 

@@ -34,8 +34,8 @@ GROUP_KEYS = frozenset(
 )
 """all that is read, as label or annotation"""
 
-MOST_MEMBERS = 512
-"""of a gang: what is planned at once, in some hundred milliseconds"""
+MOST_MEMBERS = 1024
+"""of a gang: as many as were bound together on a real control plane (`bench.gang --members 1024`)"""
 LONGEST_NAME = 253
 """characters of a group's name, as of an object's: each place that is held for a member has it"""
 LONGEST_LABEL = 317

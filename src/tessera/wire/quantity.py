@@ -68,6 +68,23 @@ def read(text: str | int | float) -> Whole | NotWhole | NotAQuantity:
     return _read_text(text if isinstance(text, str) else repr(text))
 
 
+def binary_text(value: int) -> str:
+    """A number of bytes as apiservers write it, e.g. `80Gi`."""
+    return _shortest(value, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))
+
+
+def decimal_text(value: int) -> str:
+    """A whole number as apiservers write it, e.g. `1500` or `2k`."""
+    return _shortest(value, 1000, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def _shortest(value: int, base: int, suffixes: tuple[str, ...]) -> str:
+    step = 0
+    while value and value % base == 0 and step + 1 < len(suffixes):
+        value, step = value // base, step + 1
+    return f"{value}{suffixes[step]}"
+
+
 def _read_text(text: str) -> Whole | NotWhole | NotAQuantity:
     if len(text) > MAX_LENGTH:
         return NotAQuantity(f"more than {MAX_LENGTH} characters")

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import aiohttp
+
 from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.control_plane import ACCOUNT, NODE, NodeControlPlane
 from tests.e2e.node.kubelet import HOME
@@ -19,13 +21,21 @@ MEMORY = 81920
 SPLIT = 10
 """containers on one card"""
 PLUGINS = HOME / "device-plugins"
+CDI = Path("/run/cdi")
+"""the container's own; containerd looks there"""
 
 
 class Agent:
     """The agent and where it is asked how it is. It may be killed and started again."""
 
     def __init__(
-        self, node_container: NodeContainer, plane: NodeControlPlane, *, plugins: Path = PLUGINS, label: str = "agent"
+        self,
+        node_container: NodeContainer,
+        plane: NodeControlPlane,
+        *flags: str,
+        plugins: Path = PLUGINS,
+        cards: int = CARDS,
+        label: str = "agent",
     ) -> None:
         """`plugins` is where it looks for kubelet."""
         self.hook = node_container.folder / "hook"
@@ -33,8 +43,9 @@ class Agent:
         library.mkdir(parents=True, exist_ok=True)
         for name in ("libvgpu.so", "ld.so.preload"):
             (library / name).touch()
-        cards = node_container.folder / "cards.json"
-        cards.write_text(json.dumps({"cards": [{"model": MODEL, "count": CARDS, "memory": MEMORY}]}))
+        self.state = node_container.folder / "agent"
+        described = node_container.folder / "cards.json"
+        described.write_text(json.dumps({"cards": [{"model": MODEL, "count": cards, "memory": MEMORY}]}))
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         self.program = Program(
@@ -43,16 +54,26 @@ class Agent:
                 *(sys.executable, "-m", "tessera", "device-plugin", "--log-format=json"),
                 f"--kubeconfig={plane.kubeconfig_of_account(ACCOUNT)}",
                 f"--node-name={NODE}",
-                f"--simulate={cards}",
+                f"--simulate={described}",
                 f"--device-split-count={SPLIT}",
                 f"--plugin-dir={plugins}",
                 f"--hook-path={self.hook}",
                 f"--lock-dir={node_container.folder / 'lock'}",
-                f"--state-dir={node_container.folder / 'agent'}",
-                f"--cdi-dir={node_container.folder / 'cdi'}",
+                f"--state-dir={self.state}",
+                f"--cdi-dir={CDI}",
                 f"--mps-dir={node_container.folder / 'mps'}",
                 f"--metrics-bind-address=127.0.0.1:{port}",
+                *flags,
             ],
             folder=node_container.logs,
             environ={"PATH": os.defpath},
         )
+
+    async def is_ready(self) -> bool:
+        """Whether it says that kubelet can use it."""
+        assert self.program.is_running, f"{self.program.name} ended:\n{self.program.words()}"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"{self.url}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False

@@ -83,7 +83,7 @@ class NodeCluster(Cluster):
         """Agent and kubelet have found each other, and the node shows all devices."""
         for program in (self.agent.program, self.node.kubelet):
             assert program.is_running, f"{program.name} ended:\n{program.words()}"
-        return await self._devices() == CARDS * SPLIT and await self._agent_is_ready()
+        return await self._devices() == CARDS * SPLIT and await self.agent.is_ready()
 
     async def is_not_served(self) -> bool:
         return await self._devices() == 0
@@ -111,13 +111,6 @@ class NodeCluster(Cluster):
         """As the node shows them."""
         found: Json = await self.api.get(NODES.path(name=NODE), dict[str, Any])
         return int(found["status"].get("allocatable", {}).get(GPU, 0))
-
-    async def _agent_is_ready(self) -> bool:
-        try:
-            async with aiohttp.ClientSession() as session, session.get(f"{self.agent.url}/readyz") as answer:
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
 
     async def node_is_registered(self) -> bool:
         nodes = (await self.api.list(NODES.path(), dict[str, Any])).items

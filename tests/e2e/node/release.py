@@ -49,7 +49,7 @@ VALUES: Json = {
         "simulate": {"cards": [{"model": "A100-SXM4-80GB", "count": CARDS, "memory": MEMORY}]},
         "networkPolicy": {"enabled": True},
     },
-    "scheduler": {"networkPolicy": {"enabled": True}},
+    "scheduler": {"networkPolicy": {"enabled": True}, "dashboard": {"enabled": True}},
 }
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import phase_of
 from tessera.node.modes.hami_core import LIBRARY_HOME
+from tessera.wire.journal import Placed
 from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import clean_up, end_tasks, make_namespace
 from tests.e2e.control_plane import ControlPlane
@@ -143,6 +145,11 @@ async def test_a_deployment_on_the_installed_chart_gets_its_slices_and_outlives_
         said = await release.diagnosis()
         assert "e2e-tessera-scheduler has 2 ready replica(s)" in said
         assert "0 broken, 0 warnings, 0 not checked" in said, said
+
+        # With a kubeconfig that has a token and rights, through the apiserver's proxy.
+        journal = SchedulerSource(release.api, behind_apiserver(release.api))
+        placed = [record.pod.name async for record in journal.records() if isinstance(record, Placed)]
+        assert sorted(placed) == sorted(each["metadata"]["name"] for each in pods)
 
         # Another version: scheduler and agent are replaced, and the webhook answers all the time.
         async with admitted_all_the_time(plane):

@@ -9,13 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, count
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.audit import audit
-from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, plan_gang
+from tessera.core.devices import NodeFacts
+from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, GangPlanning, plan_gang
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState, Ledger
+from tessera.core.quota import QuotaFacts
+from tessera.core.requests import HostRequest
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node
 
 MEMORY = 8_000
@@ -146,6 +151,59 @@ def test_domains_change_where_members_go_but_not_whether_equal_ones_fit(case: Ca
         if max(holds) >= len(case.asks):
             assert len(used) == 1
             assert None not in used
+
+
+class Mirror:
+    """A ledger that is made of what a listener is told."""
+
+    def __init__(self, built: Cluster) -> None:
+        self.ledger = Ledger(built.ledger.rules)
+        for name in built.ledger.node_names():
+            view = built.ledger.node(name)
+            assert view is not None
+            self.ledger.observe_node(view.facts)
+        built.ledger.listener = self
+
+    def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
+        if state is None:
+            assert self.ledger.release(facts.uid), "it was never told of"
+        else:
+            assert self.ledger.pod(facts.uid) is None, "it was told of before"
+            self.ledger.put_pod(facts, state, observed=observed)
+
+    def on_node(self, name: str, facts: NodeFacts | None) -> None: ...
+    def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None: ...
+    def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None: ...
+    def on_host(self, name: str, free: HostRequest | None) -> None: ...
+
+
+@given(CASES, st.sets(st.integers(0, 8)), st.booleans())
+def test_in_each_pause_and_in_the_end_the_listener_knows_what_is_held(
+    case: Case, pauses: set[int], keeps: bool
+) -> None:
+    built = case.build()
+    mirror, before = Mirror(built), built.ledger.state()
+    planning = GangPlanning(built.selector, case.members(), required=len(case.asks))
+    steps = planning.steps()
+    for number in count():
+        try:
+            next(steps)
+        except StopIteration as end:
+            answer = end.value
+            break
+        if number in pauses:
+            planning.pause()
+            assert mirror.ledger.state() == built.ledger.state()
+            planning.resume()
+    if keeps and isinstance(answer, GangPlan):
+        assert len(planning.keep()) == len(case.asks)
+        assert len(built.ledger.pods()) == len(case.asks)
+        assert audit(built.ledger) == []
+    else:
+        planning.take_back()
+        assert built.ledger.state() == before
+    assert mirror.ledger.state() == built.ledger.state()
+    assert built.ledger.listener is mirror
 
 
 def test_few_feasible_gangs_of_different_members_are_missed() -> None:

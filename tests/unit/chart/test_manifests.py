@@ -30,7 +30,9 @@ INSTALLED = ("nvidia",)
 """sections of the vendors that are on by default"""
 
 PREEMPTION = frozenset({"pods/eviction", "pods/status", "poddisruptionbudgets"})
-"""resources that only preemption needs, which is off by default"""
+"""resources that only preemption needs"""
+CLAIMS = frozenset({"resourceslices", "resourceclaims"})
+"""resources that only agents with --dra need, which is off by default"""
 
 Json = dict[str, Any]
 
@@ -72,18 +74,40 @@ def rules(objects: list[Json], name: str) -> dict[str, Any]:
 )
 def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, name: str, installed: str) -> None:
     by_default = {
-        kind: [rule for rule in found if not PREEMPTION.issuperset(rule["resources"])]
+        kind: [rule for rule in found if not CLAIMS.issuperset(rule["resources"])]
         for kind, found in rules(documents(tested), name).items()
     }
     assert by_default == rules(OBJECTS, installed) != {}
 
 
-def test_the_rights_to_preempt_are_tested_and_installed_with_preemption_alone() -> None:
-    (tested,) = rules(documents("tests/e2e/rbac.yaml"), "tessera-scheduler").values()
-    wanted = [rule for rule in tested if PREEMPTION.issuperset(rule["resources"])]
-    assert {resource for rule in wanted for resource in rule["resources"]} == PREEMPTION
-    template = (ROOT / "charts/tessera/templates/scheduler/rbac.yaml").read_text(encoding="utf-8")
-    _, _, rest = template.partition("{{- if .Values.scheduler.preemption.enabled }}")
+@pytest.mark.parametrize(
+    ("tested", "name", "template", "switch", "resources"),
+    [
+        (
+            "tests/e2e/rbac.yaml",
+            "tessera-scheduler",
+            "scheduler/rbac.yaml",
+            ".Values.scheduler.preemption.enabled",
+            PREEMPTION,
+        ),
+        (
+            "tests/e2e/node/rbac.yaml",
+            "tessera-device-plugin",
+            "device-plugin/rbac.yaml",
+            ".Values.devicePlugin.dra.enabled",
+            CLAIMS,
+        ),
+    ],
+    ids=["preemption", "claims"],
+)
+def test_rights_of_a_feature_are_tested_and_installed_with_it_alone(
+    tested: str, name: str, template: str, switch: str, resources: frozenset[str]
+) -> None:
+    (rules_tested,) = rules(documents(tested), name).values()
+    wanted = [rule for rule in rules_tested if resources.issuperset(rule["resources"])]
+    assert {resource for rule in wanted for resource in rule["resources"]} == resources
+    text = (ROOT / "charts/tessera/templates" / template).read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"{{{{- if {switch} }}}}")
     block, _, _ = rest.partition("{{- end }}")
     assert yaml.safe_load(block) == wanted
 

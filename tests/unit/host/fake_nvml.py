@@ -107,6 +107,12 @@ class FakeNvml(MigPart):
     def _nvmlDeviceGetCudaComputeCapability(self, device: Any, major: Any, minor: Any) -> None:
         major._obj.value, minor._obj.value = 9, 0
 
+    def _nvmlSystemGetDriverVersion(self, text: Any, _size: Any) -> None:
+        text.value = b"580.65.06"
+
+    def _nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> None:
+        version._obj.value = 13020
+
     def _nvmlDeviceGetComputeMode(self, device: Any, mode: Any) -> None:
         mode._obj.value = self._of(device).compute_mode
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.host.nvml.cards import numa_node
+from tessera.host.nvml.cards import numa_node, pcie_root
 
 
 def sysfs(tmp_path: Path, text: str, *, device: str = "0000:3b:00.0") -> Path:
@@ -36,3 +36,16 @@ def test_an_address_is_found_however_long_its_domain(tmp_path: Path, bus_id: str
 @pytest.mark.parametrize("bus_id", ["", "0000", "00000000:99:00.0", "0000../../../x", "/etc", "00000000:3B:00.0\n"])
 def test_an_address_without_a_device_has_no_node(tmp_path: Path, bus_id: str) -> None:
     assert numa_node(bus_id, sysfs=sysfs(tmp_path, "1")) is None
+
+
+def test_the_root_complex_is_the_first_in_the_kernels_path(tmp_path: Path) -> None:
+    card = tmp_path / "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+    card.mkdir(parents=True)
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "bus/pci/devices/0000:3b:00.0").symlink_to(card)
+    assert pcie_root("00000000:3B:00.0", sysfs=tmp_path) == "pci0000:3a"
+
+
+@pytest.mark.parametrize("bus_id", ["", "00000000:99:00.0", "/etc"])
+def test_an_address_without_a_device_has_no_root_complex(tmp_path: Path, bus_id: str) -> None:
+    assert pcie_root(bus_id, sysfs=tmp_path) == ""

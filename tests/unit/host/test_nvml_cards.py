@@ -33,6 +33,8 @@ def test_a_card_is_read_with_all_it_says(attach: Attach, tmp_path: Path) -> None
         memory_bytes=143771 * 2**20,
         numa=1,
         bus_id="00000000:3B:00.0",
+        driver_version="580.65.06",
+        cuda_version=(13, 2),
         compute_capability=(9, 0),
     )
 
@@ -77,6 +79,13 @@ def test_a_card_that_was_never_read_has_no_uuid(attach: Attach) -> None:
     assert attach(FakeNvml(FakeCard(errors={"handle": LOST}))).scan() == [
         UnreadableCard(0, "reading the card: GPU is lost")
     ]
+
+
+def test_the_versions_of_the_driver_and_its_cuda_are_known(attach: Attach) -> None:
+    library = FakeNvml(FakeCard())
+    assert (facts(attach(library)).driver_version, facts(attach(library)).cuda_version) == ("580.65.06", (13, 2))
+    library.missing |= {"nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"}
+    assert (facts(attach(library)).driver_version, facts(attach(library)).cuda_version) == ("", None)
 
 
 @pytest.mark.parametrize(

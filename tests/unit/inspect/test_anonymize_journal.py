@@ -85,6 +85,7 @@ RECORDS: list[Record] = [
     Woken(time=1.0, sequence=1, pod=POD),
     Released(time=1.0, sequence=1, pod=POD, node=NODE, why="ended"),
     Evicted(time=1.0, sequence=1, pod=POD, node=NODE, message="secret"),
+    Refused(time=1.0, sequence=1, reasons={"gang secret-team/secret-gang: no": 3}, of_gang=True, **CHOICE),
     Gang(time=1.0, sequence=1, namespace="secret-team", name="secret-gang", state="waiting", text="secret"),
     TookOver(time=1.0, sequence=1),
     SteppedDown(time=1.0, sequence=1),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.preemption import with_priority
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.render.simulation import simulation_lines
 from tessera.inspect.simulation import simulate
-from tessera.inspect.state import Setup
+from tessera.inspect.state import BudgetState, Setup
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import state_of
+from tests.support.stepwise_scheduler import uid
 
 HELD = "n1-0,NVIDIA,60000,30:;"
 
@@ -75,3 +80,40 @@ async def test_a_simulation_names_the_victims_of_the_first_copy_that_does_not_fi
     found = simulate(cluster, pod, preempt=True)
     lines = "\n".join(line.text for line in simulation_lines(found))
     assert "would preempt default/holder (priority 0) on n1" in lines
+
+
+async def budgeted(allowed: int, *pods: PodBuilder) -> str:
+    """What is told where one budget holds for the first pod."""
+    state = state_of([node("n1").gpus(1, memory=80000)], pods)
+    budget = BudgetState(allowed, frozenset({uid(pods[0])}))
+    cluster = OfflineCluster(replace(state, budgets={"default/guard": budget}))
+    return "\n".join(line.text for line in explanation_lines(explain(cluster, "default/p")))
+
+
+async def test_a_budget_that_was_read_decides_and_is_not_a_doubt_any_more() -> None:
+    assert (await budgeted(1, holder(), waiting())).endswith("would preempt default/holder (priority 0) on n1")
+    text = await budgeted(0, holder(), waiting())
+    assert "evicts no pod: " in text
+    assert "1 with PodDisruptionBudget default/guard allows no eviction" in text
+
+
+CLASSES = (
+    {"metadata": {"name": "high"}, "value": 100},
+    {"metadata": {"name": "patient"}, "value": 100, "preemptionPolicy": "Never"},
+    {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True},
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "priority", "policy"),
+    [
+        ({"priorityClassName": "high"}, 100, None),
+        ({"priorityClassName": "patient"}, 100, "Never"),
+        ({"priorityClassName": "unknown"}, None, None),
+        ({}, 7, None),
+        ({"priority": 3, "priorityClassName": "high"}, 3, None),
+    ],
+)
+def test_a_manifest_gets_the_priority_of_its_class(spec: dict[str, Any], priority: int | None, policy: str) -> None:
+    found = with_priority({"spec": spec}, CLASSES)["spec"]
+    assert (found.get("priority"), found.get("preemptionPolicy")) == (priority, policy)

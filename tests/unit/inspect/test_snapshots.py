@@ -182,3 +182,16 @@ def test_a_flag_that_decides_nothing_cannot_be_given() -> None:
     with pytest.raises(InspectionError, match="no flag metrics-bind-address that affects placement"):
         parse_scheduler_flags(["metrics-bind-address=:1"])
     assert parse_scheduler_flags(["enable-ascend=false"]) == {"enable-ascend": "false"}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("# of team-blue\nnvidia: # ask alice\n  x: '1'\n", "nvidia:\n  x: '1'\n"),
+        ("a: [1, 012]\nb: yes\n", "a: [1, 012]\nb: yes\n"),
+        ("nvidia: [of: alice\n", None),
+    ],
+)
+def test_comments_of_the_device_configuration_are_not_in_an_anonymous_snapshot(text: str, kept: str | None) -> None:
+    state = replace(busy(), setup=Setup(text, "ConfigMap a/b", {}, "Deployment a/b"))
+    assert anonymize(state, KEY).setup.device_config == kept

@@ -10,6 +10,7 @@ import pytest
 from tessera import __version__
 from tessera.kube.access import Access
 from tessera.kube.client import JSON_PATCH, KubeClient
+from tessera.kube.credentials import FixedHeaders, basic, bearer
 from tessera.kube.errors import ApiError, BadName, BadResponse, Unreachable
 from tessera.kube.resources import NODES, PODS
 from tests.support.event_loops import in_fake_time
@@ -23,6 +24,7 @@ from tests.support.raw_server import (
     reply,
     reset_at_once,
     silence,
+    stream,
 )
 
 POD = PODS.path("team", "train-0")
@@ -399,3 +401,20 @@ async def test_a_client_that_is_not_open_says_so() -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await client.get(NODES.path(), Thing)
     await client.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "sent"),
+    [(bearer("secret", "here"), "secret"), (basic("ada", "secret"), None), ({}, None)],
+)
+@in_fake_time
+async def test_only_a_token_is_repeated_for_a_server_behind_the_proxy(
+    credentials: dict[str, str], sent: str | None
+) -> None:
+    async with RawServer(stream(b"{}\n"), stream(b"{}\n")) as server:
+        access = Access(server.url, credentials=FixedHeaders(credentials))
+        async with KubeClient(access) as client:
+            for header in ("X-Own-Token", ""):
+                lines = client.stream_lines("/proxy/journal", query={}, duration=1.0, token_header=header)
+                assert [line async for line in lines] == [b"{}"]
+    assert [request.headers.get("x-own-token") for request in server.requests] == [sent, None]

@@ -21,7 +21,7 @@ from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tessera.maintenance.cordon import NamedCard
 from tessera.maintenance.drain import Drain, DrainOptions, DrainResult, Holders, PodStage, find_holders
-from tessera.maintenance.render import drain_document, holders_table, result_lines
+from tessera.maintenance.render import LATE_BIND, drain_document, holders_table, result_lines
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 
@@ -111,14 +111,14 @@ async def test_only_the_pods_of_the_card_are_evicted() -> None:
 
 
 @in_fake_time
-async def test_a_card_without_pods_is_drained_at_once() -> None:
+async def test_a_card_without_pods_is_drained_and_what_was_not_waited_for_is_said() -> None:
     async with stage() as on:
         result = await on.drain()
-    assert (result.is_drained, on.looks, on.said) == (True, 1, [])
+    assert (result.is_drained, on.said) == (True, [])
     lines = [
         line.text for line in (*holders_table(Holders(), width=None), *result_lines([CARD], result, dry_run=False))
     ]
-    assert lines == ["no pod holds a slice", "n1/0: drained, 0 pods gone"]
+    assert lines == ["no pod holds a slice", "n1/0: drained, 0 pods gone", LATE_BIND]
 
 
 @in_fake_time
@@ -249,6 +249,21 @@ async def test_a_pod_that_was_bound_just_before_the_cordon_is_evicted_too() -> N
 
 
 @in_fake_time
+async def test_a_pod_that_was_placed_before_the_cordon_and_is_bound_after_the_first_look_is_evicted_too() -> None:
+    async with stage() as on:
+
+        async def bind_late(number: int) -> None:
+            if number == 4:
+                await on.add(holding("late"))
+            await on.end_terminating()
+
+        on.on_look = bind_late
+        assert (await on.drain()).is_drained
+        assert await on.names() == []
+    assert on.said == ["default/late: evicted", "default/late: gone"]
+
+
+@in_fake_time
 async def test_a_later_pod_of_the_same_name_is_not_evicted_for_the_earlier_one() -> None:
     async with stage() as on:
         await on.add(holding("a"))
@@ -320,7 +335,7 @@ async def test_a_pod_that_one_look_did_not_find_is_not_gone_when_the_next_one_do
         looks = [Holders((a,)), Holders((b,)), Holders()]
 
         async def look() -> Holders:
-            return looks.pop(0)
+            return looks.pop(0) if looks else Holders()
 
         result = await Drain(on.client, look, DrainOptions(), on.said.append).run(first)
     assert result.is_drained

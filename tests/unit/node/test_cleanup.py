@@ -16,6 +16,7 @@ from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.pod_cache import PodCache
+from tessera.node.live_claims import LiveClaims
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import CardModes, NodeSettings
@@ -64,7 +65,7 @@ Run = Callable[[Node], asyncio.Task[None]]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
         monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
-        return asyncio.create_task(clean_up_mps(SETTINGS, no_cards(), node, fleet=WatchedValue(Fleet())))
+        return asyncio.create_task(clean_up_mps(SETTINGS, no_cards(), LiveClaims(node), fleet=WatchedValue(Fleet())))
 
     return start
 
@@ -80,7 +81,7 @@ def test_where_some_cards_are_in_mode_mps_only_the_others_are_given_back(monkeyp
         node = Node(first, second, "GPU-unlisted")
         monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
         fleet = WatchedValue(Fleet(problem="not read yet"))
-        task = asyncio.create_task(clean_up_mps(mixed, no_cards(), node, fleet=fleet))
+        task = asyncio.create_task(clean_up_mps(mixed, no_cards(), LiveClaims(node), fleet=fleet))
         await asyncio.sleep(0)
         assert second in node.daemons
         fleet.set(Fleet(states))

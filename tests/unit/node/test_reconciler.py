@@ -12,6 +12,7 @@ from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.pod_cache import PodCache
+from tessera.node.live_claims import LiveClaims
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
 from tessera.node.watched_value import WatchedValue
@@ -72,7 +73,7 @@ class Scene:
         self.mode = Mode()
         self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.fleet = WatchedValue(fleet(1))
-        self.settling = Reconciler(self.mode, self.pods, self.fleet)
+        self.settling = Reconciler(self.mode, LiveClaims(self.pods), self.fleet)
 
     async def __aenter__(self) -> Scene:
         self._task = asyncio.create_task(self.settling.run())
@@ -162,7 +163,9 @@ async def test_cards_that_the_mode_cannot_share_are_passed_on_until_it_can() -> 
     said: list[dict[str, str]] = []
     scene = Scene()
     scene.mode.unfit = {CARD: "its daemon does not begin"}
-    scene.settling = Reconciler(scene.mode, scene.pods, scene.fleet, mark=lambda problems: said.append(dict(problems)))
+    scene.settling = Reconciler(
+        scene.mode, LiveClaims(scene.pods), scene.fleet, mark=lambda problems: said.append(dict(problems))
+    )
     async with scene:
         scene.pods.synced()
         await asyncio.sleep(GAP_S)

@@ -140,6 +140,24 @@ async def test_no_pod_is_woken_before_all_lists_are_complete() -> None:
         assert here.retried(pod) is None
 
 
+@in_fake_time
+async def test_a_standby_looks_for_room_once_a_second_however_often_pods_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as here:
+        looks: list[str] = []
+
+        def missing() -> str:
+            looks.append("another replica leads")
+            return looks[-1]
+
+        monkeypatch.setattr(here.engine, "missing", missing)
+        for _ in range(10):
+            here.engine.unschedulable.on_room()
+            await asyncio.sleep(WAKE_AGAIN_SECONDS / 20)
+        assert len(looks) == 10
+        await asyncio.sleep(20.5 * WAKE_AGAIN_SECONDS)
+        assert len(looks) == 30
+
+
 @pytest.mark.parametrize("fault", [refused(403), never_sent(), None])
 @in_fake_time
 async def test_a_handshake_that_is_not_written_does_no_harm(fault: KubeError | None) -> None:

@@ -94,6 +94,23 @@ def test_a_refusal_has_a_reason_for_every_candidate() -> None:
     }
 
 
+def test_kube_scheduler_looks_for_no_victims_for_a_pod_with_a_priority_and_keeps_its_nomination() -> None:
+    """On a node of `FailedAndUnresolvableNodes` it looks for no victims, and a nomination for such a node it drops."""
+    cluster = World(node("n1").gpus(1), node("n2").gpus(1))
+    pod = gpu_pod(gpu=2).with_priority(1000).manifest()
+    short = "NodeInsufficientDevice"
+    for nominated in ("n1", "n2"):
+        pod["status"] = {"nominatedNodeName": nominated}
+        [other] = {"n1", "n2"} - {nominated}
+        expected = {"FailedNodes": {nominated: short}, "FailedAndUnresolvableNodes": {other: short}}
+        assert cluster.asked(filter_body(pod, ["n1", "n2"])) == NOTHING | expected
+    pod["status"] = {"nominatedNodeName": "elsewhere"}
+    everywhere = {"n1": short, "n2": short}
+    assert cluster.asked(filter_body(pod, ["n1", "n2"])) == NOTHING | {"FailedAndUnresolvableNodes": everywhere}
+    pod["spec"]["priority"] = 0
+    assert cluster.asked(filter_body(pod, ["n1", "n2"])) == NOTHING | {"FailedNodes": everywhere}
+
+
 def test_a_request_without_candidates_gets_no_node_and_no_reasons() -> None:
     assert world().filtered(gpu_pod(), []) == NOTHING | {"FailedNodes": {}}
 

@@ -478,6 +478,27 @@ async def test_a_starving_gang_is_woken_when_all_is_held() -> None:
     assert await bind_all(world, pods) == ["", ""]
 
 
+@in_fake_time
+async def test_what_becomes_free_is_the_starving_gangs_though_another_pod_is_asked_for_first() -> None:
+    """kube-scheduler sees the end of a pod as early as Tessera does, and asks at once for the pods that wait."""
+    world = World(machine("n1"))
+    for i in range(2):
+        await world.run(using_downward_api(gpu_pod(f"small-{i}")))
+    pods = gang(2)
+    world.create(*pods)
+    for pod in pods:
+        reason(world, pod)
+    await asyncio.sleep(STARVING)
+    assert await woken(world) == []
+    for i in range(2):
+        world.api.delete_pod(f"default/small-{i}")
+        world.watch()
+        assert world.filtered(using_downward_api(gpu_pod("thief")))["NodeNames"] is None
+    assert held(world) == 2
+    assert await woken(world) == ["g-0", "g-1"]
+    assert await bind_all(world, pods) == ["", ""]
+
+
 # -- groups
 
 

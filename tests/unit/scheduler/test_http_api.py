@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -22,6 +23,7 @@ from tessera.scheduler.http_api import (
     may_call_extender,
     metrics_routes,
     webhook_routes,
+    without_pages,
 )
 from tessera.scheduler.journal import Journal
 from tessera.scheduler.settings import Settings
@@ -80,7 +82,8 @@ class Service:
     def listener(self, guard: Guard = find_refusal) -> Listener:
         """HAMi's single listener, with the metrics as well."""
         routes = self.routes()
-        made = [*extender_routes(routes), *webhook_routes(routes), *metrics_routes(routes)]
+        decide = without_pages(extender_routes(routes))
+        made = [*decide, *webhook_routes(routes), *metrics_routes(routes)]
         return Listener(AT, [*made, *health_routes(lambda: self.missing)], guard=guard, grace=GRACE)
 
 
@@ -131,6 +134,32 @@ def test_only_this_machine_and_holders_of_a_certificate_may_decide(transport: Tr
     seen = cast("asyncio.BaseTransport", transport)
     assert may_call_extender(seen) is allowed
     assert (find_refusal(seen) is None) is allowed
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "127.0.0.1:8080"}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "LOCALHOST:8080", "Origin": "http://localhost:8080"}, 200),
+        ({"Host": "[::1]:8080"}, 200),
+        ({"Host": socket.gethostname()}, 200),
+        ({"Host": "rebound.example:8080"}, 403),
+        ({"Host": "127.0.0.1.rebound.example"}, 403),
+        ({"Host": "127.0.0.1:8080", "Origin": "http://evil.example"}, 403),
+        ({"Host": "127.0.0.1:8080", "Origin": "http://127.0.0.1:9000"}, 403),
+        ({"Host": "127.0.0.1:8080", "Origin": "null"}, 403),
+    ],
+)
+@pytest.mark.parametrize("verb", ["filter", "bind", "preempt"])
+@in_real_time
+async def test_web_pages_that_reach_this_machine_by_its_browser_are_refused(
+    verb: str, headers: dict[str, str], status: int
+) -> None:
+    service = Service()
+    async with serving(service) as client, client.post(f"/{verb}", data=b"{}", headers=headers) as answer:
+        assert answer.status == status
+    assert len(service.asked) == (status == 200)
 
 
 @pytest.mark.parametrize("verb", ["filter", "bind"])
@@ -315,6 +344,20 @@ async def test_a_client_that_goes_away_is_no_reader_any_more() -> None:
 async def test_a_query_that_cannot_be_read_is_refused(query: str) -> None:
     async with serving_journal(some_journal()) as client, client.get(f"/journal?{query}") as answer:
         assert answer.status == 400
+
+
+@in_real_time
+async def test_as_many_clients_as_may_read_it_even_if_all_ask_at_once() -> None:
+    journal = some_journal()
+    [route] = journal_routes(journal)
+    asked = [cast("Coroutine[Any, Any, Response]", route.handle(Request(b"/journal?follow=true"))) for _ in range(20)]
+    answers = await asyncio.gather(*asked)
+    assert [answer.status for answer in answers] == [200] * 8 + [503] * 12
+    # A response that is never sent, as to HEAD, counts no more.
+    del answers
+    async with asyncio.timeout(30):
+        while journal.readers:
+            await asyncio.sleep(0)
 
 
 @in_real_time

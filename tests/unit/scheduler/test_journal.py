@@ -16,6 +16,7 @@ from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest
 from tessera.core.victims import PodTraits
 from tessera.inspect.replay import JournalReplay
+from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.journal_entries import HostEntry
 from tessera.scheduler.observer import EvictedEvent
 from tessera.wire.journal import (
@@ -41,6 +42,7 @@ from tests.support.builders import NodeBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.journalled_scheduler import JournalledWorld
 from tests.support.journals import assert_same_ledger, records_of, replayed
+from tests.support.logs import captured
 from tests.support.stepwise_scheduler import filter_body, serving_downward_api, using_downward_api
 
 
@@ -235,6 +237,26 @@ async def test_gangs_and_the_places_of_their_members_are_recorded_and_replay_equ
     assert_same_ledger(again, world.ledger)
 
 
+@in_fake_time
+async def test_the_first_refusal_of_each_member_of_a_gang_is_recorded_and_logged_and_replays_equally() -> None:
+    with captured() as logs:
+        world = JournalledWorld(machine("n1", 2, slots=1), log=DecisionLog())
+        pods = [using_downward_api(gpu_pod()).called(f"g-{i}").in_gang("g", 3) for i in range(3)]
+        world.create(*pods)
+        for each in (*pods, *pods, *pods):
+            world.filtered(each)
+        [told] = only(world, Gang)
+        refused = only(world, Refused)
+        assert [(one.pod.name, one.of_gang, one.refusals) for one in refused] == [(p.name, True, 1) for p in pods]
+        assert {text for one in refused for text in one.reasons} == {f"gang default/g: {told.text}"}
+        lines = [(line["pod"], line["reason"]) for line in logs.of("pod refused")]
+        assert lines == [(f"default/{p.name}", f"gang default/g: {told.text}") for p in pods]
+        world.chosen(using_downward_api(gpu_pod("single")))
+        again = replayed(records_of(world.journal))
+        assert (again.counts.checked, again.counts.of_gangs) == (1, 3)
+        assert_same_ledger(again, world.ledger)
+
+
 def test_forecasts_and_hosts_are_recorded_and_old_forecasts_leave() -> None:
     cpu = {"cpu": "64", "memory": "256Gi"}
     world = JournalledWorld(
@@ -391,13 +413,11 @@ async def test_a_follower_gets_records_as_they_come_until_the_journal_closes() -
     world.chosen(gpu_pod(mem=10))
     await asyncio.sleep(1.0)
     assert kinds(found)[3:] == ["Placed", "PodRecord"]
-    assert world.journal.readers == 1
     world.reload(replace(world.settings, enable_iluvatar=True))
     await asyncio.sleep(1.0)
     assert kinds(found)[5:8] == ["Start", "NodeRecord", "PodRecord"]
     world.journal.close()
     await task
-    assert world.journal.readers == 0
     assert_same_ledger(replayed(found), world.ledger)
 
 
@@ -494,7 +514,7 @@ async def test_a_preemption_is_recorded_and_replays_to_the_same_decisions() -> N
         await world.run(pod_)
         world.watch()
     world.create(high, thief)
-    assert world.filtered(high)["FailedNodes"]
+    assert world.filtered(high)["NodeNames"] is None
     refused = world.unschedulable.get("uid-high")
     assert refused is not None
     await world.engine.preemptor.preempt(refused)

@@ -14,7 +14,7 @@ from tessera.inspect.journal_source import FileSource
 from tessera.kube.backoff import Backoff
 from tessera.scheduler import journal_file
 from tessera.scheduler.journal_file import JournalFile
-from tessera.wire.journal import Placed, Record, Start
+from tessera.wire.journal import Placed, Record, Start, encode_record
 from tests.support.builders import gpu_pod, node
 from tests.support.event_loops import in_real_time
 from tests.support.journalled_scheduler import JournalledWorld
@@ -132,6 +132,28 @@ async def test_a_disk_that_fails_is_reported_and_written_again_once_it_works(
     # Where a line was cut off, the next file or process begins with the state.
     last = path.read_bytes().rpartition(b'{"kind":"start"')
     path.write_bytes(b"".join(last[1:]))
+    assert_same_ledger(replayed(await read(path)), world.ledger)
+
+
+@in_real_time
+async def test_a_fault_of_our_own_is_reported_counted_and_not_the_end_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, path = a_world(), tmp_path / "journal"
+    is_broken = True
+
+    def encode(record: Record) -> bytes:
+        if is_broken:
+            raise TypeError("no such field")
+        return encode_record(record)
+
+    monkeypatch.setattr(journal_file, "encode_record", encode)
+    with captured() as logs:
+        async with writing(world, path) as file:
+            place(world, range(3))
+            await until(lambda: file.errors > 0)
+            is_broken = False
+        assert isinstance(logs.of("journal file not written")[0]["exc_info"], TypeError)
     assert_same_ledger(replayed(await read(path)), world.ledger)
 
 

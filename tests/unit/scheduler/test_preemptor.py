@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from tessera.scheduler.evictor import SPARED_SECONDS
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState
-from tessera.scheduler.preemptor import SPARED_SECONDS
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
 from tessera.wire import keys
 from tessera.wire.objects import (
@@ -56,8 +56,10 @@ class Cluster(World):
     def started(self) -> None:
         for handler in (self.pods, self.nodes, self.quotas, self.engine.budgets):
             handler.synced()
+
+    def observer(self) -> SchedulerObserver:
         self.seen = Preemptions()
-        self.engine.preemptor._observer = self.seen
+        return self.seen
 
     async def runs(self, *pods: PodBuilder) -> None:
         for pod in pods:
@@ -67,7 +69,7 @@ class Cluster(World):
     def refuse(self, pod: PodBuilder) -> UnschedulablePod:
         if f"{pod.namespace}/{pod.name}" not in self.api.pods:
             self.create(pod)
-        assert self.filtered(pod)["FailedNodes"]
+        assert self.filtered(pod)["NodeNames"] is None
         found = self.unschedulable.get(uid(pod))
         assert found is not None
         return found
@@ -144,10 +146,10 @@ async def test_no_other_pod_takes_what_is_nominated_and_what_fits_beside_goes_in
     await cluster.preempts(high(mem=70_000))
     beside, thief = low("beside", mem=10_000), low("thief", mem=20_000).with_priority(5000)
     cluster.create(beside, thief)
-    assert cluster.filtered(thief)["FailedNodes"], "there are 21,920 MiB free now, but not later"
+    assert cluster.filtered(thief)["NodeNames"] is None, "there are 21,920 MiB free now, but not later"
     assert cluster.chosen(beside) == "n1"
     cluster.gone("victim")
-    assert cluster.filtered(thief)["FailedNodes"]
+    assert cluster.filtered(thief)["NodeNames"] is None
     assert cluster.chosen(high(mem=70_000)) == "n1"
 
 
@@ -317,7 +319,7 @@ async def test_a_pod_that_fits_elsewhere_meanwhile_goes_there_and_frees_its_nomi
 
 
 async def test_no_pod_is_evicted_any_more_for_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.scheduler.preemptor.CONCURRENT", 1)
+    monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
     cluster = Cluster(node("n1").gpus(2))
     await cluster.runs(low("one"), low("two"))
     cluster.api.script("evict", Step(meanwhile=lambda: cluster.gone("high")))
@@ -389,6 +391,24 @@ async def test_nothing_is_evicted_before_the_budgets_are_known() -> None:
     cluster.engine.budgets.synced()
     await asyncio.sleep(10)
     assert cluster.evictions == ["victim"]
+    task.cancel()
+
+
+@in_fake_time
+async def test_a_pod_with_other_candidates_is_not_kept_waiting_by_one_of_its_kind_that_finds_no_victims() -> None:
+    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("runs").with_priority(5000))
+    [full] = {cluster.placement(low("runs")).node}
+    [other] = {"n1", "n2"} - {full}
+    await cluster.runs(low("victim"))
+    searched = cluster.seen.texts
+    cluster.create(*(high(name) for name in "abc"))
+    for name, where in (("a", full), ("b", full), ("c", other)):
+        assert cluster.filtered(high(name), [where])["FailedAndUnresolvableNodes"]
+    task = asyncio.ensure_future(cluster.engine.preemptor.run())
+    await asyncio.sleep(0.5)
+    assert cluster.evictions == ["victim"]
+    assert len([text for text in searched if "no victims" in text]) == 1, "b has to wait for its turn"
     task.cancel()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tessera.core import nominations
 from tessera.core.ledger import facts_of
 from tessera.core.node_info import Card
+from tessera.core.node_preemption import NodeSearch
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step
@@ -104,7 +106,7 @@ async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
 
 
 async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.scheduler.preemptor.CONCURRENT", 1)
+    monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
     cluster = Cluster(node("n1").gpus(2), node("n2").gpus(1))
     await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
     pod = cluster.refuse(high(gpu=2))
@@ -141,7 +143,7 @@ async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits(
     cluster = Cluster(node("n1").gpus(1))
     pod = high("g-0").in_gang("g", 2)
     cluster.create(pod)
-    assert cluster.filtered(pod)["FailedNodes"]
+    assert cluster.filtered(pod)["NodeNames"] is None
     assert cluster.preempt_verb(pod, {"n1": ["cpu-hog"]}) == {}, "the gang does not fit: they would leave for nothing"
 
 
@@ -149,7 +151,7 @@ async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_ref
     cluster = Cluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     pod = cluster.refuse(high())
-    assert cluster.filtered(high().in_gang("g", 8))["FailedNodes"]
+    assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
     await cluster.engine.preemptor.preempt(pod)
     assert cluster.evictions == []
     assert len(cluster.unschedulable) == 0
@@ -159,12 +161,20 @@ async def test_a_nomination_ends_when_its_pod_joins_a_gang_that_waits() -> None:
     cluster = Cluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
-    assert cluster.filtered(high().in_gang("g", 8))["FailedNodes"]
+    assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
     assert not cluster.ledger.nominations.all()
     assert cluster.agrees()
 
 
-async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trials() -> None:
+def by_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with MIG, several requests or a quota."""
+    monkeypatch.setattr("tessera.core.node_preemption.NodeSearch._cards_decide", lambda search: False)
+
+
+async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_trial(monkeypatch)
     names = [f"n{i}" for i in range(4)]
     cluster = Cluster(*(node(name).gpus(4, slots=10) for name in names))
     for name in names:
@@ -173,8 +183,58 @@ async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trial
             cluster.create(pod)
             assert await cluster.bound(pod, cluster.chosen(pod, [name])) == ""
             cluster.watch()
-    with pytest.MonkeyPatch.context() as patch:
-        # As with MIG, several requests or a quota.
-        patch.setattr("tessera.core.node_preemption.NodeSearch._cards_decide", lambda search: False)
-        answer = cluster.preempt_verb(high(gpu=4, mem=60_000), {name: ["cpu-hog"] for name in names})
+    answer = cluster.preempt_verb(high(gpu=4, mem=60_000), {name: ["cpu-hog"] for name in names})
     assert list(answer) == ["n0"]
+
+
+async def test_a_set_that_was_found_in_steps_is_used_only_while_all_of_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_trial(monkeypatch)
+    cluster = Cluster(node("n1").gpus(3))
+    await cluster.runs(low("a"), low("b"), low("c"))
+    pod = cluster.refuse(high(gpu=2))
+    found = cluster.engine.preemption.find(pod.request, priority=1000, candidates=pod.candidates)
+    assert found is not None
+    assert len(found.victims) == 2
+
+    def confirmed() -> bool:
+        search = NodeSearch(cluster.ledger, cluster.engine.victims, pod.request, priority=1000, node="n1")
+        return search.confirm(found) is not None
+
+    assert confirmed()
+    [other] = {"uid-a", "uid-b", "uid-c"} - set(found.victims)
+    cluster.gone(other.removeprefix("uid-"))
+    assert not confirmed(), "one victim could stay"
+    await cluster.runs(low("d"))
+    assert confirmed()
+    cluster.engine.victims.spare(found.victims[0], "refused", seconds=30)
+    assert not confirmed(), "one of them may not leave"
+    cluster.gone(*(uid.removeprefix("uid-") for uid in found.victims))
+    assert not confirmed(), "it fits as it is"
+
+
+async def test_a_search_that_tries_sets_ends_with_the_best_one_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"n{i}" for i in range(6)]
+    cluster = Cluster(*(node(name).gpus(2) for name in names))
+    await cluster.runs(*(low(f"p{i:02}") for i in range(12)))
+    pod = cluster.refuse(high())
+    # On each node one victim may be enough for each container, but both together need two.
+    asked = replace(pod.request, containers=pod.request.containers * 2)
+
+    def trials() -> int:
+        tried.clear()
+        assert cluster.engine.preemption.find(asked, priority=1000, candidates=pod.candidates) is not None
+        return len(tried)
+
+    tried: list[int] = []
+    place = NodeSearch._place
+
+    def counted(search: NodeSearch, units: Any) -> Any:
+        tried.append(1)
+        return place(search, units)
+
+    monkeypatch.setattr(NodeSearch, "_place", counted)
+    everywhere = trials()
+    monkeypatch.setattr("tessera.core.preemption.MOST_TRIALS", 1)
+    assert trials() < everywhere / 2

@@ -58,7 +58,7 @@ class Started:
         """Send a bind; the answer comes on what is returned."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
-        writer.write(b"POST /bind HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        writer.write(b"POST /bind HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
         return reader
 
     async def ready(self) -> bytes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -204,3 +205,33 @@ async def test_nothing_is_decided_before_the_take_over_is_done_and_the_pods_are_
     assert world.engine.missing() == "the first list of pods is not complete"
     world.pods.synced()
     assert world.engine.missing() == ""
+
+
+@in_fake_time
+async def test_nominations_of_the_earlier_decider_are_removed_and_no_others() -> None:
+    here = Replica("ours", "again", "late", "plain", "kube-scheduler")
+    for name in ("ours", "again", "late"):
+        await here.api.set_nominated_node("default", name, uid=f"uid-{name}", node="n1")
+    other = here.api.pods["default/kube-scheduler"]
+    here.api.pods["default/kube-scheduler"] = replace(other, status=replace(other.status, nominated_node_name="n1"))
+    assert await here.takeover.run(1) is not None
+    here.api.script("set_nominated_node", refused(500), Step())
+    await here.takeover.clear_nominated_nodes(1, is_nominated=lambda uid: uid == "uid-again")
+    nominated = {key.partition("/")[2]: one.status.nominated_node_name for key, one in here.api.pods.items()}
+    assert nominated == {"ours": "n1", "again": "n1", "late": "", "plain": "", "kube-scheduler": "n1"}
+    here.lose_lease()
+    await here.takeover.clear_nominated_nodes(1, is_nominated=lambda uid: False)
+    assert here.api.pods["default/ours"].status.nominated_node_name == "n1", "another replica may have nominated it"
+
+
+@in_fake_time
+async def test_a_take_over_removes_nominations() -> None:
+    world = World(node("n1").gpus(1))
+    world.create(gpu_pod("p"))
+    await world.api.set_nominated_node("default", "p", uid="uid-p", node="n1")
+    spawned: list[Any] = []
+    world.engine._spawn = spawned.append
+    await world.engine.take_over(0, lambda: None)
+    [work] = spawned
+    await work
+    assert world.api.pods["default/p"].status.nominated_node_name == ""

@@ -180,7 +180,7 @@ def parts_run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[tuple[st
 
 def test_the_container_part_runs_only_with_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     without = parts_run(monkeypatch)
-    assert [name for name, _ in without] == ["cards", "mps", "shares", "mig", "agent"]
+    assert [name for name, _ in without] == ["cards", "mps", "shares", "mig", "agent", "dra"]
     given = parts_run(monkeypatch, "--library", "x.so")
     assert given == [*without, ("hami_core", {"library": Path("x.so")})]
     with pytest.raises(SystemExit):

@@ -107,6 +107,7 @@ class Service:
             Route("POST", "/gives-up", self._gives_up),
             Route("GET", "/large", lambda _request: Response(200, b"x" * self.size)),
             Route("GET", "/pieces", lambda _request: Response(200, pieces=self._pieces())),
+            Route("GET", "/followed", lambda _request: Response(200, pieces=self._followed())),
         ]
 
     def guard(self, transport: asyncio.BaseTransport) -> Response | None:
@@ -129,6 +130,10 @@ class Service:
             if self.made == self.fails_at:
                 raise RuntimeError("a bug")
             yield b"%d " % number + b"x" * self.size
+
+    async def _followed(self) -> AsyncGenerator[bytes, None]:
+        yield b"begun"
+        await self.gate.wait()
 
     def _fails(self, _request: Request) -> Response:
         raise RuntimeError("a bug")
@@ -748,6 +753,22 @@ async def test_stopping_lets_requests_end_that_have_begun(tls: bool) -> None:
             assert (status, found, headers["Connection"]) == (200, body, "close")
             client.writer.close()
         await stopping
+
+
+@in_fake_time
+async def test_the_end_of_a_response_in_pieces_ends_its_connection_once_the_listener_stops() -> None:
+    async with serving() as served:
+        client = await served.connect()
+        client.send(get("/followed"))
+        assert (await client.reader.readuntil(b"begun")).startswith(b"HTTP/1.1 200")
+        time = asyncio.get_running_loop().time
+        began = time()
+        stopping = asyncio.create_task(served.listener.stop())
+        await asyncio.sleep(0)
+        served.gate.set()
+        await stopping
+        assert time() == began
+        assert await client.reader.read() == b"\r\n0\r\n\r\n"
 
 
 @in_fake_time

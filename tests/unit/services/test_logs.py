@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tessera.services.logs import LogFormat, LogLevel, LogOptions, configure_logs
+from tessera.services.logs import LogFormat, LogLevel, LogOptions, configure_logs, deferral
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ def as_before() -> Iterator[None]:
 def written(options: LogOptions, stream: io.StringIO | None = None) -> str:
     """What some lines of both kinds come out as."""
     stream = stream or io.StringIO()
-    configure_logs(options, stream)
+    writer = configure_logs(options, stream)
     log = structlog.get_logger("tests")
     log.debug("fine")
     log.info("placed", pod="a/b", node="n1", text="ü")
@@ -39,6 +39,7 @@ def written(options: LogOptions, stream: io.StringIO | None = None) -> str:
         log.exception("failed")
     logging.getLogger("library").info("chatter")
     logging.getLogger("library").warning("from %s", "elsewhere")
+    writer.close()
     return stream.getvalue()
 
 
@@ -79,8 +80,41 @@ def test_less_important_events_are_left_out(level: LogLevel, messages: list[str]
 
 
 def test_stderr_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs(LogOptions())
+    writer = configure_logs(LogOptions())
     structlog.get_logger().info("hello")
+    writer.close()
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err)["message"] == "hello"
+
+
+@pytest.mark.parametrize("format", list(LogFormat))
+def test_a_deferred_line_has_the_bytes_that_structlog_writes_at_once(
+    format: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_123_456_000)
+    stream, stock = io.StringIO(), io.StringIO()
+    writer = configure_logs(LogOptions(format=format), stream)
+    values = {"pod": 'team/"ü"\x7f\n', "node": "n1", "score": 0.125, "refusals": 3, "reason": None}
+    log, defer = structlog.get_logger("tests"), deferral()
+    defer(lambda: log.info("pod placed", **values))
+    writer.close()
+    renderers = structlog.get_config()["processors"][3:]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            lambda _logger, _level, event: {**event, "timestamp": "2023-11-14T22:13:20.123456Z"},
+            *renderers,
+        ],
+        logger_factory=structlog.WriteLoggerFactory(file=stock),
+    )
+    structlog.get_logger("others").info("pod placed", **values)
+    assert stream.getvalue() == stock.getvalue() != ""
+
+
+def test_without_a_writer_a_deferred_call_is_made_at_once() -> None:
+    logging.getLogger().handlers.clear()
+    made: list[int] = []
+    deferral()(made.append, 1)
+    assert made == [1]

@@ -5,7 +5,16 @@ from fractions import Fraction
 
 import pytest
 
-from tessera.wire.quantity import INT64_MAX, INT64_MIN, NotAQuantity, NotWhole, Whole, read
+from tessera.wire.quantity import (
+    INT64_MAX,
+    INT64_MIN,
+    NotAQuantity,
+    NotWhole,
+    Whole,
+    binary_text,
+    decimal_text,
+    read,
+)
 
 NANO = Fraction(1, 10**9)
 
@@ -164,3 +173,17 @@ def test_a_monstrous_exponent_takes_no_time(text: str) -> None:
     for _ in range(100):
         assert isinstance(read(text), NotWhole)
     assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (1, "1"), (1024, "1Ki"), (81920 * 2**20, "80Gi"), (143771 * 2**20, "143771Mi")]
+)
+def test_bytes_are_written_as_apiservers_do(value: int, text: str) -> None:
+    assert binary_text(value) == text
+    assert read(text) == Whole(value)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (100, "100"), (1000, "1k"), (1500, "1500"), (10**7, "10M")])
+def test_whole_numbers_are_written_as_apiservers_do(value: int, text: str) -> None:
+    assert decimal_text(value) == text
+    assert read(text) == Whole(value)

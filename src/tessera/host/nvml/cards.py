@@ -7,7 +7,7 @@ other card.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ from tessera.wire.quotes import quoted
 
 _UUID = re.compile(r"GPU(-[0-9a-fA-F]{8})(-[0-9a-fA-F]{4}){3}(-[0-9a-fA-F]{12})\Z", re.ASCII)
 
-Numa = Callable[[str], int | None]
-"""NUMA node by PCI address"""
-
 SYSFS = Path("/sys")
+_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _ADDRESS = re.compile(r"([0-9A-F]{4,8})(:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7])\Z", re.ASCII | re.IGNORECASE)
 
 
-def read_card(session: Session, index: int, *, last_uuid: str | None, numa: Numa) -> Found:
+def read_card(session: Session, index: int, *, last_uuid: str | None, sysfs: Path = SYSFS) -> Found:
     """Reads the card at NVML's `index`; `last_uuid` is the uuid when it could last be read."""
     api = session.api
     uuid = last_uuid
@@ -35,7 +33,7 @@ def read_card(session: Session, index: int, *, last_uuid: str | None, numa: Numa
             uuid = text_of(api.nvmlDeviceGetUUID(handle))
             if not _UUID.match(uuid):
                 return UnreadableCard(index, f"its uuid {quoted(uuid)} is not GPU- and a uuid")
-            return _facts(session, handle, index=index, uuid=uuid, numa=numa)
+            return _facts(session, handle, index=index, uuid=uuid, sysfs=sysfs)
     except CardError as error:
         return UnreadableCard(index, error.problem, uuid)
 
@@ -55,21 +53,27 @@ def _without_uuid(card: Found) -> UnreadableCard:
     return UnreadableCard(card.index, f"its uuid {card.uuid} is another card's")
 
 
-def _facts(session: Session, handle: Handle, *, index: int, uuid: str, numa: Numa) -> CardFacts:
+def _facts(session: Session, handle: Handle, *, index: int, uuid: str, sysfs: Path) -> CardFacts:
     api = session.api
     memory = session.optional(api.nvmlDeviceGetMemoryInfo, handle)
     total = None if memory is None else int(memory.total)
     pci = session.optional(api.nvmlDeviceGetPciInfo, handle)
     bus_id = "" if pci is None else text_of(pci.busId)
     mode = session.optional(api.nvmlDeviceGetMigMode, handle)
+    driver = session.optional(api.nvmlSystemGetDriverVersion)
+    cuda = session.optional(api.nvmlSystemGetCudaDriverVersion_v2)
     return CardFacts(
         uuid=uuid,
         index=index,
         name=text_of(api.nvmlDeviceGetName(handle)),
         minor=session.optional(api.nvmlDeviceGetMinorNumber, handle),
         memory_bytes=total,
-        numa=numa(bus_id) if bus_id else None,
+        numa=numa_node(bus_id, sysfs=sysfs),
         bus_id=bus_id,
+        pcie_root=pcie_root(bus_id, sysfs=sysfs),
+        driver_version="" if driver is None else text_of(driver),
+        # One number, 1000 for each major version and 10 for each minor one.
+        cuda_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
         compute_capability=session.optional(api.nvmlDeviceGetCudaComputeCapability, handle),
         mig_capable=mode is not None,
         mig_enabled=mode is not None and mode[0] == api.NVML_DEVICE_MIG_ENABLE,
@@ -131,14 +135,29 @@ def _address(pci: Any) -> str:
 
 def numa_node(bus_id: str, *, sysfs: Path = SYSFS) -> int | None:
     """Returns the NUMA node of a PCI address as NVML writes it, e.g. `00000000:3B:00.0`; None if unknown."""
-    address = _ADDRESS.match(bus_id)
-    if address is None:
+    device = _device_dir(bus_id, sysfs)
+    if device is None:
         return None
-    # NVML writes eight digits of domain; the kernel writes four unless it needs more.
-    device = f"{int(address[1], 16):04x}{address[2].lower()}"
     try:
-        node = int((sysfs / "bus/pci/devices" / device / "numa_node").read_text("ascii"))
+        node = int((device / "numa_node").read_text("ascii"))
     except (OSError, ValueError):
         return None
     # The kernel writes -1 if the firmware did not say.
     return node if node >= 0 else None
+
+
+def pcie_root(bus_id: str, *, sysfs: Path = SYSFS) -> str:
+    """Returns the root complex of a PCI address, e.g. `pci0000:3a`; empty if unknown."""
+    device = _device_dir(bus_id, sysfs)
+    if device is None:
+        return ""
+    # The kernel's link leads through every bridge, from the root complex to the card.
+    return next((part for part in device.resolve().parts if _ROOT.fullmatch(part)), "")
+
+
+def _device_dir(bus_id: str, sysfs: Path) -> Path | None:
+    address = _ADDRESS.match(bus_id)
+    if address is None:
+        return None
+    # NVML writes eight digits of domain; the kernel writes four unless it needs more.
+    return sysfs / "bus/pci/devices" / f"{int(address[1], 16):04x}{address[2].lower()}"

@@ -28,7 +28,7 @@ from tessera.host.cards import (
     Links,
     MigInstance,
 )
-from tessera.host.nvml.cards import SYSFS, numa_node, read_card, read_links, with_unique_uuids
+from tessera.host.nvml.cards import SYSFS, read_card, read_links, with_unique_uuids
 from tessera.host.nvml.events import NvmlListener
 from tessera.host.nvml.mig import (
     create_instance,
@@ -64,7 +64,7 @@ class NvmlHardware:
         self._load = load or partial(load_binding, driver_root)
         self._awaits_driver = awaits_driver
         self._missing = ""
-        self._numa = partial(numa_node, sysfs=sysfs)
+        self._sysfs = sysfs
         self._clock = clock
         self._renewed_at = clock()
         self._uuids: dict[int, str] = {}
@@ -98,7 +98,7 @@ class NvmlHardware:
         return True
 
     def _read(self, session: Session, index: int) -> Found:
-        card = read_card(session, index, last_uuid=self._uuids.get(index), numa=self._numa)
+        card = read_card(session, index, last_uuid=self._uuids.get(index), sysfs=self._sysfs)
         if card.uuid is not None:
             self._uuids[index] = card.uuid
         return card

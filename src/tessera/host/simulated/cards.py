@@ -19,6 +19,8 @@ from tessera.host.simulated.models import MODELS
 from tessera.host.simulated.state import simulated_uuid
 
 _FIRST_BUS = 0x10
+DRIVER_VERSION, CUDA_VERSION = "580.65.06", (13, 0)
+"""of every simulated card"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,9 @@ def _facts(group: CardGroup, within: int, *, index: int, node_name: str) -> Card
         memory_bytes=memory * MIB or None,
         numa=_numa(group, within),
         bus_id=f"00000000:{_FIRST_BUS + index:02X}:00.0",
+        pcie_root=f"pci0000:{_FIRST_BUS + index:02x}",
+        driver_version=DRIVER_VERSION,
+        cuda_version=CUDA_VERSION,
         compute_capability=model.compute_capability,
         mig_capable=model.mig_capable,
         mig_enabled=group.mig,

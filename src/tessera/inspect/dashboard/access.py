@@ -8,16 +8,14 @@ import secrets
 from tessera.http11.router import Request, Response
 from tessera.scheduler.access_review import CHALLENGE, AccessReview, bearer_token, error_response
 from tessera.services.addresses import Address
+from tessera.services.loopback import find_foreign_page
 
 TOKEN_BYTES = 24
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class LoopbackAccess:
-    """For one user on their own machine: a random token, and names that only this machine uses.
-
-    A web site that makes its own name point to 127.0.0.1 sends that name as the host, and its own origin.
-    """
+    """For one user on their own machine: a random token, and names that only this machine uses."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -28,14 +26,8 @@ class LoopbackAccess:
         self._hosts = frozenset(f"{name}:{address.port}".encode() for name in LOOPBACK_NAMES)
 
     def refuse_connection(self, request: Request) -> Response | None:
-        host, origin = request.headers.get(b"Host", b"").lower(), request.headers.get(b"Origin")
-        if host not in self._hosts:
-            return error_response(
-                403, "this page is served to this machine only, under the address that the command printed"
-            )
-        if origin is not None and origin.lower() != b"http://" + host:
-            return error_response(403, "a page of another origin may not ask this one")
-        return None
+        problem = find_foreign_page(request.headers, self._hosts.__contains__)
+        return error_response(403, problem) if problem else None
 
     async def refuse(self, request: Request) -> Response | None:
         token = bearer_token(request)

@@ -1,6 +1,13 @@
 """One node as the page shows it: its cards with their slices, and the pods that hold them, as JSON.
 
 Positional arrays keep a cluster of 40,000 cards small. Names that tenants choose appear as JSON strings only.
+
+    pod    namespace, name, kind and name of the owner, state, since[, gang[, until]]
+    card   index, uuid, model, mode, memory, cores, slots, state, NVLink group, NUMA node, slices, used, utilization
+           [, claims of nominated pods]
+
+A place that is held for a member of a gang is a pod in the state `held`. Claims are not part of the slices: what is
+claimed may be held by pods that leave.
 """
 
 from __future__ import annotations
@@ -17,6 +24,8 @@ from tessera.core.holdings import Holding
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.node_info import Card
 from tessera.inspect.dashboard.room import Room, SliceSize, count_room
+from tessera.inspect.dashboard.waiting_gangs import HELD, held_gang
+from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state
 from tessera.scheduler.metrics.granted_time import share_of
 
@@ -35,6 +44,7 @@ class PodOrigin(NamedTuple):
     since: float | None = None
     """unix seconds of its binding"""
     created: float | None = None
+    gang: str = ""
 
 
 NO_ORIGIN = PodOrigin()
@@ -117,7 +127,8 @@ class ModelTable:
 
 
 class NodeRenderer:
-    """Renders nodes of one ledger. `origin` and `is_handing_over` are asked for each pod by uid."""
+    """Renders nodes of one ledger. `origin` and `is_handing_over` are asked for each pod by uid, `until` for what is
+    held or claimed for a time."""
 
     def __init__(
         self,
@@ -125,12 +136,14 @@ class NodeRenderer:
         *,
         origin: Callable[[str], PodOrigin],
         is_handing_over: Callable[[str], bool],
+        until: Callable[[str], float | None] = lambda uid: None,
         measurements: Measurements | None = None,
     ) -> None:
         self.models = ModelTable()
         self._ledger = ledger
         self._origin = origin
         self._is_handing_over = is_handing_over
+        self._until = until
         self._measured = measurements or Measurements()
         self._groups: dict[str, tuple[Mapping[str, Device], dict[str, str]]] = {}
 
@@ -142,8 +155,10 @@ class NodeRenderer:
             return None
         found = NodeDocument(b"", {})
         slices = self._render_pods(name, found)
-        groups = self._groups_of(name)
+        groups, claims = self._groups_of(name), self._claims(name)
         cards = [self._card(name, card, slices.get(card.device.uuid, ()), groups, found) for card in view.cards]
+        for card, document in zip(view.cards, cards, strict=True) if claims else ():
+            document.append(claims.get(card.device.uuid, []))
         if not view.facts.problem:
             count_room(found.room, view.cards, self.models.position, groups, self._ledger.rules)
         found.body = encode({"name": name, "problem": view.facts.problem, "cards": cards})
@@ -163,11 +178,39 @@ class NodeRenderer:
             state = entry.state.value
             if entry.state is GrantState.BOUND and self._is_handing_over(uid):
                 state = "handing-over"
-            kind, owner, since, created = self._origin(uid)
+            kind, owner, since, created, gang = self._origin(uid)
             if since is not None and created is not None:
                 found.waits[max(int(since - created), 0)] += 1
-            found.pods[uid] = encode({uid: [facts.namespace, facts.name, kind, owner, state, since]})[1:-1]
+            document = [facts.namespace, facts.name, kind, owner, state, since]
+            if gang:
+                document.append(gang)
+            elif holder := held_gang(uid):
+                document[2:] = ["Gang", holder, HELD, None, holder, self._until(uid)]
+            found.pods[uid] = encode({uid: document})[1:-1]
         return slices
+
+    def _claims(self, name: str) -> dict[str, list[Json]]:
+        """What nominated pods and gangs claim of the node's cards, by uuid: for whom, how much, until when, and which
+        pods leave for it."""
+        claims: dict[str, list[Json]] = {}
+        for nomination in self._ledger.nominations.on_node(name):
+            facts = nomination.facts
+            leaving = sorted(uid for uid in nomination.victims if self._ledger.pod(uid) is not None)
+            for uuid, holding in nomination.holdings.items():
+                _, memory, cores, *_ = self._slice(facts.uid, holding, NOT_MEASURED)
+                claims.setdefault(uuid, []).append(
+                    {
+                        "uid": facts.uid,
+                        "namespace": facts.namespace,
+                        "name": held_gang(facts.uid) or facts.name,
+                        "isGang": bool(held_gang(facts.uid)),
+                        "memory": memory,
+                        "cores": cores,
+                        "until": self._until(facts.uid),
+                        "leaving": leaving,
+                    }
+                )
+        return claims
 
     def _slice(self, uid: str, holding: Holding, measured: Measured) -> list[Any]:
         use = holding.use

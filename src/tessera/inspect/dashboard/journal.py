@@ -18,7 +18,8 @@ from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.journal_source import JournalSource
-from tessera.inspect.render.journal import ask_text, reasons_text, record_text
+from tessera.inspect.render.journal import ask_text, grants_text, reasons_text, record_text
+from tessera.inspect.render.lines import count_of
 from tessera.inspect.replay import Moment, Timeline
 from tessera.inspect.state import InspectionError, Json
 from tessera.kube.errors import KubeError
@@ -28,6 +29,7 @@ from tessera.wire.journal import (
     Denied,
     Evicted,
     Gang,
+    NominationRecord,
     Placed,
     PodRef,
     Record,
@@ -49,7 +51,20 @@ MOST_FOLLOWED = 1_000_000
 MOST_PODS = 2_000
 """that waited and are listed"""
 
-Happening = Placed | Refused | Unfinished | Bind | Denied | Woken | Released | Evicted | Gang | TookOver | SteppedDown
+Happening = (
+    Placed
+    | Refused
+    | Unfinished
+    | Bind
+    | Denied
+    | Woken
+    | Released
+    | Evicted
+    | Gang
+    | NominationRecord
+    | TookOver
+    | SteppedDown
+)
 """records that are news; the others are the state"""
 
 
@@ -174,10 +189,10 @@ def record_document(record: Happening) -> Json:
     return {
         "sequence": record.sequence,
         "time": record.time,
-        "kind": str(type(record).__struct_config__.tag),
+        "kind": "nominated" if isinstance(record, NominationRecord) else str(type(record).__struct_config__.tag),
         "pod": _pod_of(record),
-        "node": getattr(record, "node", ""),
-        "text": record_text(record),
+        "node": _node_of(record),
+        "text": _text_of(record),
     }
 
 
@@ -186,14 +201,25 @@ async def happenings(records: Iterable[Record], pause: Pause, *, first: float, l
     return [
         record
         async for record in in_steps(records, pause)
-        if isinstance(record, Happening) and first <= record.time <= last
+        if isinstance(record, Happening) and first <= record.time <= last and _is_news(record)
     ]
 
 
-async def history_of(records: Iterable[Record], pause: Pause, namespace: str, name: str, *, last: float) -> list[Json]:
-    """What happened to one pod."""
-    wanted = f"{namespace}/{name}"
-    found = [one for one in await happenings(records, pause, first=0.0, last=last) if _pod_of(one) == wanted]
+def _is_news(record: Happening) -> bool:
+    """The end of a nomination has no name, and follows from what the pod gets, or is told with another one."""
+    return not isinstance(record, NominationRecord) or record.state is not None
+
+
+async def history_of(
+    records: Iterable[Record], pause: Pause, namespace: str, name: str, *, gang: str = "", last: float
+) -> list[Json]:
+    """What happened to one pod, and to its gang if it has one."""
+    wanted, of_gang = f"{namespace}/{name}", f"{namespace}/{gang}" if gang else None
+    found = [
+        one
+        for one in await happenings(records, pause, first=0.0, last=last)
+        if (_gang_of(one) == of_gang if isinstance(one, Gang) else _pod_of(one) == wanted)
+    ]
     return await documents_of(found[-MOST_RECORDS:], pause)
 
 
@@ -204,8 +230,30 @@ async def documents_of(found: Iterable[Happening], pause: Pause) -> list[Json]:
 def _pod_of(record: Happening) -> str:
     if isinstance(record, Denied):
         return f"{record.namespace}/{record.name}"
+    if isinstance(record, NominationRecord) and record.state is not None:
+        return f"{record.state.namespace}/{record.state.name}"
     pod: PodRef | None = getattr(record, "pod", None)
     return f"{pod.namespace}/{pod.name}" if pod is not None else ""
+
+
+def _node_of(record: Happening) -> str:
+    if isinstance(record, NominationRecord) and record.state is not None:
+        return record.state.node
+    return getattr(record, "node", "")
+
+
+def _gang_of(record: Gang) -> str:
+    return f"{record.namespace}/{record.name}"
+
+
+def _text_of(record: Happening) -> str:
+    """A gang is no pod, so its name is in the text."""
+    if isinstance(record, Gang):
+        return f"{_gang_of(record)} is {record.state}: {record.text}"
+    if isinstance(record, NominationRecord) and record.state is not None:
+        leave = count_of(len(record.victims), "pod") if record.victims else "no pod"
+        return f"for it {leave} must leave: {grants_text(record.state.grants, uuids=False)}"
+    return record_text(record)
 
 
 # -- the state at a moment
@@ -275,4 +323,5 @@ def _waiting_document(since: float, record: Refused, origin: PodOrigin) -> Json:
         "nearest": "",
         "change": "",
         "attempts": record.refusals,
+        "gang": None,
     }

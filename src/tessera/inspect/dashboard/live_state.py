@@ -23,6 +23,7 @@ from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import in_steps, pause_for
 from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.dashboard.waiting import WaitingPods
+from tessera.inspect.dashboard.waiting_gangs import held_gang, plan_ends, wall_time
 from tessera.inspect.state import Json
 from tessera.scheduler.pod_cycle import CycleState
 
@@ -99,6 +100,7 @@ class LiveState:
             source.engine.ledger,
             origin=source.origin,
             is_handing_over=self._is_handing_over,
+            until=self._until,
             measurements=source.measurements,
         )
 
@@ -275,6 +277,16 @@ class LiveState:
     def _is_handing_over(self, uid: str) -> bool:
         cycle = self.source.engine.cycles.get(uid)
         return cycle is not None and cycle.state is CycleState.HANDING_OVER
+
+    def _until(self, uid: str) -> int | None:
+        """When a nomination or a place held for a gang ends by itself, in Unix seconds."""
+        engine, name = self.source.engine, held_gang(uid)
+        nomination, entry = engine.ledger.nominations.get(uid), engine.ledger.pod(uid)
+        if name:
+            facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
+            gang = engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
+            return wall_time(engine.cycles.clock, plan_ends(gang)) if gang is not None else None
+        return wall_time(engine.cycles.clock, nomination.deadline) if nomination is not None else None
 
     def _is_placed(self, uid: str) -> bool:
         """Whether the pod holds cards of another node by now."""

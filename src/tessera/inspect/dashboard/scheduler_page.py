@@ -1,8 +1,8 @@
 """The page of a running scheduler, from its own engine. Read-only: nothing here calls what changes the ledger.
 
 `run` is what `tessera scheduler --dashboard-bind` runs. Reservations, pods in handover and pods that wait are shown as
-the scheduler itself knows them. What is used of cards is unknown here, because the scheduler reads no monitors, and so
-are the owners of pods that wait. A replica that does not decide knows no waiting pods, and says so.
+the scheduler itself knows them. What is used of cards is unknown here, because the scheduler reads no monitors. A
+replica that does not decide knows no waiting pods, and says so.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
 from tessera.inspect.dashboard.steps import pause_for
+from tessera.inspect.dashboard.waiting_gangs import GangAnswer, decided, gang_name, wall_time
 from tessera.inspect.explanation import bad_pod_text
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import request_lines
-from tessera.inspect.render.lines import Style, StyledLine
+from tessera.inspect.render.explanation import request_lines, section
+from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.request import summarize_request
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.kube.errors import ApiError, KubeError
@@ -32,6 +33,7 @@ from tessera.kube.resources import NODES, PODS
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.gang import Gang
 from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
 from tessera.scheduler.pod_cycle import CycleState
@@ -61,26 +63,33 @@ def run(settings: Settings, reload: Reload | None = None) -> int:
 
 
 class Refusals:
-    """Since when pods wait, and how often they were refused: by uid, since this process began."""
+    """Whose the pods that wait are, since when they do, and how often they were refused: by uid, since this process
+    began."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, tuple[float, int]] = {}
+        self._pods: dict[str, tuple[PodOrigin, int]] = {}
 
-    def add(self, uid: str, now: float) -> None:
+    def add(self, uid: str, pod: Pod | None, now: float) -> None:
         # To the end: of too many, the pod that was refused longest ago is forgotten.
-        since, number = self._pods.pop(uid, (now, 0))
-        self._pods[uid] = since, number + 1
+        known = self._pods.pop(uid, None)
+        origin, number = known or (_waiting_origin(pod, now), 0)
+        self._pods[uid] = origin, number + 1
         if len(self._pods) > MOST_REFUSED:
             del self._pods[next(iter(self._pods))]
 
-    def get(self, uid: str) -> tuple[float | None, int | None]:
-        return self._pods.get(uid, (None, None))
+    def get(self, uid: str) -> tuple[PodOrigin, int | None]:
+        return self._pods.get(uid, (NO_ORIGIN, None))
 
     def keep_only(self, uids: Iterable[str]) -> None:
         self._pods = {uid: self._pods[uid] for uid in uids if uid in self._pods}
 
     def __len__(self) -> int:
         return len(self._pods)
+
+
+def _waiting_origin(pod: Pod | None, now: float) -> PodOrigin:
+    origin = NO_ORIGIN if pod is None else pod_origin(pod)
+    return origin._replace(since=now if origin.created is None else origin.created)
 
 
 class SchedulerPage(ServedPage):
@@ -113,7 +122,7 @@ class SchedulerPage(ServedPage):
             self.origins[uid] = pod_origin(pod)
 
     def on_refused(self, event: RefusedEvent) -> None:
-        self.refusals.add(event.request.uid, time.time())
+        self.refusals.add(event.request.uid, event.pod, time.time())
 
 
 class SchedulerSource:
@@ -144,7 +153,7 @@ class SchedulerSource:
         }
 
     def origin(self, uid: str) -> PodOrigin:
-        return self._page.origins.get(uid, NO_ORIGIN)
+        return self._page.origins.get(uid) or self._page.refusals.get(uid)[0]
 
     def measured_anew(self) -> Iterable[str]:
         return ()
@@ -156,10 +165,9 @@ class SchedulerSource:
         for pod in unschedulable:
             request = pod.request
             cycle = self.engine.cycles.get(request.uid)
-            if cycle is not None and cycle.state is not CycleState.REFUSED:
+            if cycle is not None and cycle.state not in (CycleState.REFUSED, CycleState.NOMINATED):
                 continue
-            since, attempts = refusals.get(request.uid)
-            origin = NO_ORIGIN._replace(since=since)
+            origin, attempts = refusals.get(request.uid)
             yield WaitingPod(
                 request.uid,
                 request.namespace,
@@ -169,6 +177,15 @@ class SchedulerSource:
                 origin=origin,
                 attempts=attempts,
             )
+
+    def gang_name(self, namespace: str, pod: str) -> str:
+        return gang_name(self.engine.gangs.registry, namespace, pod)
+
+    def judge_gang(self, gang: Gang) -> GangAnswer:
+        return decided(gang)
+
+    def gang_since(self, gang: Gang) -> float | None:
+        return wall_time(self.engine.cycles.clock, gang.since)
 
     def node_facts(self, name: str) -> Json:
         return {}
@@ -195,6 +212,10 @@ class SchedulerSource:
             lines += request_lines(summarize_request(prepared.request, pod.annotations, engine.vendors))
         cycle = engine.cycles.get(pod.metadata.uid)
         facts = {"phase": pod.status.phase, "scheduler": pod.spec.scheduler_name}
+        gang = engine.gangs.registry.of(pod.metadata.uid)
+        if gang is not None:
+            heading = f"Gang {gang.name}, {count_of(gang.group.size, 'member')}"
+            lines += section(heading, [StyledLine(f"{gang.state.value}: {decided(gang).why}")])
         return PodAnswer(lines, {**facts, "cycle": cycle.state.name.lower() if cycle is not None else ""})
 
     async def begin_trial(self) -> OfflineCluster:
@@ -207,6 +228,7 @@ class SchedulerSource:
         trial.engine.vendors.update(self.engine.vendors)
         trial.nodes = self._nodes
         trial.ledger.quotas = self.engine.ledger.quotas.copy()
+        trial.engine.labels = self.engine.labels
         return trial
 
     async def _list_nodes(self) -> dict[str, Json]:

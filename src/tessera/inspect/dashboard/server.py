@@ -9,10 +9,12 @@ Answers are JSON, so that no name that a tenant chose is ever read as markup. A 
     GET  api/node?name=N[&time=T]             the same
     GET  api/pod?namespace=S&name=N[&time=T]  the same, and history: [record]
     GET  api/shapes                           [{shape, count}]
-    POST api/whatif (a manifest)              {pods: [{name, fits, node, cards, why, nearest, change}], more, stops}
+    POST api/whatif (a manifest)              {gangs: [{namespace, name, size, fits, why}], more, stops,
+                                               pods: [{name, fits, node, cards, why, nearest, change}]}
     GET  api/journal?from=T&to=T&limit=N      {records: [{sequence, time, kind, pod, node, text}], more}
 
-Times are unix seconds. `documents` describes nodes, cards and pods, which are arrays; `source` has
+Times are unix seconds. `documents` describes nodes, cards and pods, which are arrays, and `waiting_gangs` the rows of
+gangs; `source` has
 `{kind, name, live, journal: {from, to} or null, problem}`. Questions that need much work are answered one at a time,
 and a question that would have to wait behind too many others is refused.
 """
@@ -137,12 +139,17 @@ class PageServer:
             return error_response(503, f"{MOST_VIEWERS} viewers are connected, which is the most")
         text = request.headers.get(LAST_EVENT, b"").decode("latin-1") or query.get("since", "")
         version = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else self._state.log.version
-        return Response(200, content_type=EVENT_STREAM, headers=NO_STORE, pieces=self._stream(request, version))
+        stream = self._stream(request, version)
+        # It counts from here on: others may ask before its first event is sent.
+        await anext(stream)
+        return Response(200, content_type=EVENT_STREAM, headers=NO_STORE, pieces=stream)
 
     async def _stream(self, request: Request, version: int) -> AsyncGenerator[bytes, None]:
-        """Until the caller may no longer see it; the page comes back by itself, and is told why then."""
+        """Until the caller may no longer see it; the page comes back by itself, and is told why then. The first piece
+        is empty: the viewer counts."""
         clock, self._viewers = asyncio.get_running_loop().time, self._viewers + 1
         try:
+            yield b""
             reviewed_at = clock()
             async with aclosing(self._state.events(version)) as stream:
                 async for piece in stream:
@@ -172,7 +179,8 @@ class PageServer:
             history: list[Json] = []
             if source.journal is not None:
                 timeline = await source.journal.timeline()
-                history = await history_of(timeline.records, self._state.pause, namespace, name, last=time)
+                gang = source.gang_name(namespace, name)
+                history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=time)
             answer = await source.explain(namespace, name) if time == math.inf else None
             if answer is not None:
                 document = pod_details(namespace, name, lines=answer.lines, facts=answer.facts, history=history)

@@ -14,16 +14,20 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
 from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin, encode
 from tessera.inspect.dashboard.journal import PageJournal
+from tessera.inspect.dashboard.waiting_gangs import NOT_PLANNED, GangAnswer, gang_name
 from tessera.inspect.explanation import bad_pod_text, explain
+from tessera.inspect.gang_status import gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.render.lines import StyledLine
 from tessera.inspect.state import Json
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.gang import Gang
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys
 from tessera.wire.objects import Pod
+from tessera.wire.pod_groups import PodGroup, read_pod_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +56,8 @@ class WaitingPod:
     """`since` is when it began to wait"""
     attempts: int | None = None
     """how often it was refused, if that is known"""
+    nominated_node: str = ""
+    """as the API shows it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,18 @@ class PageSource(Protocol):
         ...
 
     def waiting(self) -> Iterable[WaitingPod]: ...
+
+    def gang_name(self, namespace: str, pod: str) -> str:
+        """The gang of a pod; empty if it belongs to none, or is gone."""
+        ...
+
+    def judge_gang(self, gang: Gang) -> GangAnswer:
+        """Why a gang waits; may take some milliseconds."""
+        ...
+
+    def gang_since(self, gang: Gang) -> float | None:
+        """Unix seconds since which it waits."""
+        ...
 
     def node_facts(self, name: str) -> Json:
         """What the ledger does not know about a node, for people."""
@@ -140,6 +158,17 @@ class FixedSource:
 
     def waiting(self) -> Iterable[WaitingPod]:
         return self.pending.pods()
+
+    def gang_name(self, namespace: str, pod: str) -> str:
+        return gang_name(self.engine.gangs.registry, namespace, pod)
+
+    def judge_gang(self, gang: Gang) -> GangAnswer:
+        found = gang_of(self.cluster, next(iter(gang.members)))
+        return GangAnswer(found.text, found.fitting) if found is not None else NOT_PLANNED
+
+    def gang_since(self, gang: Gang) -> float | None:
+        created = [self.origin(member.request.uid).created for member in gang.pending()]
+        return min((moment for moment in created if moment is not None), default=None)
 
     def node_facts(self, name: str) -> Json:
         spec = self.cluster.nodes.get(name, {}).get("spec") or {}
@@ -208,7 +237,15 @@ class PendingPods:
             problem = bad_pod_text(prepared)
             return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=problem, origin=origin)
         nodes = self._nodes(self._cluster.documents[key]) if prepared.request.asks_for_devices else NO_NODES
-        return WaitingPod(metadata.uid, metadata.namespace, metadata.name, prepared.request, nodes, origin=origin)
+        return WaitingPod(
+            metadata.uid,
+            metadata.namespace,
+            metadata.name,
+            prepared.request,
+            nodes,
+            origin=origin,
+            nominated_node=pod.status.nominated_node_name,
+        )
 
     def _nodes(self, document: Json) -> NodeNames:
         spec = document["spec"]
@@ -224,7 +261,9 @@ def pod_origin(pod: Pod) -> PodOrigin:
     text = pod.annotations.get(keys.BIND_TIME) or pod.annotations.get(keys.ASSIGNED_TIME) or ""
     since = float(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
     workload = pod.workload
-    return PodOrigin(workload.kind, workload.name, since, created_at(pod))
+    group = read_pod_group(pod)
+    gang = group.name if isinstance(group, PodGroup) else ""
+    return PodOrigin(workload.kind, workload.name, since, created_at(pod), gang)
 
 
 def created_at(pod: Pod) -> float | None:

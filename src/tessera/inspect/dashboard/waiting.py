@@ -1,4 +1,5 @@
-"""The pods that wait for devices: since when, why, what comes nearest, and the smallest change that would fit.
+"""The pods that wait for devices: since when, why, what comes nearest, and the smallest change that would fit. A gang
+that waits is one of them, with its members.
 
 Pods of one shape and with the same candidates get the same answer, which is found once. Answers are found again when
 the ledger has changed, a few milliseconds at a time, and viewers are told only of those that differ.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -21,14 +22,26 @@ from tessera.core.selection import Selected, Unfinished
 from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
 from tessera.inspect.dashboard.steps import Pause
+from tessera.inspect.dashboard.waiting_gangs import (
+    NOT_PLANNED,
+    GangAnswer,
+    plan_ends,
+    row,
+    row_uid,
+    waiting,
+    wall_time,
+)
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
+from tessera.scheduler.gang import Gang, MemberState
 from tessera.scheduler.unschedulable_pods import MOST_SLICES, MOST_WORK
 
 MOST_PODS = 2_000
 """that are listed; the page says how many there are"""
 NAMED_REASONS = 3
 """the most frequent ones"""
+NAMED_VICTIMS = 3
+"""of a nominated pod"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +64,15 @@ class WaitingPods:
         self._source = source
         self._documents: dict[str, Json] = {}
         self._pods: list[WaitingPod] = []
+        self._gangs: list[Gang] = []
         self._answers: dict[Hashable, tuple[int, Answer]] = {}
         """by shape, with the position of the arrays' log at which it was found"""
+        self._gang_answers: dict[str, tuple[Hashable, GangAnswer]] = {}
+        """by the uid of the row, with what it depends on"""
 
     def clear(self) -> None:
         self._documents, self._answers, self._pods = {}, {}, []
+        self._gangs, self._gang_answers = [], {}
 
     def documents(self) -> list[Json]:
         return list(self._documents.values())
@@ -64,20 +81,26 @@ class WaitingPods:
     def asked(self) -> Counter[SliceSize]:
         """The slices that they ask for, each one counted once per card."""
         found: Counter[SliceSize] = Counter()
-        for pod in self._pods:
-            for container in pod.request.containers if pod.request is not None else ():
+        requests = [pod.request for pod in self._pods if pod.request is not None]
+        requests += [member.request for gang in self._gangs for member in gang.pending()]
+        for request in requests:
+            for container in request.containers:
                 for one in container.requests:
                     found[SliceSize(one.memory, one.cores)] += one.count
         return found
 
     def waited(self, now: float) -> list[float]:
         """Seconds, as far as it is known since when they wait."""
-        return [now - pod.origin.since for pod in self._pods if pod.origin.since is not None]
+        known = [pod.origin.since for pod in self._pods] + [self._source.gang_since(gang) for gang in self._gangs]
+        return [now - since for since in known if since is not None]
 
     def refresh(self) -> Json | None:
         """What changed since the last call, with the answers that there are; None if nothing did."""
-        pods = self._pods = list(islice(self._source.waiting(), MOST_PODS))
-        documents = {pod.uid: self._document(pod) for pod in pods}
+        gangs = self._gangs = list(_first(waiting(self._source.engine.gangs.registry)))
+        members = {uid for gang in gangs for uid in gang.members}
+        pods = self._pods = list(islice((pod for pod in self._source.waiting() if pod.uid not in members), MOST_PODS))
+        documents = {row_uid(gang): self._row(gang) for gang in gangs}
+        documents |= {pod.uid: self._document(pod) for pod in pods}
         before, self._documents = self._documents, documents
         changed = [document for uid, document in documents.items() if before.get(uid) != document]
         gone = [uid for uid in before if uid not in documents]
@@ -95,6 +118,31 @@ class WaitingPods:
             assert request is not None  # it has a shape
             at = self._source.engine.ledger.arrays.now
             self._answers[shape] = at, await self._answer(request, names, pause)
+        await self._judge_gangs(pause)
+
+    async def _judge_gangs(self, pause: Pause) -> None:
+        found: dict[str, tuple[Hashable, GangAnswer]] = {}
+        for gang in list(self._gangs):
+            uid, state = row_uid(gang), self._state(gang)
+            known = self._gang_answers.get(uid)
+            began = time.thread_time()
+            found[uid] = (state, self._source.judge_gang(gang)) if known is None or known[0] != state else known
+            await pause(time.thread_time() - began)
+        self._gang_answers = found
+
+    def _state(self, gang: Gang) -> Hashable:
+        """All that an answer about the gang depends on."""
+        arrays = self._source.engine.ledger.arrays
+        mine = gang.state, gang.reason, gang.fitting, len(gang.waiting_binds), gang.group
+        return arrays.epoch, arrays.now, *mine, *(gang.counts[state] for state in MemberState)
+
+    def _row(self, gang: Gang) -> Json:
+        engine = self._source.engine
+        _, answer = self._gang_answers.get(row_uid(gang), (None, NOT_PLANNED))
+        until = wall_time(engine.cycles.clock, plan_ends(gang))
+        kind, owner, *_ = self._source.origin(next(iter(gang.members)))
+        document = row(gang, engine.ledger, answer, since=self._source.gang_since(gang), until=until)
+        return {**document, "owner": [kind, owner] if kind else None}
 
     async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""
@@ -137,7 +185,9 @@ class WaitingPods:
 
     def _document(self, pod: WaitingPod) -> Json:
         answer = Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
-        kind, owner, since, _ = pod.origin
+        claim = self._claim(pod)
+        answer = Answer(claim) if claim else answer
+        kind, owner, since, *_ = pod.origin
         return {
             "uid": pod.uid,
             "namespace": pod.namespace,
@@ -149,7 +199,31 @@ class WaitingPods:
             "nearest": answer.nearest,
             "change": answer.change,
             "attempts": pod.attempts,
+            "gang": None,
         }
+
+    def _claim(self, pod: WaitingPod) -> str:
+        """What a nominated pod waits for; empty if it is not nominated."""
+        ledger = self._source.engine.ledger
+        nomination = ledger.nominations.get(pod.uid)
+        if nomination is None:
+            return f"nominated for {pod.nominated_node}, where other pods make room" if pod.nominated_node else ""
+        entries = [entry for uid in sorted(nomination.victims) if (entry := ledger.pod(uid)) is not None]
+        names = [f"{entry.facts.namespace}/{entry.facts.name}" for entry in entries[:NAMED_VICTIMS]]
+        names += [count_of(len(entries) - NAMED_VICTIMS, "other")] if len(entries) > NAMED_VICTIMS else []
+        where = f"nominated for {nomination.facts.node}"
+        have = "has" if len(entries) == 1 else "have"
+        return f"{where}: it waits until {', '.join(names)} {have} left" if names else f"{where}, where it fits now"
+
+
+def _first(gangs: Iterable[Gang]) -> Iterator[Gang]:
+    """As many as have `MOST_PODS` members together."""
+    left = MOST_PODS
+    for gang in gangs:
+        left -= len(gang.members)
+        if left < 0:
+            return
+        yield gang
 
 
 def _shape(pod: WaitingPod) -> Hashable:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from typing import TypeVar
 
 import msgspec
 
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import Pause, in_steps
-from tessera.inspect.manifests import Manifest, read_manifests
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.manifests import read_manifests
 from tessera.inspect.render.lines import count_of
-from tessera.inspect.simulation import Simulation, StopReason, simulate_in_steps
+from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs_in_steps, simulate_in_steps
 from tessera.inspect.state import InspectionError, Json
+
+T = TypeVar("T")
 
 MOST_COPIES = 1_000
 """that are counted; a page that says "at least a thousand" says enough"""
@@ -42,19 +44,34 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     ledger = source.engine.ledger
     async for name in in_steps(ledger.node_names(), pause):
         trial.ledger.copy_node(name, ledger)
-    found = [await _simulate(trial, manifest, pause) for manifest in manifests]
+    gangs = await _finish(simulate_gangs_in_steps(trial, manifests), pause, what="the manifest")
+    found = [
+        await _finish(simulate_in_steps(trial, manifest, most=MOST_COPIES), pause, what=f"the pod {manifest.name}")
+        for manifest in manifests
+    ]
     last = found[-1]
+    # Of a gang that does not fit as a whole no member is placed.
+    refused = {(gang.namespace, gang.name) for gang in gangs if not gang.fits}
     return {
-        "pods": [document for one in found for document in _documents(one)],
+        "gangs": [
+            {"namespace": gang.namespace, "name": gang.name, "size": gang.size, "fits": gang.fits, "why": gang.text}
+            for gang in gangs
+        ],
+        "pods": [
+            document
+            for manifest, one in zip(manifests, found, strict=True)
+            if gang_key(manifest) not in refused
+            for document in _documents(one)
+        ],
         # Of several manifests, the copies of the last that fit beside all the others.
         "more": last.fits_in_all if last.request is not None or last.stop is not None else None,
         "stops": last.stop.text if last.stop is not None else f"counting stopped at {last.fits_in_all}",
     }
 
 
-async def _simulate(trial: OfflineCluster, manifest: Manifest, pause: Pause) -> Simulation:
-    steps = simulate_in_steps(trial, manifest, most=MOST_COPIES)
-    found: list[Simulation] = []
+async def _finish(steps: Generator[None, None, T], pause: Pause, *, what: str) -> T:
+    """The result, found between other work."""
+    found: list[T] = []
 
     def follow() -> Generator[None, None, None]:
         found.append((yield from steps))
@@ -64,7 +81,7 @@ async def _simulate(trial: OfflineCluster, manifest: Manifest, pause: Pause) -> 
             pass
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         # Whatever a person wrote in the place of a table or a list.
-        raise InspectionError(f"{manifest.name} is not a valid pod: {error}") from error
+        raise InspectionError(f"{what} is not valid: {error}") from error
     return found[0]
 
 

@@ -89,7 +89,9 @@ def request_lines(request: RequestSummary) -> Iterator[StyledLine]:
 def gang_lines(gang: GangStatus) -> Iterator[StyledLine]:
     least = "" if gang.minimum == gang.size else f", at least {gang.minimum} together"
     heading = f"Gang {gang.namespace}/{gang.name}, {count_of(gang.size, 'member')}{least}"
-    yield from section(heading, [StyledLine(gang.text, Style.GOOD if gang.fits else Style.BAD)])
+    lines = [StyledLine(gang.text, Style.GOOD if gang.fits else Style.BAD)]
+    lines += [preemption_line(gang.preemption)] if gang.preemption is not None else []
+    yield from section(heading, lines)
 
 
 def refusal_lines(

@@ -25,6 +25,8 @@ def replay_lines(
         yield StyledLine("the journal has no decision that could be made again", Style.WARN)
     if counts.unfinished:
         yield StyledLine(f"{count_of(counts.unfinished, 'unfinished decision')} left out: nothing was decided")
+    if counts.of_gangs:
+        yield StyledLine(f"{count_of(counts.of_gangs, 'refusal')} left out: the pod's gang waited as a whole")
     if counts.without_candidates:
         text = f"{count_of(counts.without_candidates, 'decision')} left out: their candidates were not recorded"
         yield StyledLine(text, Style.WARN)
@@ -47,6 +49,7 @@ def replay_document(
         "decisions_equal": _equal(counts, difference),
         "unfinished": counts.unfinished,
         "without_candidates": counts.without_candidates,
+        "of_gangs": counts.of_gangs,
         "records": counts.records,
         "processes": counts.processes,
         "versions": list(counts.versions),

@@ -31,6 +31,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
+from tessera.node.live_claims import LiveClaims
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
@@ -137,7 +138,7 @@ class RealAgent:
             await self._mode.start(self.fleet.value)
             self._handover.use(self._settings, self._mode)
             self._serving.set()
-            await Reconciler(self._mode, self._handover.pods, self.fleet, mark=self._watch.mark).run()
+            await Reconciler(self._mode, LiveClaims(self._handover.pods), self.fleet, mark=self._watch.mark).run()
         finally:
             await self._mode.stop()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -99,9 +99,9 @@ def _play(plan: DemoPlan, screen: Screen, log: TextIO) -> None:
     from tessera.lab.demo.runner import run_demo
     from tessera.services.logs import LogFormat, LogOptions, configure_logs
 
-    configure_logs(LogOptions(format=LogFormat.JSON), log)
     try:
-        asyncio.run(run_demo(plan, screen))
+        with closing(configure_logs(LogOptions(format=LogFormat.JSON), log)):
+            asyncio.run(run_demo(plan, screen))
     except CannotStart as error:
         raise CommandError(str(error)) from error
     except DemoError as error:

@@ -24,6 +24,7 @@ from tessera.node.settings import (
     NODE_CONFIG_FILE,
     AgentSettings,
     Configuration,
+    DeviceListStrategy,
     InventoryKind,
     Paths,
     SharingFlags,
@@ -54,6 +55,7 @@ def build_configuration(flags: Flags, environ: Mapping[str, str], read_file: Rea
     )
     health = read_rules(disable=environ.get(DISABLE, ""), enable=environ.get(ENABLE, ""))
     settings = _complete(settings, sources, device_file, node_file.override, health)
+    _check_dra(sources, settings)
     inventory, simulated = _read_inventory(sources)
     settings = replace(settings, has_real_cards=inventory is not InventoryKind.SIMULATED)
     configuration = sources.load(
@@ -110,6 +112,13 @@ def _read_paths(sources: Sources) -> Paths:
     if not sources.says(row_of(Paths, "dev_root")) or not paths.dev_root:
         paths = replace(paths, dev_root=paths.driver_root)
     return paths
+
+
+def _check_dra(sources: Sources, settings: AgentSettings) -> None:
+    if settings.dra and settings.node.serves_instances:
+        sources.blame("dra", "does not serve MIG instances that exist: leave out --mig-strategy, or use mode mig")
+    if settings.dra and DeviceListStrategy.CDI_ANNOTATIONS in settings.strategies:
+        sources.blame("dra", "cannot set annotations: write cdi-cri instead of cdi-annotations")
 
 
 def _read_inventory(sources: Sources) -> tuple[InventoryKind, Path | None]:

@@ -39,6 +39,8 @@ class Claim:
     """whether the container reads its slices from its own pod's annotations, whatever Allocate answers"""
     uncontrolled: bool = False
     """whether the container asked for no enforcing library (CUDA_DISABLE_CONTROL)"""
+    of_resource_claim: bool = False
+    """whether `pod` is a ResourceClaim, and `container` one of its requests, which any container may use"""
 
     @property
     def key(self) -> ContainerKey:

@@ -10,14 +10,15 @@ import contextlib
 import secrets
 import stat
 from pathlib import Path
+from typing import Any, Protocol
 
+import grpc
+from google.protobuf.message import Message
 from grpc import aio
 
 from tessera.node.kubelet import channels
-from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.kubelet.socket_watch import FileId, file_id
-from tessera.wire.kubelet import device_plugin_pb2 as messages
-from tessera.wire.kubelet.methods import OPTIONS
+from tessera.wire.kubelet.methods import Method
 
 CHECK_S = 5.0
 """for the service to answer its own test call"""
@@ -31,10 +32,29 @@ class ServingError(Exception):
     """The socket cannot be served; the text says why."""
 
 
+class Service(Protocol):
+    """What is served on a socket."""
+
+    @property
+    def probe(self) -> tuple[Method[Any, Any], Message]:
+        """A call that changes nothing, to see whether the socket is answered."""
+        ...
+
+    def handler(self) -> grpc.GenericRpcHandler: ...
+
+    def open(self) -> None:
+        """Calls may come from now on."""
+        ...
+
+    def close(self) -> None:
+        """Ends all streams."""
+        ...
+
+
 class Endpoint:
     """One socket, which may be served again after `stop`."""
 
-    def __init__(self, path: Path, service: DevicePluginService, *, grace: float = GRACE_S) -> None:
+    def __init__(self, path: Path, service: Service, *, grace: float = GRACE_S) -> None:
         self.path = path
         self._service = service
         self._grace = grace
@@ -60,6 +80,11 @@ class Endpoint:
         finally:
             _unlink(made)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the socket that this endpoint serves is still where kubelet looks for it."""
+        return self.file is not None and file_id(self.path) == self.file
+
     async def is_answered(self) -> bool:
         """Whether this endpoint or another one serves the socket."""
         try:
@@ -81,7 +106,8 @@ class Endpoint:
 
     async def _ask(self) -> None:
         async with channels.open_channel(self.path) as channel:
-            await channels.unary(channel, OPTIONS)(messages.Empty(), timeout=CHECK_S)
+            method, request = self._service.probe
+            await channels.unary(channel, method)(request, timeout=CHECK_S)
 
     def _check_place(self) -> None:
         with contextlib.suppress(FileNotFoundError):

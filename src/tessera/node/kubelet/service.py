@@ -117,6 +117,10 @@ class DevicePluginService:
         self.streams = 0
         """open now"""
 
+    @property
+    def probe(self) -> tuple[methods.Method[messages.Empty, messages.DevicePluginOptions], messages.Empty]:
+        return methods.OPTIONS, messages.Empty()
+
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the handler for a gRPC server."""
         return grpc.method_handlers_generic_handler(

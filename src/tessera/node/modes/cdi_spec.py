@@ -39,7 +39,8 @@ _MANAGEMENT = re.compile(rf"libnvidia-ml\.so\.{_VERSION}", re.ASCII)
 
 CDI_VERSION = "0.5.0"
 """the lowest version with `hostPath` for device nodes; older runtimes refuse higher versions"""
-MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
+MOUNT_OPTIONS = ("nosuid", "nodev", "bind")
+"""besides `ro` or `rw`"""
 FEATURE_NODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gdrcopy": ("/dev/gdrdrv",),
@@ -134,9 +135,8 @@ def gpu_document(
     everything = {node.container_path: node for own in nodes.values() for node in own}
     nodes[CDI_ALL] = tuple(everything.values())
     common: Document = {
-        # Otherwise NVIDIA's runtime would add cards because of the image's variable.
-        "env": [f"{VISIBLE}={NO_DEVICES}"],
-        **_edits(specs.control(), driver.mounts),
+        # VISIBLE, because otherwise NVIDIA's runtime would add cards for the image's variable.
+        **edits(specs.control(), driver.mounts, {VISIBLE: NO_DEVICES}),
         **_hooks(driver),
     }
     return _document(CDI_GPU, nodes) | {"containerEdits": common}
@@ -149,7 +149,7 @@ def feature_document(feature: str, *, specs: DeviceSpecs) -> Document | None:
         return None
     mounts = tuple(HostMount(path, path) for path in FEATURE_MOUNTS.get(feature, ()) if specs.is_here(path))
     document = _document(feature, {CDI_ALL: nodes})
-    document["devices"][0]["containerEdits"].update(_edits((), mounts))
+    document["devices"][0]["containerEdits"].update(edits((), mounts))
     return document
 
 
@@ -161,22 +161,29 @@ def _document(device_class: str, nodes: Mapping[str, Sequence[DeviceNode]]) -> D
     return {
         "cdiVersion": CDI_VERSION,
         "kind": f"{CDI_VENDOR}/{device_class}",
-        "devices": [{"name": name, "containerEdits": _edits(own, ())} for name, own in nodes.items()],
+        "devices": [{"name": name, "containerEdits": edits(own, ())} for name, own in nodes.items()],
     }
 
 
-def _edits(nodes: Sequence[DeviceNode], mounts: Sequence[HostMount]) -> Document:
-    edits: Document = {}
+def edits(nodes: Sequence[DeviceNode], mounts: Sequence[HostMount], env: Mapping[str, str] | None = None) -> Document:
+    """What is done to a container."""
+    found: Document = {}
+    if env:
+        found["env"] = [f"{name}={value}" for name, value in env.items()]
     if nodes:
-        edits["deviceNodes"] = [
+        found["deviceNodes"] = [
             {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions} for node in nodes
         ]
     if mounts:
-        edits["mounts"] = [
-            {"hostPath": mount.host_path, "containerPath": mount.container_path, "options": list(MOUNT_OPTIONS)}
+        found["mounts"] = [
+            {"hostPath": mount.host_path, "containerPath": mount.container_path, "options": _options(mount)}
             for mount in mounts
         ]
-    return edits
+    return found
+
+
+def _options(mount: HostMount) -> list[str]:
+    return ["ro" if mount.read_only else "rw", *MOUNT_OPTIONS]
 
 
 def _hooks(driver: DriverFiles) -> Document:

@@ -20,7 +20,13 @@ from typing import TypeVar
 import structlog
 
 from tessera.host.call_thread import CallThread, CallTimeout
-from tessera.host.writable_dirs import WritableDirs, ids_dir_name, is_ids_dir_name, region_file_name
+from tessera.host.writable_dirs import (
+    CLAIM_PREFIX,
+    WritableDirs,
+    ids_dir_name,
+    is_ids_dir_name,
+    region_file_name,
+)
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import AllocationRefused
 
@@ -99,12 +105,19 @@ class DirRetention:
     def _kept(
         self, names: Sequence[str], live: Sequence[Claim], held: Collection[frozenset[str]], earlier_pods: bool
     ) -> set[str]:
-        kept = {f"{claim.pod.uid}_{claim.container}" for claim in live}
+        kept = {dir_name(claim) for claim in live}
         kept |= {ids_dir_name(ids) for ids in held}
         kept |= {name for name, ids in self._made_for.items() if ids and ids in held}
         if earlier_pods:
             kept |= {name for name in names if name not in self._made_for and not is_ids_dir_name(name)}
         return kept
+
+
+def dir_name(claim: Claim) -> str:
+    """Returns the name of the directory that is made for a claim."""
+    if claim.of_resource_claim:
+        return f"{CLAIM_PREFIX}{claim.pod.uid}-{claim.container}"
+    return f"{claim.pod.uid}_{claim.container}"
 
 
 async def unknown_holders() -> None:

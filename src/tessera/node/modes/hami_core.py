@@ -34,7 +34,7 @@ from tessera.node.modes.base import (
     SharingMode,
     slices_by_card,
 )
-from tessera.node.modes.container_dirs import ContainerDirs
+from tessera.node.modes.container_dirs import ContainerDirs, dir_name
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import downward_api as variables
@@ -116,9 +116,10 @@ def home_of(settings: AgentSettings) -> Path:
 
 def _dir_name(claim: Claim) -> str:
     try:
-        return container_dir_name(claim.pod.uid, claim.container)
+        container_dir_name(claim.pod.uid, claim.container)
     except UnsafePath as error:
         raise AllocationRefused(str(error)) from error
+    return dir_name(claim)
 
 
 def limits_of(claim: Claim, slices: Sequence[CardSlice]) -> dict[str, str]:

@@ -9,6 +9,7 @@ about the cards, the node keeps its annotations. Nothing is written after `run` 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -69,8 +70,8 @@ class NodeRegistrar:
         self._problem = ""
         self.failures = 0
         """in a row"""
-        self.done = False
-        """whether the node was up to date at least once"""
+        self.done = asyncio.Event()
+        """set when the node was up to date for the first time"""
 
     async def run(self) -> None:
         """Runs until cancelled. The annotations stay, because containers run on without the agent."""
@@ -94,7 +95,8 @@ class NodeRegistrar:
             return self._failed(str(error), at_least=asked_for)
         if self._problem:
             log.info("registration works again", node=self._settings.node_name, failures=self.failures)
-        self.failures, self._problem, self.done = 0, "", True
+        self.failures, self._problem = 0, ""
+        self.done.set()
         return self._settings.register_every_s
 
     def _failed(self, problem: str, *, at_least: float) -> float:
@@ -107,6 +109,9 @@ class NodeRegistrar:
     async def _wanted(self, node: Node, fleet: Fleet) -> dict[str, str | None]:
         """Returns the wanted annotations; None for one that must not exist."""
         settings = self._settings
+        if settings.dra:
+            # The cards are published for ResourceClaims instead, and pods without claims must not get them.
+            return dict.fromkeys((AGENT, Nvidia.keys.register, Nvidia.keys.handshake, PAIR_SCORES))
         way = BY_DOWNWARD_API if settings.uses_downward_api else BY_ALLOCATE
         wanted: dict[str, str | None] = {AGENT: ",".join((way, *sorted(settings.node.modes)))}
         if fleet.problem and not fleet.cards:

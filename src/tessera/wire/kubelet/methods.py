@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from tessera.wire.kubelet import device_plugin_pb2 as device_plugin
+from tessera.wire.kubelet import dra_pb2 as dra
+from tessera.wire.kubelet import plugin_registration_pb2 as plugin_registration
 from tessera.wire.kubelet import pod_resources_pb2 as pod_resources
 
 VERSION = "v1beta1"
@@ -61,3 +63,21 @@ PRE_START = Method(
 
 POD_RESOURCES = "v1.PodResourcesLister"
 LIST = Method(POD_RESOURCES, "List", pod_resources.ListPodResourcesRequest, pod_resources.ListPodResourcesResponse)
+
+PLUGIN_REGISTRATION = "pluginregistration.Registration"
+GET_INFO = Method(PLUGIN_REGISTRATION, "GetInfo", plugin_registration.InfoRequest, plugin_registration.PluginInfo)
+NOTIFY_STATUS = Method(
+    PLUGIN_REGISTRATION,
+    "NotifyRegistrationStatus",
+    plugin_registration.RegistrationStatus,
+    plugin_registration.RegistrationStatusResponse,
+)
+
+DRA_PLUGIN_TYPE = "DRAPlugin"
+DRA_VERSIONS = ("v1.DRAPlugin",)
+"""of the service, as GetInfo names them"""
+DRA_PLUGIN = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+PREPARE = Method(DRA_PLUGIN, "NodePrepareResources", dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse)
+UNPREPARE = Method(
+    DRA_PLUGIN, "NodeUnprepareResources", dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse
+)

@@ -563,3 +563,27 @@ def test_every_switch_is_read() -> None:
     for row in TABLE:
         if row.type.kind is FlagKind.SWITCH and row.group is not Group.IGNORED:
             assert problems(f"{row.flag}=neither"), row.flag
+
+
+# -- ResourceClaims
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (("mig-strategy=single",), {}, "--mig-strategy"),
+        ((), {"json": node(migstrategy="mixed")}, "--mig-strategy"),
+        (("device-list-strategy=envvar,cdi-annotations",), {}, "cdi-cri"),
+    ],
+)
+def test_what_claims_cannot_have_is_refused_with_them_alone(
+    arguments: tuple[str, ...], given: dict[str, Any], said: str
+) -> None:
+    (problem,) = problems("dra=true", *arguments, **given)
+    assert problem.startswith("--dra")
+    assert said in problem
+    assert told(*arguments, **given).settings.dra is False
+
+
+def test_in_mode_mig_the_strategy_has_no_effect_with_claims_either() -> None:
+    assert told("dra=true", json=node(operatingmode="mig", migstrategy="mixed")).settings.dra is True

@@ -155,7 +155,7 @@ export class App {
   /** @param {string} current */
   #showTabs(current) {
     const tabs = byId('tabs');
-    const waiting = this.store.shown?.waiting.size ?? 0;
+    const waiting = this.store.shown?.waitingPods ?? 0;
     if (!tabs.hasChildNodes()) {
       fill(tabs, ...VIEWS.map((view) => h('a', { 'data-view': view, href: '#' }, h('span', null, TITLES[view]), view === 'waiting' ? h('span', { class: 'badge number', hidden: true }) : null)));
     }
@@ -297,7 +297,7 @@ export class App {
     this.announceTimer = setTimeout(() => {
       this.announceTimer = 0;
       this.announcedAt = Date.now();
-      const waiting = this.store.shown?.waiting.size ?? 0;
+      const waiting = this.store.shown?.waitingPods ?? 0;
       const parts = [this.placed ? `${plural(this.placed, 'pod')} placed` : '', `${plural(waiting, 'pod waits', 'pods wait')}`];
       this.placed = 0;
       this.announce(parts.filter(Boolean).join(', '));

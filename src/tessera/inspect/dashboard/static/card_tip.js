@@ -37,6 +37,7 @@ export class CardTip {
         const pod = cluster.pods.get(slice.pod);
         return h('span', { class: 'tip-slice' }, h('span', null, pod ? `${pod.namespace}/${pod.name}` : slice.pod), h('span', { class: 'number' }, mib(slice.memory)));
       }),
+      ...card.claims.map((claim) => h('span', { class: 'tip-slice' }, h('span', null, `nominated: ${claim.isGang ? 'gang ' : ''}${claim.namespace}/${claim.name}`), h('span', { class: 'number' }, mib(claim.memory)))),
       ...(card.slices.length > LISTED ? [h('span', null, `and ${count(card.slices.length - LISTED)} more`)] : []),
     );
   }
@@ -63,5 +64,5 @@ export class CardTip {
 export function describe(card, cluster) {
   const names = card.slices.slice(0, 4).map((slice) => cluster.pods.get(slice.pod)?.name ?? slice.pod);
   const holders = card.slices.length ? `${plural(card.slices.length, 'slice')}: ${names.join(', ')}${card.slices.length > 4 ? ' and others' : ''}` : 'free';
-  return visible(`${card.node}, card ${card.index}, ${card.model}, ${card.state || 'healthy'}, ${percent(granted(card), card.memory)} of the memory granted, ${holders}`);
+  return visible(`${card.node}, card ${card.index}, ${card.model}, ${card.state || 'healthy'}, ${percent(granted(card), card.memory)} of the memory granted, ${holders}${card.claims.length ? `, nominated for ${card.claims.map((claim) => claim.name).join(', ')}` : ''}`);
 }

@@ -6,13 +6,18 @@
 
 /**
  * @typedef {{name: string, problem: string, cards: Card[]}} ClusterNode
- * @typedef {{uid: string, namespace: string, name: string, ownerKind: string, ownerName: string, state: string, since: number | null}} Pod
+ * @typedef {{uid: string, namespace: string, name: string, ownerKind: string, ownerName: string, state: string, since: number | null,
+ *   gang: string, until: number | null}} Pod  `state`: also `held`, which is a place that is held for a member of a gang, and no pod
+ * @typedef {{size: number, required: number, exist: number, gated: number, bound: number, fit: number | null, until: number | null,
+ *   members: [string, string, string][]}} WaitingGang  members: name, state, node
  * @typedef {{uid: string, namespace: string, name: string, owner: [string, string] | null, since: number, asks: string, why: string,
- *   nearest: string, change: string, attempts: number}} WaitingPod
+ *   nearest: string, change: string, attempts: number, gang: WaitingGang | null}} WaitingPod  a pod, or a gang
  * @typedef {{kind: string, name: string, live: boolean, journal: {from: number, to: number} | null, problem: string}} Source
  * @typedef {{pod: string, memory: number, cores: number, slots: number, used: number | null, utilization: number | null, profile: string}} Slice
+ * @typedef {{uid: string, namespace: string, name: string, isGang: boolean, memory: number, cores: number, until: number | null, leaving: string[]}} Claim
+ *   of a nominated pod, or for a member of a gang; `leaving`: uids of the pods that leave for it
  * @typedef {{node: string, index: number, uuid: string, model: string, mode: string, memory: number, cores: number, slots: number,
- *   state: string, group: string, numa: number, slices: Slice[], used: number | null, utilization: number | null}} Card
+ *   state: string, group: string, numa: number, slices: Slice[], used: number | null, utilization: number | null, claims: Claim[]}} Card
  * @typedef {any} Totals
  * @typedef {{structure: boolean, cards: Set<string>, placed: Pod[]}} Changes  `structure`: cards came or went
  */
@@ -25,10 +30,10 @@ function readSlice(raw) {
 
 /** @param {any} raw @param {string} node @param {string[]} models @returns {Card} */
 function readCard(raw, node, models) {
-  const [index, uuid, model, mode, memory, cores, slots, state, group, numa, slices, used, utilization] = raw;
+  const [index, uuid, model, mode, memory, cores, slots, state, group, numa, slices, used, utilization, claims] = raw;
   return {
     node, index, uuid, model: models[model] ?? 'unknown', mode, memory, cores, slots, state, group, numa,
-    slices: slices.map(readSlice), used, utilization,
+    slices: slices.map(readSlice), used, utilization, claims: claims ?? [],
   };
 }
 
@@ -39,9 +44,12 @@ function readNode(raw, models) {
 
 /** @param {string} uid @param {any} raw @returns {Pod} */
 function readPod(uid, raw) {
-  const [namespace, name, ownerKind, ownerName, state, since] = raw;
-  return { uid, namespace, name, ownerKind, ownerName, state, since };
+  const [namespace, name, ownerKind, ownerName, state, since, gang, until] = raw;
+  return { uid, namespace, name, ownerKind, ownerName, state, since, gang: gang ?? '', until: until ?? null };
 }
+
+/** What a reader would see change. @param {Card} card */
+const fingerprint = (card) => JSON.stringify([card.slices.map((slice) => slice.pod), card.state, card.claims.map((claim) => claim.uid)]);
 
 /** @param {Card} card */
 export function cardKey(card) {
@@ -64,6 +72,9 @@ export class Cluster {
     this.totals = document.totals;
     /** @type {Map<string, Pod>} */
     this.pods = new Map(Object.entries(document.pods).map(([uid, raw]) => [uid, readPod(uid, raw)]));
+    /** the places that are held for gangs: few, and asked for with every slice that is painted @type {Set<string>} */
+    this.held = new Set();
+    for (const pod of this.pods.values()) if (pod.state === 'held') this.held.add(pod.uid);
     /** @type {Map<string, ClusterNode>} */
     this.nodes = new Map(document.nodes.map((/** @type {any} */ raw) => [raw.name, readNode(raw, this.models)]));
     /** @type {Map<string, WaitingPod>} */
@@ -88,10 +99,12 @@ export class Cluster {
   #applyNodes(document, changes) {
     if (document.models) this.models = document.models;
     for (const [uid, raw] of Object.entries(document.pods ?? {})) {
+      this.held.delete(uid);
       if (raw === null) this.pods.delete(uid);
       else {
         const pod = readPod(uid, raw);
-        if (!this.pods.has(uid)) changes.placed.push(pod);
+        if (pod.state === 'held') this.held.add(uid);
+        if (!this.pods.has(uid) && pod.state !== 'held') changes.placed.push(pod);
         this.pods.set(uid, pod);
       }
     }
@@ -99,9 +112,9 @@ export class Cluster {
       const before = this.nodes.get(raw.name);
       const node = readNode(raw, this.models);
       if (!before || before.cards.length !== node.cards.length || before.problem !== node.problem) changes.structure = true;
-      const old = new Map((before?.cards ?? []).map((card) => [card.uuid, JSON.stringify([card.slices.map((slice) => slice.pod), card.state])]));
+      const old = new Map((before?.cards ?? []).map((card) => [card.uuid, fingerprint(card)]));
       for (const card of node.cards) {
-        if (old.get(card.uuid) !== JSON.stringify([card.slices.map((slice) => slice.pod), card.state])) changes.cards.add(cardKey(card));
+        if (old.get(card.uuid) !== fingerprint(card)) changes.cards.add(cardKey(card));
       }
       this.nodes.set(raw.name, node);
     }
@@ -132,13 +145,29 @@ export class Cluster {
     return null;
   }
 
-  /** The cards on which a pod holds a slice. @param {string} uid */
+  /** The cards on which a pod holds a slice, or claims one. @param {string} uid */
   cardsOf(uid) {
     const cards = [];
     for (const node of this.nodes.values()) {
-      for (const card of node.cards) if (card.slices.some((slice) => slice.pod === uid)) cards.push(card);
+      for (const card of node.cards) if (card.slices.some((slice) => slice.pod === uid) || card.claims.some((claim) => claim.uid === uid)) cards.push(card);
     }
     return cards;
+  }
+
+  /** The claim for which a slice's pod leaves. @param {string} node @param {string} uid @returns {Claim | null} */
+  leavesFor(node, uid) {
+    for (const card of this.nodes.get(node)?.cards ?? []) {
+      const claim = card.claims.find((one) => one.leaving.includes(uid));
+      if (claim) return claim;
+    }
+    return null;
+  }
+
+  /** Pods that wait, those of gangs included. */
+  get waitingPods() {
+    let pods = 0;
+    for (const one of this.waiting.values()) pods += one.gang ? one.gang.exist - one.gang.bound : 1;
+    return pods;
   }
 
   get cardCount() {

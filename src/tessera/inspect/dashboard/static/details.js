@@ -114,9 +114,10 @@ export class Details {
         ['Utilisation', card.utilization === null ? '' : `${card.utilization} %`],
       ]),
       h('h3', null, card.slices.length ? plural(card.slices.length, 'slice') : 'No slices: the card is free'),
-      h('ul', { class: 'slices' }, ...card.slices.map((slice) => sliceRow(slice, cluster, lookOf))),
+      h('ul', { class: 'slices' }, ...card.slices.map((slice) => sliceRow(slice, card, cluster, lookOf))),
+      ...(card.claims.length ? [h('h3', null, plural(card.claims.length, 'nomination')), h('ul', { class: 'slices claims' }, ...card.claims.map((claim) => claimRow(claim, cluster)))] : []),
     ];
-    return { ...asked, version: card, nodes };
+    return { ...asked, version: [card, card.slices.map((slice) => cluster.leavesFor(card.node, slice.pod)?.uid ?? '')], nodes };
   }
 
   /** @param {Cluster} cluster @param {Place} place */
@@ -145,23 +146,27 @@ export class Details {
     const slash = place.pod.indexOf('/');
     const [namespace, name] = [place.pod.slice(0, slash), place.pod.slice(slash + 1)];
     const pod = cluster.podNamed(namespace, name);
-    const waiting = [...cluster.waiting.values()].find((one) => one.namespace === namespace && one.name === name);
+    const rows = [...cluster.waiting.values()].filter((one) => one.namespace === namespace);
+    const waiting = rows.find((one) => !one.gang && one.name === name);
+    const gang = rows.find((one) => one.gang?.members.some(([member]) => member === name));
     fill(this.kind, `Pod in ${namespace}`);
     fill(this.heading, name);
     const asked = { path: 'pod', query: { namespace, name } };
     if (!pod) {
       return {
         ...asked,
-        version: waiting ?? 'gone',
+        version: waiting ?? gang ?? 'gone',
         nodes: waiting
-          ? [h('p', { class: 'note warn' }, `Waiting since ${moment(waiting.since)}`), properties([['Asks', waiting.asks], ['Why', waiting.why], ['Nearest', waiting.nearest], ['Smallest change', waiting.change]])]
-          : [h('p', { class: 'note' }, 'This pod holds no card now.')],
+          ? [h('p', { class: 'note warn' }, `Waiting since ${moment(waiting.since)}`), properties([['Asks', waiting.asks], ['Why', waiting.why], ['Nearest', waiting.nearest], ['Smallest change', waiting.change]]), ...claimed(cluster, waiting.uid)]
+          : gang
+            ? [h('p', { class: 'note warn' }, gang.since === null ? 'Waiting with its gang' : `Its gang waits since ${moment(gang.since)}`), properties([['Gang', gangLink(gang.name)], ['Why', gang.why]])]
+            : [h('p', { class: 'note' }, 'This pod holds no card now.')],
       };
     }
     const cards = cluster.cardsOf(pod.uid);
     const nodes = [
       properties([
-        ['State', pod.state], ['Owner', pod.ownerName ? `${pod.ownerKind} ${pod.ownerName}` : ''],
+        ['State', pod.state], ['Gang', pod.gang ? gangLink(pod.gang) : ''], ['Held until', pod.until === null ? '' : moment(pod.until)], ['Leaves for', leavesFor(cluster, cards, pod.uid)], ['Owner', pod.ownerName ? `${pod.ownerKind} ${pod.ownerName}` : ''],
         ['Since', pod.since === null ? '' : `${moment(pod.since)} (${duration(cluster.now() - pod.since)})`],
         ['Node', cards.length ? h('a', { href: nodeLink(cards[0].node) }, cards[0].node) : ''],
       ]),
@@ -201,13 +206,48 @@ function used(slice) {
     h('span', { class: 'number' }, `${mib(slice.used)} used${slice.utilization === null ? '' : `, ${slice.utilization} % busy`}`));
 }
 
-/** @param {import('./cluster.js').Slice} slice @param {Cluster} cluster @param {LookOf} lookOf */
-function sliceRow(slice, cluster, lookOf) {
+/** @param {string} name */
+const gangLink = (name) => h('a', { href: link({ ...NOTHING, view: 'waiting', filter: `gang:${name}` }) }, name);
+
+/** A link to the pod or the gang that claims something. @param {import('./cluster.js').Claim} claim */
+const claimant = (claim) => (claim.isGang
+  ? h('a', { href: link({ ...NOTHING, view: 'waiting', filter: `gang:${claim.name}` }) }, `gang ${claim.namespace}/${claim.name}`)
+  : h('a', { href: podLink(claim.namespace, claim.name) }, `${claim.namespace}/${claim.name}`));
+
+/** The nominated pod for which a pod leaves. @param {Cluster} cluster @param {Card[]} cards  that it holds @param {string} uid */
+function leavesFor(cluster, cards, uid) {
+  const claim = cards.length ? cluster.leavesFor(cards[0].node, uid) : null;
+  return claim ? claimant(claim) : '';
+}
+
+/** What a pod claims of cards, and which pods leave for it. @param {Cluster} cluster @param {string} uid */
+function claimed(cluster, uid) {
+  const cards = cluster.cardsOf(uid);
+  if (cards.length === 0) return [];
+  return [h('h3', null, `Nominated for ${plural(cards.length, 'card')}`), h('ul', { class: 'slices claims' }, ...cards.flatMap((card) => card.claims.filter((claim) => claim.uid === uid).map((claim) => claimRow(claim, cluster, card))))];
+}
+
+/** @param {import('./cluster.js').Claim} claim @param {Cluster} cluster @param {Card} [card]  to name instead of the pod */
+function claimRow(claim, cluster, card) {
+  const leaving = claim.leaving.map((uid) => cluster.pods.get(uid)).filter((pod) => pod !== undefined);
+  return h('li', null,
+    card ? h('a', { href: cardLink(card) }, `${card.node} · card ${card.index}`) : claimant(claim),
+    h('span', { class: 'number' }, `${mib(claim.memory)}${claim.cores ? `, ${claim.cores} % cores` : ''}`),
+    h('span', { class: 'claim-note' }, claim.until === null ? 'nominated' : `nominated until ${moment(claim.until)}`),
+    leaving.length ? h('span', { class: 'claim-note' }, 'for it leave: ', ...leaving.flatMap((pod, at) => [at ? ', ' : '', h('a', { href: podLink(pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)])) : h('span', { class: 'claim-note' }, 'all its victims have left'));
+}
+
+/** @param {import('./cluster.js').Slice} slice @param {Card} card @param {Cluster} cluster @param {LookOf} lookOf */
+function sliceRow(slice, card, cluster, lookOf) {
   const pod = cluster.pods.get(slice.pod);
-  return h('li', null, swatch(lookOf(slice)),
-    pod ? h('a', { href: podLink(pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`) : slice.pod,
+  const claim = cluster.leavesFor(card.node, slice.pod);
+  const holder = pod?.state === 'held'
+    ? h('span', null, 'held for gang ', gangLink(pod.gang), pod.until === null ? '' : ` until ${moment(pod.until)}`)
+    : pod ? h('a', { href: podLink(pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`) : slice.pod;
+  return h('li', null, swatch(lookOf(slice)), holder,
     slice.profile ? h('span', { class: 'slice-model' }, slice.profile) : null,
-    h('span', { class: 'number' }, amounts(slice)), used(slice));
+    h('span', { class: 'number' }, amounts(slice)),
+    claim ? h('span', { class: 'claim-note' }, 'leaves for ', claimant(claim)) : null, used(slice));
 }
 
 /** @param {string} name @param {number} part @param {number} whole @param {(value: number) => string} format @param {number | null} inUse */

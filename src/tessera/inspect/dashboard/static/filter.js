@@ -23,6 +23,7 @@ const KEYS = {
   mode: (card) => [card.mode],
   ns: (card, cluster) => holders(card, cluster).map((pod) => pod.namespace),
   pod: (card, cluster) => holders(card, cluster).map((pod) => pod.name),
+  gang: (card, cluster) => holders(card, cluster).map((pod) => pod.gang).filter(Boolean),
   owner: (card, cluster) => holders(card, cluster).map((pod) => pod.ownerName),
 };
 const EXACT = new Set(['ns', 'mode']);
@@ -40,6 +41,7 @@ export const STATES = {
   unhealthy: (card) => card.state.startsWith('unhealthy'),
   cordoned: (card) => card.state.startsWith('cordoned'),
   held: (card) => card.state.startsWith('held'),
+  nominated: (card) => card.claims.length > 0,
   problem: (card) => card.state !== '',
 };
 

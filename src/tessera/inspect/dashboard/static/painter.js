@@ -14,7 +14,8 @@ import { heat, inkOn } from './palette.js';
  * @typedef {import('./palette.js').Look} Look
  * @typedef {import('./layout.js').Box} Box
  * @typedef {{free: string, line: string, text: string, muted: string, bad: string, rest: string, surface: string, border: string, accent: string}} Theme
- * @typedef {{theme: Theme, isDark: boolean, byUse: boolean, lookOf: (slice: Slice) => Look | null, nameOf: (slice: Slice) => string}} Style
+ * @typedef {{theme: Theme, isDark: boolean, byUse: boolean, lookOf: (slice: Slice) => Look | null, nameOf: (slice: Slice) => string,
+ *   isHeld: (slice: Slice) => boolean, colourOfNamespace: (namespace: string) => string | null}} Style
  */
 
 const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
@@ -87,6 +88,8 @@ export class Painter {
       return { fill: colour, ink: inkOn(colour) };
     }
     const look = this.style.lookOf(slice);
+    // Held for a member of a gang that has not come: no pod has it yet.
+    if (this.style.isHeld(slice)) return { fill: this.hatch(theme.free, `${look?.colour ?? theme.rest}66`, 2), ink: theme.text };
     if (!look) return { fill: theme.rest, ink: inkOn(theme.rest) };
     return { fill: look.striped ? this.hatch(look.colour, isDark ? '#0008' : '#fff7', 2) : look.colour, ink: look.ink };
   }
@@ -163,6 +166,28 @@ export class Painter {
         const fontSize = box.height >= 26 ? 11.5 : 10;
         this.text(this.style.nameOf(slice), x + 5, box.y + (box.height - 2 * strip) / 2 + fontSize * 0.36, { colour: ink, size: fontSize, width: width - 10 });
       }
+      x += width;
+    }
+    this.#claims(card, box, total);
+  }
+
+  /** What nominated pods claim: a bracket over what their victims still hold. @param {Card} card @param {Box} box @param {number} total */
+  #claims(card, box, total) {
+    const { context } = this;
+    const { theme } = this.style;
+    let x = box.x;
+    for (const claim of card.claims) {
+      const width = Math.min(Math.max((total > 0 ? claim.memory / total : 1) * box.width, 2), box.x + box.width - x);
+      const line = box.width >= DETAILED ? 3 : Math.max(1, Math.min(2, box.height / 5));
+      context.fillStyle = theme.surface;
+      context.fillRect(x, box.y, width, line + 1);
+      context.fillStyle = this.style.colourOfNamespace(claim.namespace) ?? theme.accent;
+      context.fillRect(x, box.y, width, line);
+      context.strokeStyle = theme.accent;
+      context.lineWidth = 1;
+      context.setLineDash([3, 2]);
+      context.strokeRect(x + 0.5, box.y + 0.5, Math.max(width - 1, 1), box.height - 1);
+      context.setLineDash([]);
       x += width;
     }
   }

@@ -37,7 +37,8 @@ function selectedCards(cluster, place) {
   if (place.card) return new Set([`${place.node}/${place.card}`]);
   if (!place.pod) return new Set(/** @type {string[]} */ ([]));
   const slash = place.pod.indexOf('/');
-  const pod = cluster.podNamed(place.pod.slice(0, slash), place.pod.slice(slash + 1));
+  const [namespace, name] = [place.pod.slice(0, slash), place.pod.slice(slash + 1)];
+  const pod = cluster.podNamed(namespace, name) ?? [...cluster.waiting.values()].find((one) => one.namespace === namespace && one.name === name);
   return new Set(pod ? cluster.cardsOf(pod.uid).map(cardKey) : []);
 }
 
@@ -84,6 +85,8 @@ export class SceneMaker {
           byUse: place.colour === 'use',
           lookOf: (slice) => known.get(keyOf(slice, cluster, colour)) ?? null,
           nameOf: (slice) => cluster.pods.get(slice.pod)?.name ?? slice.pod,
+          isHeld: (slice) => cluster.held.has(slice.pod),
+          colourOfNamespace: (namespace) => (colour === 'namespace' ? known.get(namespace)?.colour : null) ?? null,
         },
         isDim,
         selected: selectedCards(cluster, place),

@@ -33,8 +33,11 @@ def containers(spec: Json) -> Iterator[Json]:
     yield from spec.get("containers", ())
 
 
-def canonical_amounts(amounts: Json, where: str) -> None:
+def canonical_amounts(amounts: Json, where: str, *, only: tuple[str, ...] | None = None) -> None:
+    """`only`: the fields that are quantities; all by default."""
     for name, amount in amounts.items():
+        if only is not None and name not in only:
+            continue
         written = canonical_quantity(amount)
         if isinstance(written, NotAQuantity):
             raise bad_request(f"unable to parse quantity {str(amount)[:80]!r} of {where}[{name}]: {written.reason}")
@@ -197,6 +200,26 @@ def _webhooks(content: Json) -> None:
             webhook["clientConfig"]["service"].setdefault("port", 443)
 
 
+def _resource_slice(content: Json) -> None:
+    for device in content.get("spec", {}).get("devices", ()):
+        for name, capacity in device.get("capacity", {}).items():
+            canonical_amounts(capacity, f"capacity[{name}]", only=("value",))
+            policy = capacity.get("requestPolicy", {})
+            canonical_amounts(policy, "requestPolicy", only=("default",))
+            canonical_amounts(policy.get("validRange", {}), "validRange")
+
+
+def _resource_claim(content: Json) -> None:
+    for request in content.get("spec", {}).get("devices", {}).get("requests", ()):
+        for asked in (*filter(None, [request.get("exactly")]), *request.get("firstAvailable", ())):
+            if asked.setdefault("allocationMode", "ExactCount") == "ExactCount":
+                asked.setdefault("count", 1)
+            canonical_amounts(asked.get("capacity", {}).get("requests", {}), "capacity.requests")
+    allocation = content.get("status", {}).get("allocation", {})
+    for result in allocation.get("devices", {}).get("results", ()):
+        canonical_amounts(result.get("consumedCapacity", {}), "consumedCapacity")
+
+
 _DEFAULTS: dict[str, Callable[[Json], None]] = {
     "Pod": _pod,
     "Node": _node,
@@ -210,6 +233,8 @@ _DEFAULTS: dict[str, Callable[[Json], None]] = {
     "ReplicaSet": _replica_set,
     "StatefulSet": _stateful_set,
     "Job": _job,
+    "ResourceSlice": _resource_slice,
+    "ResourceClaim": _resource_claim,
 }
 
 

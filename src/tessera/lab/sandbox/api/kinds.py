@@ -182,6 +182,24 @@ JOBS = ResourceKind(
     counts_generations=True,
     orphans_by_default=True,
 )
+DEVICE_CLASSES = ResourceKind(
+    "DeviceClass", "deviceclasses", group="resource.k8s.io", namespaced=False, counts_generations=True
+)
+RESOURCE_CLAIMS = ResourceKind(
+    "ResourceClaim", "resourceclaims", group="resource.k8s.io", subresources=(STATUS,), returns_deleted=True
+)
+RESOURCE_CLAIM_TEMPLATES = ResourceKind(
+    "ResourceClaimTemplate", "resourceclaimtemplates", group="resource.k8s.io", returns_deleted=True
+)
+RESOURCE_SLICES = ResourceKind(
+    "ResourceSlice",
+    "resourceslices",
+    group="resource.k8s.io",
+    namespaced=False,
+    fields=("spec.nodeName", "spec.driver"),
+    returns_deleted=True,
+    counts_generations=True,
+)
 
 SCALED = (DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS)
 """workloads with a number of replicas"""
@@ -202,6 +220,10 @@ KINDS: tuple[ResourceKind, ...] = (
     MUTATING_WEBHOOKS,
     VALIDATING_WEBHOOKS,
     *WORKLOADS,
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_SLICES,
 )
 
 BY_PATH: dict[tuple[str, str, str], ResourceKind] = {(each.group, each.version, each.plural): each for each in KINDS}

@@ -370,6 +370,61 @@ class Eviction(ApiStruct, frozen=True):
     delete_options: DeleteOptions = DeleteOptions()
 
 
+class SliceDevice(ApiStruct, frozen=True):
+    name: str = ""
+    attributes: dict[str, Json] = {}
+    capacity: dict[str, Json] = {}
+    consumes_counters: Maps = []
+    taints: Maps = []
+    allow_multiple_allocations: bool | None = None
+
+
+class ResourcePool(ApiStruct, frozen=True):
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class ResourceSliceSpec(ApiStruct, frozen=True):
+    driver: str = ""
+    node_name: str = ""
+    pool: ResourcePool = ResourcePool()
+    devices: list[SliceDevice] = []
+    shared_counters: Maps = []
+
+
+class ResourceSlice(ApiStruct, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: ResourceSliceSpec = ResourceSliceSpec()
+
+
+class DeviceRequest(ApiStruct, frozen=True):
+    name: str = ""
+    exactly: Json | None = None
+    first_available: Maps = []
+
+
+class DeviceClaim(ApiStruct, frozen=True):
+    requests: list[DeviceRequest] = []
+
+
+class ResourceClaimSpec(ApiStruct, frozen=True):
+    devices: DeviceClaim = DeviceClaim()
+
+
+class ResourceClaim(ApiStruct, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: ResourceClaimSpec = ResourceClaimSpec()
+    status: Json = {}
+
+
+class Unread(ApiStruct, frozen=True):
+    """A kind whose content nothing here reads."""
+
+    metadata: Metadata = Metadata()
+    spec: Json = {}
+
+
 SHAPES: dict[str, type[Any]] = {
     "Pod": Pod,
     "Node": Node,
@@ -387,4 +442,8 @@ SHAPES: dict[str, type[Any]] = {
     "ReplicaSet": Workload,
     "StatefulSet": Workload,
     "Job": Job,
+    "DeviceClass": Unread,
+    "ResourceClaim": ResourceClaim,
+    "ResourceClaimTemplate": Unread,
+    "ResourceSlice": ResourceSlice,
 }

@@ -16,6 +16,8 @@ from tessera.lab.sandbox.api.kinds import (
     JOBS,
     POD_DISRUPTION_BUDGETS,
     PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     SCALED,
     STATEFUL_SETS,
     STATUS,
@@ -82,6 +84,8 @@ def find_problems(kind: ResourceKind, content: Json) -> list[FieldProblem]:
         found += _event(content)
     elif kind is POD_DISRUPTION_BUDGETS:
         found += _budget(content.get("spec", {}))
+    elif kind is RESOURCE_SLICES:
+        found += _resource_slice(content.get("spec", {}))
     elif "webhooks" in content:
         found += _webhooks(content)
     return found
@@ -93,11 +97,32 @@ def find_change_problems(kind: ResourceKind, old: Json, new: Json, *, subresourc
         return [*_pod_change(old["spec"], new["spec"])]
     if kind in WORKLOADS and subresource != STATUS:
         return [*_workload_change(kind, old["spec"], new["spec"])]
+    if kind is RESOURCE_SLICES:
+        return [*_resource_slice_change(old["spec"], new["spec"])]
+    if kind is RESOURCE_CLAIMS and old.get("spec") != new.get("spec"):
+        return [FieldProblem("spec", f"Invalid value: {_shown(new.get('spec'))}: field is immutable")]
     if old.get("immutable") and any(old.get(key) != new.get(key) for key in ("data", "binaryData", "immutable")):
         return [FieldProblem("data", "Forbidden: field is immutable when `immutable` is set", "FieldValueForbidden")]
     if kind.kind == "Secret" and old.get("type") != new.get("type"):
         return [FieldProblem("type", f"Invalid value: {_shown(new.get('type'))}: field is immutable")]
     return []
+
+
+def _resource_slice(spec: Json) -> Iterator[FieldProblem]:
+    for name in ("driver", "pool"):
+        if not spec.get(name):
+            yield FieldProblem(f"spec.{name}", "Required value", "FieldValueRequired")
+    if spec.get("devices") and spec.get("sharedCounters"):
+        yield FieldProblem("spec", 'Invalid value: "": only one of `sharedCounters` or `devices` is allowed')
+
+
+def _resource_slice_change(old: Json, new: Json) -> Iterator[FieldProblem]:
+    for path in ("pool.name", "driver", "nodeName"):
+        before, after = old, new
+        for part in path.split("."):
+            before, after = (each.get(part, {}) for each in (before, after))
+        if before != after:
+            yield FieldProblem(f"spec.{path}", f"Invalid value: {_shown(after)}: field is immutable")
 
 
 def _budget(spec: Json) -> Iterator[FieldProblem]:

@@ -157,12 +157,13 @@ export function createMap(app) {
 /** What patterns mean; only those that the cluster has. @param {import('../cluster.js').Cluster} cluster */
 function marks(cluster) {
   const seen = new Set();
-  let isMeasured = false;
+  let [isMeasured, hasClaims] = [false, false];
   for (const node of cluster.nodes.values()) {
     for (const card of node.cards) {
       if (card.state) seen.add(card.state.split(':')[0]);
       if (card.mode === 'mig') seen.add('mig');
       isMeasured ||= card.used !== null;
+      if (card.claims.length) hasClaims = true;
     }
   }
   const entries = [['free', 'Free']];
@@ -170,6 +171,8 @@ function marks(cluster) {
   if ([...seen].some((state) => state !== 'unhealthy' && state !== 'mig')) entries.push(['cordoned', 'Takes no pods']);
   if (seen.has('mig')) entries.push(['mig', 'MIG']);
   if (isMeasured) entries.push(['used', 'Used']);
+  if (cluster.held.size) entries.push(['gang', 'Held for a gang']);
+  if (hasClaims) entries.push(['claim', 'Nominated']);
   return [h('li', { class: 'marks' }, h('ul', { 'aria-label': 'Patterns' },
     ...entries.map(([kind, text]) => h('li', { class: 'legend-entry mark-entry' }, h('span', { class: `mark mark-${kind}`, 'aria-hidden': 'true' }), text))))];
 }

@@ -67,14 +67,14 @@ function figureList(totals, cluster) {
       [{ share: share(granted.cores, total.cores), kind: 'granted' }]),
     used
       ? figure('Memory used', percent(used.memory, granted.memory), `${sizeOf(used.memory, granted.memory)} that are granted`, [{ share: share(used.memory, granted.memory), kind: 'used' }])
-      : figure('Memory used', '–', 'Unknown: the monitor gives no figures here'),
+      : figure('Memory used', '–', cluster.source.kind === 'scheduler' ? 'Not known to the scheduler: run tessera dashboard to see it' : 'Unknown: the monitor gives no figures here'),
     figure('Fragmented', percent(fragmented.memory, total.memory), `${size(fragmented.memory)} free, but of no use for what pods ask`,
       [{ share: share(fragmented.memory, total.memory), kind: 'warn' }]),
   ];
   if (idle) {
     list.push(figure('Idle grants', `${cardCount(idle.cards ?? 0)} cards`, `${size(idle.memory ?? 0)} held by pods that use nothing of it`, [{ share: share(idle.memory ?? 0, total.memory), kind: 'warn' }]));
   }
-  list.push(figure('Waiting', count(cluster.waiting.size), waits && waits.longest !== null && waits.count
+  list.push(figure('Waiting', count(cluster.waitingPods), waits && waits.longest !== null && waits.count
     ? `half under ${duration(Math.max(1, waits.p50))}, 95 % under ${duration(Math.max(1, waits.p95))}, longest ${waits.longest < 1 ? 'below 1 s' : duration(waits.longest)}`
     : 'No waits are recorded yet'));
   return list;

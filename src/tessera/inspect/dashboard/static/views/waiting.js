@@ -1,5 +1,5 @@
 // @ts-check
-/** Waiting: every pod that waits for a card, why, and the smallest change that would fit. */
+/** Waiting: every pod that waits for a card, why, and the smallest change that would fit. A gang is one of them, with its members. */
 
 import { emptyState } from '../controls.js';
 import { podLink } from '../details.js';
@@ -21,6 +21,8 @@ const ORDERS = {
 /** @param {import('../app.js').App} app */
 export function createWaitingView(app) {
   let shown = PAGE;
+  /** the rows whose members the reader wants to see, also after they have changed @type {Set<string>} */
+  const opened = new Set();
   const title = h('h2');
   const search = h('input', {
     type: 'search', class: 'search', placeholder: 'Filter: pod, namespace, reason …', 'aria-label': 'Filter waiting pods', autocomplete: 'off', spellcheck: 'false',
@@ -36,6 +38,7 @@ export function createWaitingView(app) {
 
   /** @param {WaitingPod} pod */
   function item(pod) {
+    if (pod.gang) return gangItem(pod, pod.gang);
     const row = (/** @type {string} */ name, /** @type {string} */ text, kind = '') => (text ? [h('dt', null, name), h('dd', { class: kind }, text)] : []);
     return h('li', { class: 'waiting-pod' },
       h('div', { class: 'waiting-head' },
@@ -45,6 +48,30 @@ export function createWaitingView(app) {
         h('time', { class: 'age number', 'data-since': pod.since, title: pod.since === null ? '' : `since ${moment(pod.since)}` }, age(pod.since))),
       h('dl', { class: 'reasons' }, ...row('Why', pod.why), ...row('Nearest', pod.nearest), ...row('Smallest change', pod.change, 'change')),
       h('p', { class: 'waiting-foot' }, [pod.owner ? `${pod.owner[0]} ${pod.owner[1]}` : '', pod.attempts ? plural(pod.attempts, 'attempt') : ''].filter(Boolean).join(' · ')));
+  }
+
+  /** @param {WaitingPod} row @param {import('../cluster.js').WaitingGang} gang */
+  function gangItem(row, gang) {
+    const least = gang.required === gang.size ? '' : ` of ${count(gang.size)}`;
+    const figures = [
+      [`${count(gang.required)}${least}`, 'required'], [count(gang.exist), gang.exist === 1 ? 'exists' : 'exist'], [gang.fit === null ? '–' : count(gang.fit), gang.fit === 1 ? 'fits' : 'fit'],
+      ...(gang.bound ? [[count(gang.bound), 'bound']] : []), ...(gang.gated ? [[count(gang.gated), 'gated']] : []),
+    ];
+    const members = h('details', { class: 'members', open: opened.has(row.uid), ontoggle: (/** @type {Event} */ event) => opened[/** @type {HTMLDetailsElement} */ (event.currentTarget).open ? 'add' : 'delete'](row.uid) },
+      h('summary', null, plural(gang.members.length, 'member')),
+      h('ul', null, ...gang.members.map(([name, state, node]) => h('li', null,
+        h('a', { href: podLink(row.namespace, name), onclick: (/** @type {Event} */ event) => app.details.openFrom(/** @type {HTMLElement} */ (event.currentTarget)) }, name),
+        h('span', { class: `member-state state-${state}` }, state), node ? h('span', { class: 'muted' }, node) : null))));
+    return h('li', { class: 'waiting-pod waiting-gang' },
+      h('div', { class: 'waiting-head' },
+        h('h3', null, h('span', { class: 'gang-mark' }, 'Gang'), h('span', { class: 'namespace' }, `${row.namespace}/`), row.name),
+        h('span', { class: 'asks' }, row.asks),
+        h('time', { class: 'age number', 'data-since': row.since, title: row.since === null ? '' : `since ${moment(row.since)}` }, age(row.since))),
+      h('ul', { class: 'gang-figures', 'aria-label': 'Members' }, ...figures.map(([number, what]) => h('li', null, h('strong', { class: 'number' }, number), ` ${what}`))),
+      h('dl', { class: 'reasons' }, h('dt', null, 'Why'), h('dd', null, row.why),
+        ...(gang.until === null ? [] : [h('dt', null, 'Held until'), h('dd', null, moment(gang.until))])),
+      members,
+      h('p', { class: 'waiting-foot' }, row.owner ? `${row.owner[0]} ${row.owner[1]}` : ''));
   }
 
   /** @param {number | null} since */
@@ -72,10 +99,11 @@ export function createWaitingView(app) {
       const words = place.filter.toLowerCase().split(/\s+/).filter(Boolean);
       const all = [...cluster.waiting.values()];
       const matching = all.filter((pod) => {
-        const text = `${pod.namespace}/${pod.name} ns:${pod.namespace} ${pod.owner?.[1] ?? ''} ${pod.why} ${pod.asks}`.toLowerCase();
+        const text = `${pod.namespace}/${pod.name} ns:${pod.namespace} ${pod.owner?.[1] ?? ''} ${pod.why} ${pod.asks}${pod.gang ? ` gang:${pod.name} ${pod.gang.members.map(([name]) => name).join(' ')}` : ''}`.toLowerCase();
         return words.every((word) => text.includes(word));
       }).sort(ORDERS[order.value]);
-      fill(title, `${plural(all.length, 'pod waits', 'pods wait')}`);
+      const gangs = all.filter((pod) => pod.gang).length;
+      fill(title, `${plural(cluster.waitingPods, 'pod waits', 'pods wait')}${gangs ? ` · ${plural(gangs, 'gang')}` : ''}`);
       toolbar.hidden = all.length === 0;
       reconcile(list, matching.slice(0, shown), (pod) => pod.uid, item);
       fill(foot, matching.length > shown ? h('button', { type: 'button', onclick: () => { shown += PAGE; app.update(); } }, `Show more of ${count(matching.length)}`) : null);

@@ -33,7 +33,7 @@ export function createWhatIfView(app) {
   const element = h('section', { class: 'view scroll what-if', 'aria-label': 'What if' },
     h('div', { class: 'what-if-form' },
       h('h2', null, h('label', { for: 'manifest' }, 'Manifest')),
-      h('p', { id: 'manifest-help', class: 'muted' }, 'A pod, or a workload that makes pods. Nothing is created.'),
+      h('p', { id: 'manifest-help', class: 'muted' }, 'A pod, or a workload that makes pods; a Job or JobSet with a gang is tried as a whole. Nothing is created.'),
       manifest, h('div', { class: 'buttons' }, button, h('span', { class: 'muted' }, h('kbd', null, 'Ctrl'), ' ', h('kbd', null, 'Enter'))), result),
     h('div', null, h('h2', null, 'Room for the usual shapes'), h('p', { class: 'muted' }, 'How many more of each would fit now, if nothing else came.'), shapes));
   /** @type {AbortController | null} */
@@ -89,11 +89,15 @@ function verdicts(found, cluster) {
     const card = cluster?.card(node, uuid);
     return card ? `card ${card.index}` : uuid;
   };
+  const gangs = (found.gangs ?? []).map((/** @type {any} */ gang) => h('article', { class: `verdict ${gang.fits ? 'fits' : 'misfits'}` },
+    h('h3', null, h('span', { class: 'verdict-mark', 'aria-hidden': 'true' }, gang.fits ? '✓' : '✕'), `Gang ${gang.name} of ${count(gang.size)}`, gang.fits ? ' fits as a whole' : ' does not fit as a whole'),
+    h('p', null, gang.why)));
   const nodes = found.pods.map((/** @type {any} */ pod) => h('article', { class: `verdict ${pod.fits ? 'fits' : 'misfits'}` },
     h('h3', null, h('span', { class: 'verdict-mark', 'aria-hidden': 'true' }, pod.fits ? '✓' : '✕'), pod.name, pod.fits ? ' fits' : ' does not fit'),
     pod.fits ? h('p', null, 'On ', h('a', { href: nodeLink(pod.node) }, pod.node), pod.cards?.length ? `: ${pod.cards.map((/** @type {string} */ uuid) => cardName(pod.node, uuid)).join(', ')}` : '') : null,
     h('dl', { class: 'reasons' }, ...['why', 'nearest', 'change'].flatMap((key) => (pod[key] ? [h('dt', null, { why: pod.fits ? 'Note' : 'Why', nearest: 'Nearest', change: 'Smallest change' }[key]), h('dd', { class: key }, pod[key])] : [])))));
-  if (typeof found.more === 'number') {
+  nodes.unshift(...gangs);
+  if (typeof found.more === 'number' && found.pods.length > 0) {
     const what = found.pods.length > 1 ? ['set of these pods', 'sets of these pods'] : ['such pod', 'such pods'];
     nodes.push(h('p', { class: 'more' }, h('strong', { class: 'number' }, count(found.more)), ` ${found.more === 1 ? `${what[0]} fits` : `${what[1]} fit`} now.`),
       found.stops ? h('p', { class: 'muted' }, `What stops the next one: ${found.stops}`) : null);

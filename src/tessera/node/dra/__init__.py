@@ -1,0 +1,1 @@
+"""The node's half of dynamic resource allocation: cards as ResourceSlices, and ResourceClaims prepared for kubelet."""

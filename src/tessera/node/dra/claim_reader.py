@@ -1,0 +1,93 @@
+"""From a ResourceClaim as the API shows it to the slices that the sharing modes know: pure.
+
+Each request of a claim becomes one `Claim`, as a container's slices do on the classic path. How much it gets is what
+the scheduler wrote as consumed, never what was requested. A claim that cannot be served exactly is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tessera.host.cards import MIB
+from tessera.node.dra.offers import Offer
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.modes.base import AllocationRefused
+from tessera.vendors.nvidia import Nvidia
+from tessera.wire.mig import MigAllocation
+from tessera.wire.pod_devices import DeviceEntry
+from tessera.wire.quantity import Whole, read
+from tessera.wire.quotes import quoted
+from tessera.wire.resource_api import CORES, DRIVER, MEMORY, AllocatedDevice, ResourceClaim
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPart:
+    """One request of a claim with devices of this node."""
+
+    name: str
+    claim: Claim
+    devices: tuple[AllocatedDevice, ...]
+
+
+def allocated_here(claim: ResourceClaim, *, node: str) -> tuple[AllocatedDevice, ...]:
+    """What is allocated to a claim of this node's pool."""
+    return tuple(each for each in claim.devices_of(DRIVER) if each.pool == node)
+
+
+def by_request(devices: Sequence[AllocatedDevice]) -> tuple[AllocatedDevice, ...]:
+    """The devices of one request after the other."""
+    return tuple(sorted(devices, key=lambda each: each.request_name))
+
+
+def read_claim(claim: ResourceClaim, offered: Mapping[str, Offer], *, node: str) -> tuple[RequestPart, ...]:
+    """Returns the claim's requests in order, with devices that are `offered`, by name. Raises AllocationRefused."""
+    key = PodKey(claim.metadata.namespace, claim.metadata.name, claim.metadata.uid)
+    devices = by_request(allocated_here(claim, node=node))
+    if not devices:
+        raise AllocationRefused(f"ResourceClaim {key} has no device of node {node}")
+    names = dict.fromkeys(each.request_name for each in devices)
+    return tuple(
+        _part(key, position, name, tuple(each for each in devices if each.request_name == name), offered)
+        for position, name in enumerate(names)
+    )
+
+
+def _part(
+    key: PodKey, position: int, name: str, devices: tuple[AllocatedDevice, ...], offered: Mapping[str, Offer]
+) -> RequestPart:
+    slices: list[DeviceEntry] = []
+    reserved: list[MigAllocation] = []
+    for each in devices:
+        offer = offered.get(each.device)
+        if offer is None:
+            raise AllocationRefused(f"device {quoted(each.device)} is not among this node's devices")
+        if not offer.card.healthy:
+            raise AllocationRefused(f"card {offer.uuid} takes no work: {offer.card.problem}")
+        if each.admin_access:
+            raise AllocationRefused(f"device {each.device}: adminAccess is not served")
+        if offer.slot is not None:
+            reserved.append(MigAllocation(position, len(slices), offer.uuid, offer.slot))
+        slices.append(_slice(each, offer))
+    claim = Claim(key, position, name, tuple(slices), mig=tuple(reserved), of_resource_claim=True)
+    return RequestPart(name, claim, devices)
+
+
+def _slice(device: AllocatedDevice, offer: Offer) -> DeviceEntry:
+    consumed = device.consumed_capacity
+    if not offer.shared or not consumed:
+        # An apiserver without consumable capacity gives a device to one claim at a time.
+        return DeviceEntry(offer.uuid, Nvidia.key, offer.memory, offer.cores)
+    memory = _amount(consumed, MEMORY, device) // MIB
+    if memory < 1:
+        raise AllocationRefused(f"device {device.device}: less than 1 MiB of memory is allocated")
+    return DeviceEntry(offer.uuid, Nvidia.key, memory, _amount(consumed, CORES, device))
+
+
+def _amount(consumed: Mapping[str, str | int | float], name: str, device: AllocatedDevice) -> int:
+    text = consumed.get(name, consumed.get(f"{DRIVER}/{name}"))
+    found = None if text is None else read(text)
+    if not isinstance(found, Whole) or found.value < 0:
+        said = "nothing" if text is None else quoted(str(text))
+        raise AllocationRefused(f"device {device.device}: {said} is allocated as {name}, not a whole amount")
+    return found.value

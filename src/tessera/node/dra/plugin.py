@@ -1,0 +1,94 @@
+"""Keeps the driver's two sockets served: its own, and the one by which kubelet finds it.
+
+    absent --serve--> served --(kubelet asks GetInfo and notifies)--> registered
+      ^                  |                                                |
+      +--(a socket vanished or was replaced by a file that none serves)---+
+
+A kubelet that starts finds the registration socket by itself. Cancel to stop; both sockets are removed then, and
+kubelet forgets the driver.
+"""
+
+from __future__ import annotations
+
+import random
+
+import structlog
+
+from tessera.node.dra.service import DriverService, Preparer, RegistrationService
+from tessera.node.kubelet.endpoint import Endpoint, ServingError
+from tessera.node.kubelet.plugin import PluginTiming
+from tessera.node.kubelet.socket_watch import SocketWatch
+from tessera.node.settings import AgentSettings
+from tessera.wire.resource_api import DRIVER
+
+log = structlog.get_logger(__name__)
+
+NOT_REGISTERED = "kubelet has not registered the driver yet"
+SOCKET = "dra.sock"
+REGISTRATION_SOCKET = f"{DRIVER}-reg.sock"
+
+_DEFAULT_TIMING = PluginTiming()
+
+
+class DraPlugin:
+    """The driver for ResourceClaims on one node."""
+
+    def __init__(self, settings: AgentSettings, preparer: Preparer, *, timing: PluginTiming = _DEFAULT_TIMING) -> None:
+        self._timing = timing
+        paths = settings.paths
+        self._driver = Endpoint(paths.dra / SOCKET, DriverService(preparer), grace=timing.grace)
+        service = RegistrationService(str(self._driver.path), on_status=self._on_status)
+        self._registration = Endpoint(paths.registry / REGISTRATION_SOCKET, service, grace=timing.grace)
+        self._status = NOT_REGISTERED
+        self.problem = "not started"
+        """why kubelet cannot use the driver; empty if it can"""
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        rng = random.Random()
+        failures = 0
+        watch = SocketWatch(own=self._registration.path, kubelet=self._driver.path, look_every=self._timing.look_every)
+        try:
+            while True:
+                try:
+                    await self._keep_served()
+                except ServingError as error:
+                    failures += 1
+                    self._set_problem(str(error))
+                    wait = self._timing.backoff.delay(failures, rng)
+                else:
+                    failures = 0
+                    self._set_problem(self._status)
+                    wait = self._timing.listen
+                await watch.other_than(watch.look(), within=wait)
+        finally:
+            # First, so that kubelet makes no call that finds no driver.
+            await self._registration.stop()
+            await self._driver.stop()
+
+    async def _keep_served(self) -> None:
+        """The driver's socket first: kubelet calls it as soon as it knows of it."""
+        self._driver.path.parent.mkdir(parents=True, exist_ok=True)
+        for endpoint in (self._driver, self._registration):
+            if endpoint.is_in_place:
+                continue
+            if endpoint.file is not None and await endpoint.is_answered():
+                # The newer agent wins, or the two would replace each other forever.
+                raise ServingError(f"another agent serves on {endpoint.path}")
+            if endpoint is self._registration:
+                self._status = NOT_REGISTERED
+            await endpoint.serve()
+            log.info("serving", socket=str(endpoint.path))
+
+    def _on_status(self, refusal: str) -> None:
+        self._status = f"kubelet refused the driver: {refusal}" if refusal else ""
+        if refusal:
+            log.warning("kubelet refused the driver", reason=refusal)
+        else:
+            log.info("registered", driver=DRIVER)
+        self._set_problem(self._status)
+
+    def _set_problem(self, problem: str) -> None:
+        if problem not in ("", NOT_REGISTERED, self.problem):
+            log.warning("kubelet cannot use the driver", problem=problem)
+        self.problem = problem

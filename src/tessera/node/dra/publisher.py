@@ -1,0 +1,300 @@
+"""Keeps the node's ResourceSlices up to date: one pool, named after the node.
+
+    on every change of cards, cordon, pods without claims or the slices themselves:
+        compare with what the API shows -> nothing, or all slices of the pool with the next generation
+
+Consumers use a pool only when they have all slices of its latest generation, so a pool that is half written is used by
+none. Slices stay when the agent ends: kubelet removes those of a driver that does not come back, and the apiserver
+those of a node that is gone. A server that drops fields (a feature that is off) is not written to again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import structlog
+
+from tessera.host.cards import InventoryError
+from tessera.kube.backoff import Backoff
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.reflector import Reflector
+from tessera.kube.resources import NODES, RESOURCE_SLICES
+from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
+from tessera.node.fleet import Fleet
+from tessera.node.registration.pair_scores import AskLinks
+from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import WatchedValue
+from tessera.vendors.drafts import words
+from tessera.wire.keys import DEVICE_CORDON
+from tessera.wire.objects import Node
+from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceSpec
+
+log = structlog.get_logger(__name__)
+
+PAUSES = Backoff(initial=0.5, cap=15.0, floor=0.2)
+LOOK_EVERY_S = 30.0
+"""without a change, e.g. for links between cards that could not be read"""
+CONFLICT, NOT_FOUND = 409, 404
+MOST_NAME = 253
+
+Held = Callable[[], Collection[str] | None]
+"""uuids of cards that pods without claims hold; None if they are unknown"""
+
+
+class _NodeView:
+    """Sink of the one node object."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self.uid = ""
+        """empty until the node is known"""
+        self.cordoned: tuple[str, ...] = ()
+
+    def put(self, key: str, node: Node) -> None:
+        found = node.metadata.uid, words(node.annotations, DEVICE_CORDON)
+        if found != (self.uid, self.cordoned):
+            self.uid, self.cordoned = found
+            self._notify()
+
+    def drop(self, key: str) -> None:
+        self.uid = ""
+
+    def synced(self) -> None:
+        self._notify()
+
+
+class _SliceView:
+    """Sink of this node's slices of this driver."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self.found: dict[str, ResourceSlice] = {}
+        self.known = False
+
+    def put(self, key: str, found: ResourceSlice) -> None:
+        if self.found.get(key) != found:
+            self.found[key] = found
+            self._notify()
+
+    def drop(self, key: str) -> None:
+        if self.found.pop(key, None) is not None:
+            self._notify()
+
+    def synced(self) -> None:
+        self.known = True
+        self._notify()
+
+
+class SlicePublisher:
+    """Lives as long as the settings that it was built from."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        fleet: WatchedValue[Fleet],
+        settings: AgentSettings,
+        *,
+        links: AskLinks,
+        held: Held = lambda: (),
+        held_version: WatchedValue[int] | None = None,
+    ) -> None:
+        """`held_version` changes when `held` may."""
+        self._client = client
+        self._fleet = fleet
+        self._settings = settings
+        self._links = links
+        self._held = held
+        self._held_version = held_version or WatchedValue(0)
+        self._changed = asyncio.Event()
+        self._node = _NodeView(self._changed.set)
+        self._slices = _SliceView(self._changed.set)
+        self._rng = random.Random()
+        self._groups: tuple[tuple[str, ...], Mapping[str, str]] | None = None
+        """NVLink groups, with the cards that they were read for"""
+        self._accepted: dict[str, tuple[SliceSpec, SliceSpec]] = {}
+        """what was written and what the server made of it, by name, where the two differ"""
+        self.failures = 0
+        """in a row"""
+        self.problem = "the node's ResourceSlices are not published yet"
+        """empty if they are up to date"""
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        name = self._settings.node_name
+        slices = Reflector(
+            self._client,
+            RESOURCE_SLICES.path(),
+            ResourceSlice,
+            self._slices,
+            field_selector=f"spec.nodeName={name},spec.driver={DRIVER}",
+            on_error=self._on_error,
+        )
+        node = Reflector(self._client, NODES.path(), Node, self._node, field_selector=f"metadata.name={name}")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(slices.run())
+            group.create_task(node.run())
+            group.create_task(self._follow(self._fleet))
+            group.create_task(self._follow(self._held_version))
+            group.create_task(self._publish_repeatedly())
+
+    def _on_error(self, error: KubeError) -> None:
+        text = str(error)
+        if isinstance(error, ApiError) and error.status == NOT_FOUND:
+            text = f"the apiserver does not serve {API_VERSION}: ResourceClaims need Kubernetes 1.34 or later"
+        self._set_problem(f"ResourceSlices cannot be read: {text}")
+
+    async def _follow(self, value: WatchedValue[Any]) -> None:
+        async with aclosing(value.changes()) as changes:
+            async for _ in changes:
+                self._changed.set()
+
+    async def _publish_repeatedly(self) -> None:
+        while True:
+            self._changed.clear()
+            pause = await self.publish()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+
+    async def publish(self) -> float:
+        """Compares and writes once. Returns the seconds until the next time if nothing changes."""
+        fleet = self._fleet.value
+        if not self._slices.known or not self._node.uid or (fleet.problem and not fleet.cards):
+            # Nothing is known of the cards, or of what is published: what is there stays.
+            return LOOK_EVERY_S
+        try:
+            await self._write(await self._contents(fleet))
+        except KubeError as error:
+            self.failures += 1
+            # Another agent of this node, or a watch that is behind: the next look shows it.
+            if not (isinstance(error, ApiError) and error.status == CONFLICT):
+                self._set_problem(f"ResourceSlices cannot be written: {error}")
+            return PAUSES.delay(self.failures, self._rng)
+        self.failures = 0
+        self._set_problem("")
+        return LOOK_EVERY_S
+
+    def _set_problem(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.warning("the node's devices are not published", problem=problem)
+        self.problem = problem
+
+    async def _contents(self, fleet: Fleet) -> tuple[SliceContent, ...]:
+        found = offers(fleet, self._settings)
+        held = self._held()
+        around = Surrounding(
+            cordoned=self._node.cordoned,
+            held=[each.uuid for each in found] if held is None else held,
+            nvlink_groups=await self._nvlinks(tuple(card.facts.uuid for card in fleet)),
+        )
+        return slice_contents(found, around)
+
+    async def _nvlinks(self, uuids: tuple[str, ...]) -> Mapping[str, str]:
+        if self._groups is None or self._groups[0] != uuids:
+            try:
+                links = await self._links(uuids)
+            except InventoryError as error:
+                log.warning("links between cards cannot be read", problem=str(error))
+                return {}
+            self._groups = uuids, nvlink_groups(uuids, links)
+        return self._groups[1]
+
+    # -- writing
+
+    async def _write(self, contents: Sequence[SliceContent]) -> None:
+        found = dict(self._slices.found)
+        generations = {each.spec.pool.generation for each in found.values()}
+        current = max(generations, default=0)
+        wanted = self._specs(contents, current)
+        same = all(name in found and self._is_same(name, spec, found[name].spec) for name, spec in wanted.items())
+        if same and found.keys() == wanted.keys():
+            return
+        for name, spec in self._specs(contents, current + 1).items():
+            await self._put(name, spec, found.get(name))
+        for name in found.keys() - wanted.keys():
+            await self._delete(name, found[name])
+        log.info("devices published", slices=len(wanted), generation=current + 1)
+
+    def _specs(self, contents: Sequence[SliceContent], generation: int) -> dict[str, SliceSpec]:
+        node = self._settings.node_name
+        pool = Pool(name=node, generation=generation, resource_slice_count=len(contents))
+        return {
+            slice_name(node, number): SliceSpec(
+                driver=DRIVER, pool=pool, node_name=node, devices=each.devices, shared_counters=each.counters
+            )
+            for number, each in enumerate(contents)
+        }
+
+    def _is_same(self, name: str, wanted: SliceSpec, found: SliceSpec) -> bool:
+        if wanted == found:
+            return True
+        written, stored = self._accepted.get(name, (None, None))
+        return stored == found and written == wanted
+
+    async def _put(self, name: str, spec: SliceSpec, found: ResourceSlice | None) -> None:
+        metadata = self._metadata(name)
+        body = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+        if found is None:
+            stored = await self._client.create(RESOURCE_SLICES.path(), body, ResourceSlice)
+        else:
+            metadata["resourceVersion"] = found.metadata.resource_version
+            stored = await self._client.replace(RESOURCE_SLICES.path(name=name), body, ResourceSlice)
+        # The watch shows it later; until then this is what is known.
+        self._slices.found[name] = stored
+        self._accepted.pop(name, None)
+        if stored.spec != spec:
+            self._accepted[name] = spec, stored.spec
+            log.warning(
+                "the apiserver changed a ResourceSlice: a feature that it needs may be off",
+                slice=name,
+                differs=_difference(spec, stored.spec),
+            )
+
+    async def _delete(self, name: str, found: ResourceSlice) -> None:
+        try:
+            await self._client.delete(RESOURCE_SLICES.path(name=name), uid=found.metadata.uid)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+        self._slices.found.pop(name, None)
+        self._accepted.pop(name, None)
+
+    def _metadata(self, name: str) -> dict[str, Any]:
+        owner = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": self._settings.node_name,
+            "uid": self._node.uid,
+            "controller": True,
+        }
+        return {"name": name, "ownerReferences": [owner]}
+
+
+def slice_name(node: str, number: int) -> str:
+    """The same for every agent of the node, so that a new one finds what an earlier one wrote."""
+    name = f"{node}-{DRIVER}-{number}"
+    return name if len(name) <= MOST_NAME else f"{sha256(node.encode()).hexdigest()}-{DRIVER}-{number}"
+
+
+def _difference(wanted: SliceSpec, stored: SliceSpec) -> str:
+    """The first field that differs, as a path."""
+
+    def compare(one: Any, other: Any, path: str) -> str:
+        if isinstance(one, dict) and isinstance(other, dict):
+            for key in (*one, *(key for key in other if key not in one)):
+                if one.get(key) != other.get(key):
+                    return compare(one.get(key), other.get(key), f"{path}.{key}")
+        if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+            for number, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+                if mine != theirs:
+                    return compare(mine, theirs, f"{path}[{number}]")
+        return path
+
+    return compare(msgspec.to_builtins(wanted), msgspec.to_builtins(stored), "spec")

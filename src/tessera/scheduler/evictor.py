@@ -1,0 +1,135 @@
+"""Evicts the victims of one nomination, so that none leaves for nothing if another one may stay.
+
+    more than one: dry run of all --> those with a disruption budget, one after the other --> the rest, side by side
+                        |                               |                                         |
+                        '------- a refusal -------------'-----------------------------------------'--> nothing further
+
+A dry run asks the apiserver's budgets without using them up. So two victims of one budget both pass it where only one
+may leave; the book has counted them before, and what is left is a budget that changes within milliseconds. An eviction
+names the pod's uid, so that another pod of the same name is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from tessera.core.requests import PodRequest
+from tessera.core.victims import PodTraits
+from tessera.kube.errors import ApiError, KubeError
+from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.observer import EvictedEvent, SchedulerObserver
+from tessera.scheduler.victim_book import VictimBook
+from tessera.services.failpoints import Failpoint, failpoint
+
+log = structlog.get_logger(__name__)
+
+CONCURRENT = 8
+"""calls under way at once"""
+SPARED_SECONDS = 30.0
+"""for which a pod is left alone whose disruption budget refused its eviction"""
+UNKNOWN_SECONDS = 1.0
+"""for which a pod is left alone whose eviction was not answered: by then a watch shows what became of it"""
+GONE = frozenset({404, 409})
+"""statuses of an eviction for a pod that is gone, or that another one has replaced"""
+
+Obstacle = Callable[[PodTraits], str]
+"""why a victim must not be evicted any more; empty if it may. Asked right before each eviction is sent"""
+
+
+class _Answer(NamedTuple):
+    """Of the apiserver to one eviction. Neither accepted nor a problem: the pod is gone."""
+
+    is_accepted: bool
+    problem: str = ""
+
+
+class Evictor:
+    """Of one scheduler."""
+
+    def __init__(self, api: KubeApi, book: VictimBook, *, observer: SchedulerObserver) -> None:
+        self._api = api
+        self._book = book
+        self._observer = observer
+        self._turns = asyncio.Semaphore(CONCURRENT)
+        self._after_evict = failpoint(Failpoint.AFTER_EVICT)
+
+    async def evict(
+        self, victims: Sequence[PodTraits], *, preemptor: PodRequest, obstacle: Obstacle, gang: str = ""
+    ) -> str:
+        """Empty if all leave, or are gone; otherwise why one stays. What was not sent by then is not sent.
+
+        `gang`: whose member the preemptor is, if all of it preempts.
+        """
+        priority = preemptor.preempts_below or 0
+        events = {
+            victim.uid: EvictedEvent(victim, preemptor, self._book.node_of(victim.uid), priority, gang)
+            for victim in victims
+        }
+        if len(victims) > 1:
+            problems = await asyncio.gather(*(self._try_out(victim, obstacle) for victim in victims))
+            problem = next(filter(None, problems), "")
+            if problem:
+                return problem
+        guarded = [victim for victim in victims if self._book.budgets(victim.uid)]
+        for victim in guarded:
+            problem = await self._evict(events.pop(victim.uid), obstacle)
+            if problem:
+                return problem
+        return await self._evict_side_by_side(events.values(), obstacle)
+
+    async def _evict_side_by_side(self, events: Iterable[EvictedEvent], obstacle: Obstacle) -> str:
+        first = ""
+
+        async def evict(event: EvictedEvent) -> None:
+            nonlocal first
+            problem = await self._evict(event, lambda one: first or obstacle(one))
+            first = first or problem
+
+        await asyncio.gather(*(evict(event) for event in events))
+        return first
+
+    async def _try_out(self, victim: PodTraits, obstacle: Obstacle) -> str:
+        """A dry run: empty, or why the pod would stay."""
+        async with self._turns:
+            problem = obstacle(victim)
+            return problem or (await self._send(victim, dry_run=True)).problem
+
+    async def _evict(self, event: EvictedEvent, obstacle: Obstacle) -> str:
+        """Empty, or why the pod stays; the event is what is told of it if it leaves."""
+        victim, preemptor = event.victim, event.preemptor
+        async with self._turns:
+            problem = obstacle(victim)
+            if problem:
+                return problem
+            known = self._book.traits(victim.uid)
+            if known is not None and known.is_leaving:
+                return ""  # For another preemptor: a gang is on several nodes, and each of them may need it gone.
+            answer = await self._send(victim)
+            if not answer.is_accepted:
+                return answer.problem
+            self._after_evict()
+        self._book.note_evicted(victim.uid)
+        by = f"{preemptor.namespace}/{preemptor.name}"
+        log.info("pod evicted", pod=victim.key, node=event.node, preemptor=by, gang=event.gang)
+        self._observer.on_evicted(event)
+        return ""
+
+    async def _send(self, victim: PodTraits, *, dry_run: bool = False) -> _Answer:
+        """A pod that stays is spared by the book for a while."""
+        try:
+            await self._api.evict(victim.namespace, victim.name, uid=victim.uid, dry_run=dry_run)
+        except ApiError as error:
+            if error.status in GONE:
+                return _Answer(is_accepted=False)
+            reason, seconds = "; ".join(error.causes) or error.message, error.retry_after or SPARED_SECONDS
+        except KubeError as error:
+            # It may be evicted all the same; then it is found leaving.
+            reason, seconds = str(error), UNKNOWN_SECONDS
+        else:
+            return _Answer(is_accepted=True)
+        self._book.spare(victim.uid, reason, seconds=seconds)
+        return _Answer(is_accepted=False, problem=f"{victim.key} is not evicted: {reason}")

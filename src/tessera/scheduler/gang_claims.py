@@ -1,0 +1,192 @@
+"""Places that a gang claims while their victims still hold them: all members' places, or none.
+
+    WAITING --- nominate: a claim for every member ---> NOMINATED --- redeem: the victims have left ---> holds
+       ^                                                   |
+       '--- renounce: a victim stays, a member is gone, the time is over, or this replica stops deciding
+
+A claim is a nomination in the ledger (`core.nominations`) under a uid that no pod has, like a hold. So no other pod
+takes what is claimed, and what fits beside it goes in. Claims live in this process only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tessera.core.fit import fit_pod
+from tessera.core.gang_preemption import GangVictims
+from tessera.core.grants import Placement
+from tessera.core.ledger import GrantState, facts_of
+from tessera.core.requests import PodRequest
+from tessera.core.victims import PodTraits
+from tessera.scheduler.gang import Gang, GangState, Hold
+from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gang_reports import GangReports
+from tessera.scheduler.observer import PreemptionEvent
+from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.victim_book import VictimBook
+
+
+class GangClaims:
+    """Of all gangs."""
+
+    def __init__(self, holds: GangHolds, cycles: PodCycles, book: VictimBook, reports: GangReports) -> None:
+        self._holds = holds
+        self._cycles = cycles
+        self._ledger = cycles.ledger
+        self._book = book
+        self._reports = reports
+
+    # -- nominate
+
+    async def nominate(self, gang: Gang, found: GangVictims, *, priority: int, seconds: float, searched: float) -> bool:
+        """Claim all places, in slices; False, and nothing is claimed, if the victims or the places are not what they
+        were.
+
+        `seconds`: for which they are held beyond the victims' grace.
+        """
+        self._holds.release(gang)
+        gone = frozenset((*found.victims, *found.leaving))
+        victims, leaving = self._traits(found.victims), self._traits(found.leaving)
+        grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
+        gang.state, gang.tried, gang.is_claimed = GangState.NOMINATED, None, False
+        gang.deadline = self._cycles.clock.monotonic() + grace + seconds
+        gang.victims = frozenset(uid for uid in gone if self._ledger.pod(uid) is not None)
+        claims = gang.claims
+        for number, (request, placement) in enumerate(found.places, 1):
+            if not self._claim(gang, request, placement.node, gone):
+                break
+            if number % MEMBERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if gang.claims is not claims:
+                    return False  # They were renounced.
+        if len(claims) < len(found.places) or not self._may_leave(found.victims, priority, own=claims):
+            self._withdraw(gang)
+            gang.state, gang.victims = GangState.WAITING, frozenset()
+            return False
+        gang.is_claimed = True
+        count = len(gang.victims)
+        text = f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit"
+        self._reports.wait(gang, text, gang.places)
+        nodes = [claim.placement.node for claim in claims]
+        self._report(gang, nodes, victims=victims, waits_for=leaving, seconds=searched)
+        return True
+
+    def _may_leave(self, victims: Iterable[str], priority: int, *, own: Sequence[Hold] = ()) -> bool:
+        """Whether all of these may still be evicted, and their groups leave whole; `own` are the gang's claims."""
+        chosen, mine = frozenset(victims), {claim.uid for claim in own}
+        spent: Counter[str] = Counter()
+        others = (each for each in self._ledger.nominations.all() if each.facts.uid not in mine)
+        promised = {uid for each in others for uid in each.victims}
+        for uid in chosen | {uid for uid in promised if (one := self._book.traits(uid)) and not one.is_leaving}:
+            spent.update(self._book.budgets(uid))
+        for uid in chosen:
+            entry, traits = self._ledger.pod(uid), self._book.traits(uid)
+            if entry is None or traits is None or entry.state is not GrantState.BOUND or not entry.observed:
+                return False
+            if traits.protection or traits.priority >= priority:
+                return False
+            if any(spent[budget] > self._book.disruptions_allowed(budget) for budget in self._book.budgets(uid)):
+                return False
+            group = self._book.members(traits.group) if traits.group else ()
+            if any(not (one in chosen or _is_leaving(self._book.traits(one))) for one in group):
+                return False
+        return True
+
+    def _claim(self, gang: Gang, request: PodRequest, node: str, gone: frozenset[str]) -> bool:
+        ledger = self._ledger
+        held = self._holds.named(gang, request)
+        view = ledger.node_after(node, gone, claimant=held.uid)
+        rooms = ledger.rooms_after(held.namespace, held.vendors, gone, claimant=held.uid)
+        placement = None if view is None else fit_pod(view, held, ledger.rules, rooms)
+        if not isinstance(placement, Placement):
+            return False
+        cards = {grant.uuid for grants in placement.grants.values() for each in grants for grant in each}
+        here = [entry for entry in ledger.pods_on(node) if entry.facts.uid in gone]
+        if not ledger.quotas.limits_anything:
+            # What holds other cards may stay or leave: the claim does not depend on it.
+            here = [entry for entry in here if not cards.isdisjoint(entry.holdings)]
+        victims = frozenset(entry.facts.uid for entry in here)
+        self._cycles.claim_hold(facts_of(held, placement), victims, deadline=gang.deadline)
+        gang.claims.append(Hold(held.uid, held, placement))
+        return True
+
+    # -- redeem, renounce
+
+    def has_left(self, gang: Gang) -> bool:
+        """Whether all places are claimed, and nothing that they rely on is there any more."""
+        return gang.is_claimed and all(self._ledger.pod(uid) is None for uid in gang.victims)
+
+    async def redeem(self, gang: Gang) -> bool:
+        """Turn all claims into holds, in slices; False if one place is gone, and then all are renounced."""
+        ledger, claims = self._ledger, gang.claims
+        for number, claim in enumerate(list(claims), 1):
+            view = ledger.node(claim.placement.node, claimant=claim.uid)
+            rooms = ledger.rooms(claim.request.namespace, claim.request.vendors, claimant=claim.uid)
+            placement = None if view is None else fit_pod(view, claim.request, ledger.rules, rooms)
+            if not isinstance(placement, Placement):
+                self.renounce(gang, f"a place on node {claim.placement.node} is gone")
+                return False
+            claims.remove(claim)
+            self._holds.put(gang, claim.request, placement)
+            if number % MEMBERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if gang.claims is not claims:
+                    return False  # They were renounced.
+        gang.victims = frozenset()
+        return True
+
+    def renounce(self, gang: Gang, why: str) -> None:
+        """NOMINATED -> WAITING: what was claimed is free for other pods."""
+        if gang.state is not GangState.NOMINATED:
+            return
+        nodes = [claim.placement.node for claim in gang.claims]
+        self._withdraw(gang)
+        gang.state, gang.tried, gang.victims = GangState.WAITING, None, frozenset()
+        self._reports.wait(gang, f"its places over other pods were given up: {why}", gang.places)
+        self._report(gang, nodes, problem=why)
+
+    def end_if_overdue(self, gang: Gang) -> None:
+        if gang.state is GangState.NOMINATED and self._cycles.clock.monotonic() >= gang.deadline:
+            for uid in gang.victims:
+                self._book.note_stuck(uid)
+            self.renounce(gang, "The devices were held for too long: the nomination ends")
+
+    def _withdraw(self, gang: Gang) -> None:
+        claims, gang.claims = gang.claims, []
+        for claim in claims:
+            self._cycles.release_hold(claim.uid)
+        self._holds.release(gang)
+        if claims:
+            self._cycles.unschedulable.on_room()
+
+    def report_none(self, gang: Gang, seconds: float) -> None:
+        """No set of victims makes the gang fit."""
+        self._report(gang, (), problem="no victims", seconds=seconds)
+
+    # -- inside
+
+    def _report(
+        self,
+        gang: Gang,
+        nodes: Iterable[str],
+        *,
+        victims: tuple[PodTraits, ...] = (),
+        waits_for: tuple[PodTraits, ...] = (),
+        problem: str = "",
+        seconds: float = 0.0,
+    ) -> None:
+        members = tuple(member.request for member in gang.pending())
+        if members:
+            where = ", ".join(sorted(set(nodes)))
+            self._reports.preemption(
+                PreemptionEvent(members[0], where, victims, waits_for, problem, seconds, gang.name, members)
+            )
+
+    def _traits(self, uids: Iterable[str]) -> tuple[PodTraits, ...]:
+        return tuple(traits for uid in uids if (traits := self._book.traits(uid)) is not None)
+
+
+def _is_leaving(traits: PodTraits | None) -> bool:
+    return traits is None or traits.is_leaving

@@ -1,0 +1,179 @@
+"""Plans gangs whole: a hold for every member, or the whole reason why not.
+
+One plan is made after the other, so of two gangs that fit alone but not together one gets all it needs, and the other
+one waits with nothing. The plan of a large gang pauses for other work; what it has placed by then is held, and released
+if the rest does not fit. A gang that does not fit holds nothing, and smaller pods pass it.
+
+Members that do not exist yet are planned with the first one that asks, as copies of it, so that members that are
+created one after the other need not be refused and woken. That is tried once (`gang_plans`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+
+from tessera.core.gangs import GangMisfit, GangPlan
+from tessera.core.grants import Placement
+from tessera.core.misfits import Misfit
+from tessera.core.selection import CandidateNames, Unfinished
+from tessera.core.steps import finish
+from tessera.scheduler.gang import Gang, GangState, Member
+from tessera.scheduler.gang_completion import GangCompletion
+from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gang_plans import GangPlans
+from tessera.scheduler.gang_reports import GangReports
+from tessera.scheduler.gang_turns import GangTurns
+from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.unschedulable_pods import MOST_WORK
+
+PAUSE_SECONDS = 1.0
+"""between two plans of a large gang that does not fit"""
+PLAN_AGAIN = 3
+"""times at once, if members come or go in a pause"""
+MOST_REPLANNED = 64
+"""members without a place up to which a gang is planned again in one step; a larger plan is given up instead"""
+SPARE_REPLANS = 8
+"""beside two per member: a plan that kube-scheduler's own reasons refuse more often is given up"""
+
+
+class GangPlanner:
+    """For all gangs."""
+
+    def __init__(
+        self,
+        holds: GangHolds,
+        cycles: PodCycles,
+        plans: GangPlans,
+        *,
+        turns: GangTurns,
+        completion: GangCompletion,
+        reports: GangReports,
+    ) -> None:
+        self._holds = holds
+        self._cycles = cycles
+        self._plans = plans
+        self._turns = turns
+        self._completion = completion
+        self._reports = reports
+        self._idle = asyncio.Event()
+        """cleared while a plan pauses"""
+        self._idle.set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a plan pauses."""
+        return not self._idle.is_set()
+
+    def plan(self, gang: Gang, asking: Member | None) -> Misfit | None:
+        """WAITING -> PLANNED, or COMPLETING where some members are bound; otherwise why not."""
+        return finish(self._plan(gang, asking))
+
+    async def plan_in_slices(self, gang: Gang, asking: Member | None) -> Misfit | None:
+        """The same between other work, and after the plan that pauses now, if there is one: two large gangs never have
+        parts of what each other needs."""
+        while self.is_busy:
+            await self._idle.wait()
+        self._idle.clear()
+        steps = self._plan(gang, asking)
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    problem: Misfit | None = end.value
+                    return problem
+                await asyncio.sleep(0)
+        finally:
+            steps.close()
+            self._idle.set()
+
+    def _plan(
+        self, gang: Gang, asking: Member | None, *, again: int = PLAN_AGAIN
+    ) -> Generator[None, None, Misfit | None]:
+        if not gang.group.is_sized:
+            return self._reports.wait(gang, self._unsized_text(gang))
+        if self._completion.is_begun(gang):
+            yield from self._completion.begin(gang)
+            return None
+        present, required = gang.present(), gang.required
+        now, term = self._cycles.clock.monotonic(), self._cycles.term
+        missing = max(required - present, 0)
+        if self._plans.must_ask(gang):
+            asked = (asking is not None) + sum(member.is_refused for member in gang.members.values())
+            if missing or asked < required:
+                not_asked = "" if missing else f"; kube-scheduler asks for {asked} of them"
+                return self._reports.wait(gang, f"{present} of {required} members exist{not_asked}")
+        if now < gang.not_before:
+            return gang.misfit or self._reports.wait(gang, "its last plan was given up; the next one follows soon")
+        arrays = self._cycles.ledger.arrays
+        # What a plan depends on beside the ledger; the candidates of a member are in it, since it has asked with them.
+        state = (arrays.epoch, arrays.now, present, asking.candidates if asking is not None else None)
+        if gang.misfit is not None and (gang.tried == state or now < gang.plan_at):
+            return gang.misfit
+        gang.places = None
+        self._holds.release(gang)
+        answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+        if gang.state is not GangState.WAITING:
+            return None  # Something else has happened to it in a pause.
+        if answer is None:
+            gang.tried = None
+            if again and gang.members and self._cycles.term == term:
+                return (yield from self._plan(gang, asking, again=again - 1))
+            self._cycles.unschedulable.on_room()
+            return self._reports.wait(gang, "its members have changed; the next plan follows")
+        gang.is_unfinished = isinstance(answer, Unfinished)
+        if isinstance(answer, GangPlan):
+            self._plans.begin(gang)
+            return None
+        text = "finding room takes longer than one call may; the search goes on"
+        if isinstance(answer, GangMisfit):
+            text = f"{present} of {required} members exist; {answer.text}" if missing else answer.text
+            if self._turns.has(gang):
+                self._holds.hold(gang, answer.places)
+        else:
+            self._cycles.unschedulable.on_room()
+        misfit = self._reports.wait(gang, text, answer.places if isinstance(answer, GangMisfit) else None)
+        gang.tried = (arrays.epoch, arrays.now, *state[2:])
+        if isinstance(answer, GangMisfit) and len(answer.places) >= MEMBERS_AT_ONCE:
+            self._pause(gang)
+        return misfit
+
+    def _pause(self, gang: Gang) -> None:
+        """A large gang that does not fit is planned less often: each time it takes what it gets, and gives it back. It
+        is tried again then, because something may have become free where it had looked before."""
+        gang.tried, gang.plan_at = None, self._cycles.clock.monotonic() + PAUSE_SECONDS
+        asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._cycles.unschedulable.on_room)
+
+    def place(self, gang: Gang, member: Member, named: CandidateNames) -> Placement | Misfit | None:
+        """The member's hold of the plan, on a node that kube-scheduler allows for it. None: it is more than must be
+        placed together."""
+        request = member.request
+        placement = self._holds.take(gang, request, named) or self._holds.exchange(gang, request, named)
+        if placement is not None:
+            return placement
+        if not gang.free_holds and len(self._holds.unplaced(gang)) <= gang.present() - gang.required:
+            return None
+        member.candidates = named.resolve()
+        gang.replans += 1
+        self._holds.release(gang)
+        if gang.replans > 2 * gang.group.size + SPARE_REPLANS:
+            why = "kube-scheduler refused too many of the planned nodes for reasons of its own"
+            return self._plans.give_up(gang, why)
+        why = "no other node was found for it"
+        if len(self._holds.unplaced(gang)) <= MOST_REPLANNED:
+            missing = max(gang.required - gang.present(), 0)
+            answer = finish(self._holds.plan(gang, member, missing=missing, work=MOST_WORK))
+            placement = self._holds.take(gang, request, named) if isinstance(answer, GangPlan) else None
+            if placement is not None:
+                return placement
+            why = answer.text if isinstance(answer, GangMisfit) else why
+        return self._plans.give_up(
+            gang, f"kube-scheduler does not allow the planned node for pod {request.name}: {why}"
+        )
+
+    def _unsized_text(self, gang: Gang) -> str:
+        self._cycles.unschedulable.on_room()
+        where = gang.group.where
+        kind = where.value if where is not None else "any kind"
+        return f"its size is not known: no PodGroup of {kind} with minMember was found; write tessera.io/gang-size"

@@ -1,0 +1,64 @@
+"""Turns of starving gangs, so that small pods cannot starve a gang for ever.
+
+The complete gang that has waited longest for more than `starving` seconds gets its turn: what becomes free is held for
+it, until all of it fits, or for at most `turn` seconds. One gang has the turn at a time; after it, it is the last in
+line.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.gang import Gang, GangState, GangTimes
+from tessera.scheduler.gang_holds import GangHolds
+from tessera.scheduler.gang_registry import GangRegistry
+
+log = structlog.get_logger(__name__)
+
+
+class GangTurns:
+    """Whose turn it is."""
+
+    def __init__(self, registry: GangRegistry, holds: GangHolds, clock: Clock, times: GangTimes) -> None:
+        self._registry = registry
+        self._holds = holds
+        self._clock = clock
+        self._times = times
+        self.favoured: Gang | None = None
+        """the gang whose turn it is"""
+        self._ends = 0.0
+
+    def has(self, gang: Gang) -> bool:
+        return self.favoured is gang
+
+    def give(self) -> None:
+        """Give the turn to the complete gang that has starved longest, if no other has it."""
+        starving, now = self._times.starving, self._clock.monotonic()
+        if self.favoured is not None or not starving:
+            return
+        waiting = [
+            gang
+            for gang in self._registry
+            if gang.state is GangState.WAITING
+            and gang.group.is_sized
+            and gang.present() >= gang.required
+            and now >= max(gang.since + starving, gang.not_before)
+        ]
+        if waiting:
+            self.favoured = min(waiting, key=lambda gang: (gang.since, gang.name))
+            self.favoured.tried = None
+            self._ends = now + self._times.turn
+            log.info("what becomes free is held for a starving gang", gang=self.favoured.name)
+
+    def end(self, gang: Gang | None = None) -> None:
+        """The gang needs its turn no more; None: no gang has one any more. What is held stays its own."""
+        if gang is None or self.favoured is gang:
+            self.favoured = None
+
+    def end_overdue(self) -> None:
+        now = self._clock.monotonic()
+        if self.favoured is not None and now >= self._ends:
+            log.info("turn of a starving gang ends", gang=self.favoured.name)
+            self._holds.release(self.favoured)
+            self.favoured.since, self.favoured = now, None

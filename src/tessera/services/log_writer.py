@@ -1,0 +1,133 @@
+"""Writes log lines in a thread of its own, so that neither a slow stream nor one that is not read stops the event loop.
+Calls that log can be left to the thread as well.
+
+Lines keep their order. They wait for some milliseconds and are written together; a process that is killed loses those.
+The queue is bounded: while the stream takes nothing, lines are dropped and counted, and a line says so afterwards. A
+writer that is closed has written all that was queued, unless the stream stays blocked; later lines are written at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TextIO
+
+MOST_LINES = 10_000
+"""that wait: some seconds of decisions at full speed"""
+TOGETHER_SECONDS = 0.01
+"""that a line waits for others: to wake the thread takes the event loop longer than to queue a line"""
+CLOSE_SECONDS = 2.0
+"""that closing waits for a stream that is blocked"""
+
+DeferredCall = tuple[int, Callable[..., object], tuple[Any, ...]]
+"""when it was made, in nanoseconds, and its arguments"""
+
+
+class LogWriter:
+    """A file for `logging` and structlog. Used from any thread."""
+
+    def __init__(self, stream: TextIO, *, report_loss: Callable[[int], object]) -> None:
+        """`report_loss` logs that so many lines are lost."""
+        self._stream = stream
+        try:
+            self._descriptor: int | None = stream.fileno()
+        except OSError:  # It is in memory.
+            self._descriptor = None
+        self._report_loss = report_loss
+        self._queue: SimpleQueue[str | DeferredCall] = SimpleQueue()
+        self._dropped = self._reported = 0
+        """lines"""
+        self._rendered: list[str] = []
+        """of the thread that writes"""
+        self._deferred_at: int | None = None
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """`line` has its end."""
+        if threading.current_thread() is self._thread:
+            self._rendered.append(line)
+        elif self._has_ended():
+            self._write_out(line)
+        else:
+            self._put(line)
+
+    def flush(self) -> None:
+        """For callers that flush each line; it is written soon anyway."""
+
+    def defer(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Make a call that logs in the thread that writes. What it gets must not change any more."""
+        if self._has_ended():
+            call(*arguments)
+        else:
+            self._put((time.time_ns(), call, arguments))
+
+    def now(self) -> int:
+        """Nanoseconds since the epoch; in a deferred call, those at which it was deferred."""
+        deferred = self._deferred_at if threading.current_thread() is self._thread else None
+        return deferred or time.time_ns()
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._queue.put("")
+        self._thread.join(CLOSE_SECONDS)
+
+    def _put(self, line: str | DeferredCall) -> None:
+        if self._queue.qsize() < MOST_LINES:
+            self._queue.put(line)
+        else:
+            self._dropped += 1
+
+    def _has_ended(self) -> bool:
+        return self._is_closed.is_set() and not self._thread.is_alive()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            first = self._queue.get()
+            self._is_closed.wait(TOGETHER_SECONDS)
+            self._write_queued(first)
+        self._write_queued()
+
+    def _write_queued(self, *first: str | DeferredCall) -> None:
+        queued, lost = list(first), self._dropped
+        # As many as there are now: others may come for as long as this takes.
+        for _ in range(self._queue.qsize()):
+            queued.append(self._queue.get())
+        for line in queued:
+            self._render(line)
+        if lost > self._reported:
+            self._report_loss(lost - self._reported)
+        try:
+            self._write_out("".join(self._rendered))
+            self._reported = lost
+        except (OSError, ValueError):
+            # A full disk, or a stream that is closed: there is no better place to say so.
+            self._dropped += len(self._rendered)
+        self._rendered.clear()
+
+    def _render(self, line: str | DeferredCall) -> None:
+        if isinstance(line, str):
+            self._rendered += [line] if line else []
+            return
+        self._deferred_at, call, arguments = line
+        try:
+            call(*arguments)
+        except Exception:  # Perhaps the log is what fails.
+            self._dropped += 1
+        self._deferred_at = None
+
+    def _write_out(self, text: str) -> None:
+        if self._descriptor is None:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        # Not through the stream: at its end, the interpreter aborts if a thread is blocked in the stream's buffer.
+        data = text.encode(errors="backslashreplace")
+        while data:
+            data = data[os.write(self._descriptor, data) :]

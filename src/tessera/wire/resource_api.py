@@ -1,0 +1,215 @@
+"""Objects of dynamic resource allocation (resource.k8s.io/v1), as far as Tessera writes or reads them.
+
+A field that is not here is skipped when read and absent when written. Quantities are texts in the apiserver's own
+spelling (`quantity.binary_text`), so that an object that was written compares equal to the one that is read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import field
+
+from tessera.wire.keys import DRA_DRIVER
+from tessera.wire.objects import Metadata, Partial, QuantityText
+
+API_VERSION = "resource.k8s.io/v1"
+DRIVER = DRA_DRIVER
+
+MEMORY, CORES, SHARES = "memory", "cores", "shares"
+"""capacities of a card: bytes, per cent, and how many allocations may share it"""
+
+UNHEALTHY, CORDONED, HELD = f"{DRIVER}/unhealthy", f"{DRIVER}/cordoned", f"{DRIVER}/held"
+"""taints: a card that takes no work, one that an operator closed, and one that pods without claims still hold"""
+NO_SCHEDULE = "NoSchedule"
+
+MOST_DEVICES = 64
+"""in one ResourceSlice whose devices have taints or consume counters; 128 otherwise"""
+MOST_COUNTER_SETS = 8
+"""in one ResourceSlice"""
+
+
+class _Written(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, repr_omit_defaults=True
+): ...
+
+
+class Attribute(_Written, frozen=True):
+    """A value of exactly one type."""
+
+    number: int | None = field(default=None, name="int")
+    flag: bool | None = field(default=None, name="bool")
+    string: str | None = None
+    version: str | None = None
+
+
+class RequestRange(_Written, frozen=True):
+    min: QuantityText | None = None
+    max: QuantityText | None = None
+    step: QuantityText | None = None
+
+
+class RequestPolicy(_Written, frozen=True):
+    """How much of a capacity a request may take; `default` is for requests that do not say."""
+
+    default: QuantityText | None = None
+    valid_values: tuple[QuantityText, ...] | None = None
+    valid_range: RequestRange | None = None
+
+
+class Capacity(_Written, frozen=True):
+    value: QuantityText
+    request_policy: RequestPolicy | None = None
+
+
+class Counter(_Written, frozen=True):
+    value: QuantityText
+
+
+class CounterSet(_Written, frozen=True):
+    """What several devices take their parts of."""
+
+    name: str
+    counters: dict[str, Counter]
+
+
+class CounterConsumption(_Written, frozen=True):
+    counter_set: str
+    counters: dict[str, Counter]
+
+
+class Taint(_Written, frozen=True):
+    key: str
+    effect: str
+    value: str = ""
+
+
+class SliceDevice(_Written, frozen=True):
+    """One device of a pool."""
+
+    name: str
+    attributes: dict[str, Attribute] | None = None
+    capacity: dict[str, Capacity] | None = None
+    consumes_counters: tuple[CounterConsumption, ...] | None = None
+    taints: tuple[Taint, ...] | None = None
+    allow_multiple_allocations: bool | None = None
+
+
+class Pool(_Written, frozen=True):
+    name: str
+    generation: int
+    resource_slice_count: int
+
+
+class SliceSpec(_Written, frozen=True):
+    """Either `devices` or `shared_counters`."""
+
+    driver: str
+    pool: Pool
+    node_name: str | None = None
+    devices: tuple[SliceDevice, ...] | None = None
+    shared_counters: tuple[CounterSet, ...] | None = None
+
+
+class ResourceSlice(Partial, frozen=True):
+    spec: SliceSpec
+    metadata: Metadata = Metadata()
+
+
+class AllocatedDevice(Partial, frozen=True):
+    """One device that was given to a request of a claim."""
+
+    request: str = ""
+    """`NAME`, or `NAME/ALTERNATIVE` where the request lists alternatives"""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin_access: bool | None = None
+    share_id: str | None = field(default=None, name="shareID")
+    consumed_capacity: dict[str, QuantityText] | None = None
+
+    @property
+    def request_name(self) -> str:
+        return self.request.partition("/")[0]
+
+
+class AllocatedDevices(Partial, frozen=True):
+    results: tuple[AllocatedDevice, ...] | None = None
+
+
+class Allocation(Partial, frozen=True):
+    devices: AllocatedDevices = AllocatedDevices()
+
+
+class Consumer(Partial, frozen=True):
+    """What a claim is reserved for."""
+
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class ClaimStatus(Partial, frozen=True):
+    allocation: Allocation | None = None
+    reserved_for: tuple[Consumer, ...] | None = None
+
+
+class ResourceClaim(Partial, frozen=True):
+    metadata: Metadata = Metadata()
+    status: ClaimStatus = ClaimStatus()
+
+    def devices_of(self, driver: str) -> tuple[AllocatedDevice, ...]:
+        """What is allocated of one driver's devices."""
+        allocation = self.status.allocation
+        results = () if allocation is None else allocation.devices.results or ()
+        return tuple(each for each in results if each.driver == driver)
+
+
+class ClaimReference(Partial, frozen=True):
+    """A claim that a container uses, by the pod's own name for it; an empty `request` means all of its requests."""
+
+    name: str = ""
+    request: str = ""
+
+
+class ClaimResources(Partial, frozen=True):
+    claims: tuple[ClaimReference, ...] | None = None
+
+
+class ClaimingContainer(Partial, frozen=True):
+    name: str = ""
+    resources: ClaimResources = ClaimResources()
+
+
+class PodClaim(Partial, frozen=True):
+    """A claim of a pod: one that exists, or one that is made of a template and named in the pod's status."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class ClaimingPodSpec(Partial, frozen=True):
+    containers: tuple[ClaimingContainer, ...] = ()
+    init_containers: tuple[ClaimingContainer, ...] | None = None
+    resource_claims: tuple[PodClaim, ...] | None = None
+
+
+class ClaimingPodStatus(Partial, frozen=True):
+    resource_claim_statuses: tuple[PodClaim, ...] | None = None
+
+
+class ClaimingPod(Partial, frozen=True):
+    """A pod as far as its claims are concerned."""
+
+    metadata: Metadata = Metadata()
+    spec: ClaimingPodSpec = ClaimingPodSpec()
+    status: ClaimingPodStatus = ClaimingPodStatus()
+
+    @property
+    def claim_names(self) -> dict[str, str]:
+        """The names of its ResourceClaims, by its own names for them."""
+        every = (*(self.spec.resource_claims or ()), *(self.status.resource_claim_statuses or ()))
+        return {each.name: each.resource_claim_name for each in every if each.resource_claim_name}
+
+    @property
+    def all_containers(self) -> tuple[ClaimingContainer, ...]:
+        return (*(self.spec.init_containers or ()), *self.spec.containers)

@@ -1,0 +1,23 @@
+"""Times that integration tests shorten, because they pass for real."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.lab.sandbox.scheduling import queue
+from tessera.node.health import hardware_watch
+
+FIRST_BACKOFF_S = 0.1
+SCAN_GAP_S = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _impatient_kube_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod whose bind failed is tried again soon, as with `podInitialBackoffSeconds` of a kube-scheduler."""
+    monkeypatch.setattr(queue, "FIRST_BACKOFF_S", FIRST_BACKOFF_S)
+
+
+@pytest.fixture(autouse=True)
+def _frequent_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that changed its health is looked at again soon."""
+    monkeypatch.setattr(hardware_watch, "GAP_S", SCAN_GAP_S)

@@ -1,0 +1,157 @@
+"""Plans of large gangs in slices: what others may do in a pause, and what ends a plan there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from tessera.core.audit import audit
+from tessera.core.gangs import FEW_MEMBERS
+from tessera.scheduler.gang import GangState
+from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE
+from tests.support.builders import PodBuilder, gpu_pod, node
+from tests.support.event_loops import in_fake_time
+from tests.support.stepwise_scheduler import World, filter_body, serving_downward_api, using_downward_api
+from tests.unit.scheduler.test_gang_coordinator import bind_all, gang, held, state, woken
+
+SIZE = 2 * MEMBERS_AT_ONCE + 2
+
+
+class Slices(World):
+    """A world with complete lists, in which filter calls go the way of the HTTP API."""
+
+    def __init__(self, cards: int) -> None:
+        super().__init__(*(serving_downward_api(node(f"n{i}").gpus(8, slots=1)) for i in range(cards // 8)))
+        for handler in (self.pods, self.nodes, self.quotas):
+            handler.synced()
+
+    def asks(self, pod: PodBuilder) -> Coroutine[Any, Any, bytes]:
+        """A filter call that has not begun to plan."""
+        answer = self.engine.answer_filter(filter_body(pod, sorted(self.api.nodes)))
+        assert not isinstance(answer, bytes)
+        return answer
+
+    async def node_for(self, pod: PodBuilder) -> str:
+        [chosen] = json.loads(await self.asks(pod))["NodeNames"]
+        return str(chosen)
+
+
+async def pauses(call: asyncio.Task[bytes]) -> None:
+    """Until the plan pauses for the first time."""
+    await asyncio.sleep(0)
+    assert not call.done()
+
+
+@in_fake_time
+async def test_a_large_gang_is_planned_in_slices_and_others_are_served_meanwhile() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await pauses(call)
+    assert held(world) == MEMBERS_AT_ONCE
+    await world.run(using_downward_api(gpu_pod("other")))
+    await call
+    assert state(world) is GangState.PLANNED
+    assert audit(world.ledger) == []
+
+
+@in_fake_time
+async def test_members_of_a_large_gang_are_bound_together() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    first = await world.node_for(pods[0])
+    binds = [asyncio.ensure_future(world.bound(pods[0], first))]
+    assert await bind_all(world, pods[1:]) == [""] * (SIZE - 1)
+    assert await binds[0] == ""
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_large_gang_that_does_not_fit_releases_what_it_held_in_a_pause() -> None:
+    world, pods = Slices(48), gang(SIZE)
+    world.create(*pods)
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await pauses(call)
+    assert held(world) == MEMBERS_AT_ONCE
+    answer = json.loads(await call)
+    [text] = set((answer["FailedNodes"] or answer["FailedAndUnresolvableNodes"]).values())
+    assert f"48 of {SIZE} members fit" in text
+    assert (held(world), world.ledger.pods()) == (0, [])
+
+
+@in_fake_time
+async def test_what_becomes_free_in_a_pause_is_seen_a_second_later() -> None:
+    world, size = Slices(96), FEW_MEMBERS + 2
+    blockers = [using_downward_api(gpu_pod(f"blocker-{i}")) for i in range(12)]
+    for number, blocker in enumerate(blockers):
+        world.create(blocker)
+        assert await world.bound(blocker, world.chosen(blocker, [f"n{number}"])) == ""
+    world.watch()
+    large = using_downward_api(gpu_pod("g-large", gpu=8)).in_gang("g", size)
+    pods = [large, *gang(size)[1:]]
+    world.create(*pods)
+    assert json.loads(await world.asks(large))["NodeNames"] is None
+    await asyncio.sleep(2)
+    retry = asyncio.ensure_future(woken(world))
+    while held(world) == 0:
+        await asyncio.sleep(0)
+    world.api.delete_pod("default/blocker-7")
+    world.watch()
+    assert await retry == []
+    waker = asyncio.ensure_future(world.engine.wake_pods())
+    await asyncio.sleep(2)
+    waker.cancel()
+    assert state(world) is GangState.PLANNED
+
+
+@in_fake_time
+async def test_of_two_large_gangs_that_do_not_fit_together_one_is_planned_whole() -> None:
+    world, one, other = Slices(64), gang(SIZE, name="a"), gang(SIZE, name="b")
+    world.create(*one, *other)
+    await asyncio.gather(world.asks(one[0]), world.asks(other[0]))
+    assert [state(world, "a"), state(world, "b")] == [GangState.PLANNED, GangState.WAITING]
+    assert held(world) == SIZE - 1
+
+
+@in_fake_time
+async def test_a_plan_ends_in_a_pause_when_the_tenure_ends() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await pauses(call)
+    world.stop_leading()
+    assert json.loads(await call)["Error"]
+    assert (held(world), world.ledger.pods()) == (0, [])
+
+
+@in_fake_time
+async def test_a_plan_ends_in_a_pause_with_a_member_and_follows_with_its_replacement() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await pauses(call)
+    world.api.delete_pod("default/g-1")
+    world.watch()
+    assert json.loads(await call)["NodeNames"]
+    assert held(world) == SIZE - 1, "one of them is for the replacement"
+    world.create(using_downward_api(gpu_pod("g-late")).in_gang("g", SIZE))
+    assert world.chosen(using_downward_api(gpu_pod("g-late")).in_gang("g", SIZE))
+    assert held(world) == SIZE - 2
+    assert audit(world.ledger) == []
+
+
+@in_fake_time
+async def test_a_call_that_is_cancelled_in_a_pause_holds_nothing() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await pauses(call)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (held(world), world.ledger.pods()) == (0, [])
+    assert await world.node_for(pods[0])
