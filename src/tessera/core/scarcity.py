@@ -27,9 +27,9 @@ def against_what_is_left(
 ) -> DemandForecast:
     """The forecast with its needs for the cards that are free; `current` itself if that is the same."""
     supply = _Supply(arrays)
-    # One card more, so that the last bits of a model that is hardly asked for are not taken for precious.
+    # At least one card, so that the last bits of a model that is hardly asked for are not taken for precious.
     pressure = {
-        model: _need(part, supply.all_free, supply.free.get(model, 0.0) + 1.0)
+        model: _need(part, supply.all_free, max(supply.free.get(model, 0.0), 1.0))
         for model, part in expected.choosy.items()
     }
     groups = tuple(

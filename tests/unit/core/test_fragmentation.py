@@ -120,7 +120,7 @@ class TestDemandHistory:
         forecast = self.learn(world, requests(1, percent=30, cores=30)).forecast(world.ledger.arrays)
         assert forecast.slices == PRIOR.slices
         assert [group.part for group in forecast.groups] == [group.part for group in PRIOR.groups]
-        assert forecast.pressure == pytest.approx({"P100": 0.05 * 8 / 3, "T4": 0.05 * 8 / 7}, rel=NEAR)
+        assert forecast.pressure == pytest.approx({"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}, rel=NEAR)
 
     def test_cards_that_come_change_what_is_expected_of_the_first_pods(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"))
@@ -129,7 +129,7 @@ class TestDemandHistory:
         world.add(node("b").gpus(6, model="T4"))
         self.learn(world, requests(1, percent=30, cores=30), history)
         assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
-            {"P100": 0.05 * 8 / 3, "T4": 0.05 * 8 / 7}, rel=NEAR
+            {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}, rel=NEAR
         )
         known = history.forecast(world.ledger.arrays)
         self.learn(world, requests(1, percent=30, cores=30), history)
@@ -165,7 +165,7 @@ class TestDemandHistory:
             world.ledger.arrays
         )
         assert forecast.choosy == pytest.approx({"T4": (0.5 + 0.05) / 2, "A100": 0.05 / 2})
-        assert forecast.pressure["T4"] == pytest.approx((0.5 + 0.05) / 2 * 4 / 2, rel=NEAR)
+        assert forecast.pressure["T4"] == pytest.approx((0.5 + 0.05) / 2 * 4 / 1, rel=NEAR)
 
     def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
         world = cluster().add(node().gpus(1))
@@ -208,14 +208,17 @@ class TestScarcity:
         expected = DemandForecast(choosy={"T4": 0.1, "A100": 0.1})
         arrays = world.ledger.arrays
         assert against_what_is_left(expected, arrays, current=None).pressure == pytest.approx(
-            {"T4": 0.8 / 5, "A100": 0.8 / 5}, rel=NEAR
+            {"T4": 0.8 / 4, "A100": 0.8 / 4}, rel=NEAR
         )
         for number in range(3):
             world.place(gpu_pod(f"p{number}", percent=100, cores=100), ["a"])
         pressure = against_what_is_left(expected, arrays, current=None).pressure
-        assert pressure == pytest.approx({"T4": 0.5 / 2, "A100": 0.5 / 5}, rel=NEAR)
-        wanted = DemandForecast(choosy={"T4": 4.0})
-        assert against_what_is_left(wanted, arrays, current=None).pressure == {"T4": MOST}
+        assert pressure == pytest.approx({"T4": 0.5 / 1, "A100": 0.5 / 4}, rel=NEAR)
+        world.place(gpu_pod("last", percent=100, cores=100), ["a"])
+        # Four cards are free, none of them a T4: less than half of one is wanted, and that is no more than one card.
+        assert against_what_is_left(expected, arrays, current=None).pressure["T4"] == pytest.approx(0.4, rel=NEAR)
+        much = DemandForecast(choosy={"T4": 1.0, "A100": 0.0})
+        assert against_what_is_left(much, arrays, current=None).pressure == {"T4": MOST, "A100": 0.0}
 
     def test_a_group_needs_whole_cards_and_a_host_and_a_model_that_serve_it(self) -> None:
         world = cluster().add(node("a").gpus(4, model="T4"), node("b").gpus(4, model="A100"))
