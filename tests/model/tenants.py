@@ -51,7 +51,9 @@ class Tenants:
             return None
         self.gangs += 1
         namespace, name = self.rng.choice(NAMESPACES), f"g{self.gangs}"
-        recipes = self.rng.choices(self.recipes, k=2)
+        # The lowest priority of its members counts: of a mixture few gangs would preempt.
+        high = [recipe for recipe in self.recipes if recipe.endswith("^^")]
+        recipes = self.rng.choices(high if high and self.rng.random() < 0.6 else self.recipes, k=2)
         missing = self.rng.random() < 0.15
         for number in range(size - missing):
             template = shapes.in_gang(recipes[self.rng.random() < 0.2], name, size, is_whole=not missing)

@@ -60,8 +60,9 @@ class DraKubelet:
         async with channels.open_channel(self.socket) as channel:
             info = await channels.unary(channel, methods.GET_INFO)(registration.InfoRequest(), timeout=CALL_S)
             status = registration.RegistrationStatus(plugin_registered=not self.refusal, error=self.refusal)
-            await channels.unary(channel, methods.NOTIFY_STATUS)(status, timeout=CALL_S)
+            # First: once it is told, the agent counts as ready.
             self.infos.append(info)
+            await channels.unary(channel, methods.NOTIFY_STATUS)(status, timeout=CALL_S)
 
     async def call(self, method: methods.Method[Any, Any], request: Any) -> Any:
         async with channels.open_channel(Path(self.infos[-1].endpoint)) as channel:

@@ -17,7 +17,7 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, replay
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.gang_holds import HOLD_PREFIX
+from tessera.scheduler.gangs.holds import HOLD_PREFIX
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, UNSCHEDULABLE, CycleState
 from tessera.scheduler.settings import NodeLockMode, Settings

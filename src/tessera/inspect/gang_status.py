@@ -18,7 +18,7 @@ from tessera.core.steps import finish
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
-from tessera.scheduler.gang import Gang, MemberState
+from tessera.scheduler.gangs.gang import Gang, MemberState
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,8 +206,8 @@ def simulate_gangs_in_steps(
     found = []
     for (namespace, name), (group, members) in gangs.items():
         if members:
-            planning = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
-            found.append((yield from planning))
+            steps = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
+            found.append((yield from steps))
     return found
 
 

@@ -200,10 +200,11 @@ class AgentProcess:
         text = self.configuration.node_config
         if text is None or text == self._kept:
             return
+        before, self._kept = self._kept, text  # at once: two tasks come here
         try:
             await asyncio.to_thread(save_last_good, text, self.configuration.settings.paths.state)
-            self._kept = text
         except OSError as error:
+            self._kept = before
             log.warning("the node configuration cannot be kept for later", error=str(error))
 
     # -- configuration

@@ -1,7 +1,7 @@
 """POST /bind: one atomic write of node and allocation, once it is the pod's turn on that node.
 
     RESERVED, UNCERTAIN, or placed again after a restart
-      -> a member of a gang waits for the others (`gang_barrier`)
+      -> a member of a gang waits for the others (`gangs/barrier`)
       -> BINDING: the reservation no longer expires
       -> turn and node lock, where the plugin needs them
       -> Binding with all annotations; the pod's uid, and the version that the decision saw, are its preconditions

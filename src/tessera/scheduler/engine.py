@@ -24,10 +24,10 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.filter import Filter
-from tessera.scheduler.gang import GangTimes
-from tessera.scheduler.gang_coordinator import GangCoordinator
-from tessera.scheduler.gang_holds import GangHolds, NodeLabels
-from tessera.scheduler.gang_preemptor import GangPreemptor
+from tessera.scheduler.gangs.coordinator import GangCoordinator
+from tessera.scheduler.gangs.gang import GangTimes
+from tessera.scheduler.gangs.holds import GangHolds, NodeLabels
+from tessera.scheduler.gangs.preemptor import GangPreemptor
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch

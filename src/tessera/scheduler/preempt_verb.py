@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
-from tessera.scheduler.gang import Gang, GangState
-from tessera.scheduler.gang_registry import GangRegistry
+from tessera.scheduler.gangs.gang import Gang, GangState
+from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.preemptor import Preemptor

@@ -26,7 +26,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
-from tessera.scheduler.gang import GangState
+from tessera.scheduler.gangs.gang import GangState
 from tessera.scheduler.http_api import (
     Routes,
     extender_routes,

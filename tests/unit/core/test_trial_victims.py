@@ -76,7 +76,7 @@ def test_a_search_pauses_after_some_trials_and_also_while_it_makes_sets() -> Non
     assert trial.longest <= STRETCH_WORK // TRIAL_WORK + 1
     blocked = Trial(units, allowed=-1)
     steps = blocked.search.best(units, [frozenset(range(12))], highest=0)
-    assert sum(1 for _ in steps) >= 2**12 // STRETCH_WORK - 1, "no set may be tried, but all are made"
+    assert sum(1 for _ in steps) == 2**12 // STRETCH_WORK - 1, "no set may be tried, but all are made"
 
 
 def test_after_the_trials_a_set_is_found_of_which_no_unit_could_stay() -> None:
@@ -108,6 +108,18 @@ def test_pods_with_a_budget_stay_where_the_budget_does_not_let_all_leave() -> No
     found = trial.best(sorted([*guarded, *free]))
     assert found is not None
     assert set(found.units) == set(free)
+
+
+def test_a_budget_that_lets_all_leave_does_not_matter() -> None:
+    older, newer = [unit(i) for i in range(40)], [unit(i, budget="b") for i in range(40, 80)]
+
+    class EitherWay(Trial):
+        def place(self, units: Iterable[Unit]) -> Placement | None:
+            return PLACED if len(list(units)) >= 40 else None
+
+    found = EitherWay([]).best(sorted([*older, *newer]))
+    assert found is not None
+    assert set(found.units) == set(newer)
 
 
 def test_only_sets_that_reach_the_highest_priority_are_tried() -> None:

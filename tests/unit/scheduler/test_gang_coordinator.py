@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tessera.scheduler.gang import GangState
-from tessera.scheduler.gang_holds import HOLD_PREFIX
+from tessera.scheduler.gangs.gang import GangState
+from tessera.scheduler.gangs.holds import HOLD_PREFIX
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time

@@ -13,8 +13,8 @@ from tessera.core.audit import audit
 from tessera.core.gang_preemption import GangDemand, GangSearch
 from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
-from tessera.scheduler import gang_claims, gang_preemptor
-from tessera.scheduler.gang import Gang, GangState
+from tessera.scheduler.gangs import claims, preemptor
+from tessera.scheduler.gangs.gang import Gang, GangState
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, refused
@@ -335,8 +335,8 @@ async def test_a_replacement_in_a_gang_that_runs_never_evicts_its_own_gang() -> 
 @pytest.fixture
 def _pausing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches and claims pause at each step."""
-    monkeypatch.setattr(gang_preemptor, "SLICE_SECONDS", -1.0)
-    monkeypatch.setattr(gang_claims, "MEMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(preemptor, "SLICE_SECONDS", -1.0)
+    monkeypatch.setattr(claims, "MEMBERS_AT_ONCE", 1)
 
 
 async def until_claimed(cluster: GangCluster, count: int) -> None:

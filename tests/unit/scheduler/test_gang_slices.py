@@ -11,8 +11,8 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.gangs import FEW_MEMBERS
-from tessera.scheduler.gang import GangState
-from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE
+from tessera.scheduler.gangs.gang import GangState
+from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.stepwise_scheduler import World, filter_body, serving_downward_api, using_downward_api
@@ -106,6 +106,18 @@ async def test_what_becomes_free_in_a_pause_is_seen_a_second_later() -> None:
     await asyncio.sleep(2)
     waker.cancel()
     assert state(world) is GangState.PLANNED
+
+
+@in_fake_time
+async def test_a_large_gang_that_becomes_complete_is_told_at_once_that_it_does_not_fit() -> None:
+    world, pods = Slices(SIZE - 10), gang(SIZE)
+    world.create(*pods[:-1])
+    answer = json.loads(await world.asks(pods[0]))
+    assert all(f"{SIZE - 1} of {SIZE} members exist" in text for text in answer["FailedNodes"].values())
+    world.create(pods[-1])
+    answer = json.loads(await world.asks(pods[-1]))
+    assert not any("members exist" in text for text in answer["FailedNodes"].values())
+    assert all("members fit; short of" in text for text in answer["FailedNodes"].values())
 
 
 @in_fake_time

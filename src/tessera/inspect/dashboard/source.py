@@ -22,7 +22,7 @@ from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.render.lines import StyledLine
 from tessera.inspect.state import Json
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.gang import Gang
+from tessera.scheduler.gangs.gang import Gang
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys

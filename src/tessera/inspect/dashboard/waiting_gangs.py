@@ -14,8 +14,8 @@ from tessera.core.gangs import describe_members
 from tessera.core.ledger import Ledger
 from tessera.inspect.state import Json
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.gang import Gang, GangState, Member, MemberState
-from tessera.scheduler.gang_holds import HOLD_PREFIX
+from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.gangs.holds import HOLD_PREFIX
 
 HELD = "held"
 """the state of a place that is held for a member of a gang"""

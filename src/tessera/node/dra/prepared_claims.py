@@ -246,7 +246,8 @@ def _read_records(path: Path) -> list[PreparedClaim]:
     """The claims in a file; none if it is missing. Blocks. Raises OSError, and ValueError if it cannot be read."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        # Without a folder nothing was ever recorded.
         return []
     try:
         return msgspec.json.decode(data, type=_File).claims

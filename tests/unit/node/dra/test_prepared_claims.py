@@ -112,3 +112,11 @@ async def test_foreign_files_are_not_taken_for_specs(tmp_path: Path, claims: Pre
     for name in ("nvidia.json", f"{DRIVER}-claim-a b.json", f"{DRIVER}-claim-good.json"):
         (tmp_path / "cdi" / name).write_text("{}")
     assert await claims.spec_uids() == ["good"]
+
+
+async def test_without_a_folder_nothing_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("in the way")
+    found = PreparedClaims(tmp_path / "state", tmp_path / "cdi")
+    await found.load()
+    assert found.all() == ()
+    await found.close()

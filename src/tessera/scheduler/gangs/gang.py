@@ -4,7 +4,7 @@
                       |                            the victims have left
                       |                NOMINATED ------------------------------------.
                       |                 ^  |                                         |
-                      v  victims for it |  | renounced (`gang_claims`)               |
+                      v  victims for it |  | renounced (`claims`)                    |
                       |<----------------|--'                                         |
                       |-----------------'                                            v
                       |      the whole gang fits: a hold for every member            |
@@ -25,7 +25,7 @@
 A *hold* is a place in the ledger for one member, kept under a name of its own. A member takes a hold of its shape at
 its filter call, so there can be a hold for a member that does not exist yet.
 
-    WAITING       nothing is held (except for the gang whose turn it is, see `gang_turns`); members are refused
+    WAITING       nothing is held (except for the gang whose turn it is, see `turns`); members are refused
     NOMINATED     every member has a claim on what victims still hold; members are refused
     PLANNED       members get their holds, and their binds wait; nothing is written
     COMPLETING    Bindings are, or may be, written: no bind waits, and what is missing has its holds
@@ -116,7 +116,7 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """Changed by `gang_coordinator` and its parts only."""
+    """Changed by `coordinator` and its parts only."""
 
     namespace: str
     group: PodGroup
@@ -196,6 +196,8 @@ class Gang:
     def add(self, uid: str, member: Member) -> None:
         self.members[uid] = member
         self.counts[member.state] += 1
+        if self.present() == self.required:
+            self.plan_at = 0.0  # What is said of a gang that is not complete is not true any more.
 
     def remove(self, uid: str) -> None:
         self.counts[self.members.pop(uid).state] -= 1

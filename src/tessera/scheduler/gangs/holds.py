@@ -1,6 +1,6 @@
 """The places in the ledger that are kept for members of gangs: how they are found, taken and released.
 
-A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_plans` ends it. A
+A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `plans` ends it. A
 member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
 nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
 """
@@ -19,7 +19,7 @@ from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, GangPl
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
-from tessera.scheduler.gang import Gang, GangState, Hold, Member
+from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
 from tessera.wire.objects import Node

@@ -20,9 +20,9 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, facts_of
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
-from tessera.scheduler.gang import Gang, GangState, Hold
-from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.gang_reports import GangReports
+from tessera.scheduler.gangs.gang import Gang, GangState, Hold
+from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.observer import PreemptionEvent
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.victim_book import VictimBook

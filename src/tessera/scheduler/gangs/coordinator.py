@@ -1,10 +1,10 @@
 """Schedules gangs all or nothing: what filter answers to a member, what the API shows, and what time brings.
 
-    filter of a member   the gang is planned whole, once (`gang_planner`); each member gets a hold of the plan, or one
+    filter of a member   the gang is planned whole, once (`planner`); each member gets a hold of the plan, or one
                          common reason
-    bind of a member     waits until every required member has come, then all are written together (`gang_barrier`)
-    over time            a plan without progress is given up, and tried again (`gang_plans`); a starving gang gets its
-                         turn (`gang_turns`); one that may preempt claims places over victims (`gang_claims`)
+    bind of a member     waits until every required member has come, then all are written together (`barrier`)
+    over time            a plan without progress is given up, and tried again (`plans`); a starving gang gets its
+                         turn (`turns`); one that may preempt claims places over victims (`claims`)
 
 `gang` draws the states.
 """
@@ -20,16 +20,16 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
 from tessera.core.steps import finish
-from tessera.scheduler.gang import Gang, GangState, GangTimes, Member, MemberState
-from tessera.scheduler.gang_barrier import GangBarrier
-from tessera.scheduler.gang_claims import GangClaims
-from tessera.scheduler.gang_completion import GangCompletion
-from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.gang_planner import GangPlanner
-from tessera.scheduler.gang_plans import GangPlans
-from tessera.scheduler.gang_registry import GangRegistry
-from tessera.scheduler.gang_reports import GangReports, gang_misfit
-from tessera.scheduler.gang_turns import GangTurns
+from tessera.scheduler.gangs.barrier import GangBarrier
+from tessera.scheduler.gangs.claims import GangClaims
+from tessera.scheduler.gangs.completion import GangCompletion
+from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes, Member, MemberState
+from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gangs.planner import GangPlanner
+from tessera.scheduler.gangs.plans import GangPlans
+from tessera.scheduler.gangs.registry import GangRegistry
+from tessera.scheduler.gangs.reports import GangReports, gang_misfit
+from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import RequestReader

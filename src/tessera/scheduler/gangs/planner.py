@@ -5,7 +5,7 @@ one waits with nothing. The plan of a large gang pauses for other work; what it 
 if the rest does not fit. A gang that does not fit holds nothing, and smaller pods pass it.
 
 Members that do not exist yet are planned with the first one that asks, as copies of it, so that members that are
-created one after the other need not be refused and woken. That is tried once (`gang_plans`).
+created one after the other need not be refused and woken. That is tried once (`plans`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
-from tessera.scheduler.gang import Gang, GangState, Member
-from tessera.scheduler.gang_completion import GangCompletion
-from tessera.scheduler.gang_holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.gang_plans import GangPlans
-from tessera.scheduler.gang_reports import GangReports
-from tessera.scheduler.gang_turns import GangTurns
+from tessera.scheduler.gangs.completion import GangCompletion
+from tessera.scheduler.gangs.gang import Gang, GangState, Member
+from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gangs.plans import GangPlans
+from tessera.scheduler.gangs.reports import GangReports
+from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.unschedulable_pods import MOST_WORK
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 
 from tessera.core.requests import PodRequest
-from tessera.scheduler.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.wire.pod_groups import PodGroup
 
 LOOK_UP_SECONDS = 5.0

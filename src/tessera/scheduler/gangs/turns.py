@@ -10,9 +10,9 @@ from __future__ import annotations
 import structlog
 
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.gang import Gang, GangState, GangTimes
-from tessera.scheduler.gang_holds import GangHolds
-from tessera.scheduler.gang_registry import GangRegistry
+from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes
+from tessera.scheduler.gangs.holds import GangHolds
+from tessera.scheduler.gangs.registry import GangRegistry
 
 log = structlog.get_logger(__name__)
 

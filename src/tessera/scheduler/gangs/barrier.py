@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tessera.scheduler.gang import Gang, GangState, GangTimes, MemberState
-from tessera.scheduler.gang_holds import GangHolds
-from tessera.scheduler.gang_plans import GangPlans
-from tessera.scheduler.gang_registry import GangRegistry
-from tessera.scheduler.gang_reports import GangReports
+from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes, MemberState
+from tessera.scheduler.gangs.holds import GangHolds
+from tessera.scheduler.gangs.plans import GangPlans
+from tessera.scheduler.gangs.registry import GangRegistry
+from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 
 HELD_SECONDS = 300.0

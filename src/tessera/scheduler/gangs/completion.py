@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from tessera.core.gangs import GangMisfit
-from tessera.scheduler.gang import Gang, GangState, MemberState
-from tessera.scheduler.gang_barrier import HELD_SECONDS, GangBarrier
-from tessera.scheduler.gang_claims import GangClaims
-from tessera.scheduler.gang_holds import GangHolds
-from tessera.scheduler.gang_reports import GangReports
-from tessera.scheduler.gang_turns import GangTurns
+from tessera.scheduler.gangs.barrier import HELD_SECONDS, GangBarrier
+from tessera.scheduler.gangs.claims import GangClaims
+from tessera.scheduler.gangs.gang import Gang, GangState, MemberState
+from tessera.scheduler.gangs.holds import GangHolds
+from tessera.scheduler.gangs.reports import GangReports
+from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 
 WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.PLANNED

@@ -6,8 +6,7 @@
 
 A gang preempts if all required members exist and kube-scheduler has asked for them, none is gated, and all may preempt;
 the lowest of their priorities counts. Nothing changes until the whole set is found, and nothing is evicted before all
-places are claimed (`gang_claims`). If one eviction fails, nothing further is evicted. `preemptor` does the same for
-single pods.
+places are claimed (`claims`). If one eviction fails, nothing further is evicted. Single pods: `scheduler/preemptor`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from tessera.core.gang_preemption import GangDemand, GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.victims import PodTraits
 from tessera.scheduler.evictor import Evictor
-from tessera.scheduler.gang import Gang, GangState, Hold, MemberState
-from tessera.scheduler.gang_coordinator import GangCoordinator
+from tessera.scheduler.gangs.coordinator import GangCoordinator
+from tessera.scheduler.gangs.gang import Gang, GangState, Hold, MemberState
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.preemptor import AGAIN_SECONDS, ATTEMPTS, PreemptionSettings
 from tessera.scheduler.victim_book import VictimBook

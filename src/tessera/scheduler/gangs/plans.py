@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from tessera.core.misfits import Misfit
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.gang import Gang, GangState, GangTimes
-from tessera.scheduler.gang_holds import GangHolds
-from tessera.scheduler.gang_reports import GangReports
-from tessera.scheduler.gang_turns import GangTurns
+from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes
+from tessera.scheduler.gangs.holds import GangHolds
+from tessera.scheduler.gangs.reports import GangReports
+from tessera.scheduler.gangs.turns import GangTurns
 
 LONGEST_PLAN = 6
 """times the patience: a plan whose members come one by one, each in time, ends nevertheless"""

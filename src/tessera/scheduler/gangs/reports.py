@@ -6,7 +6,7 @@ import structlog
 
 from tessera.core.gangs import Placed
 from tessera.core.misfits import Misfit, Reason, node_misfit
-from tessera.scheduler.gang import Gang
+from tessera.scheduler.gangs.gang import Gang
 from tessera.scheduler.observer import GangEvent, PreemptionEvent, SchedulerObserver
 
 log = structlog.get_logger(__name__)
