@@ -18,7 +18,8 @@ from tessera.core.arrays import Bools, Ints
 from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
 from tessera.core.evaluation import Evaluation
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState, Ledger
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.lab.simulator.traces import WHOLE, TraceNode, TraceRequest
 from tessera.vendors.base import Switches, Vendor
@@ -135,6 +136,12 @@ class SimulatedCluster:
         self.ledger.release(uid)
         self._charge(self.arrays.names[row], row, HostRequest(-ask.cpu, -ask.memory))
         self.taken -= ask.demand
+
+    def move(self, target: PodFacts, host: HostRequest, source: str) -> None:
+        """A pod with cards goes from one node to another one."""
+        self.ledger.put_pod(target, GrantState.BOUND, observed=True)
+        self._charge(source, self.arrays.row(source), HostRequest(-host.cpu, -host.memory))
+        self._charge(target.node, self.arrays.row(target.node), host)
 
     def _charge(self, name: str, row: int, host: HostRequest) -> None:
         cpu, memory = int(self.arrays.free_cpu[row]) - host.cpu, int(self.arrays.free_memory[row]) - host.memory

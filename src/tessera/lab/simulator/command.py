@@ -82,6 +82,8 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
           whether the result depends on names, or on seeing every node
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --churn --speed 1.5
           pods arrive and leave: waiting times and backlog
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --seeds 42 --defrag
+          running pods move for one that does not fit: allocation, and how many moves it takes
       tessera simulate trace --synthetic 100 --policy all --plot allocation.svg --html allocation.html
           all policies on a generated trace; the page has the tables and a plot of each trace
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy all --seeds 1-50 --resume runs.jsonl
@@ -133,6 +135,10 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
 @click.option(
     "--shrink", type=click.IntRange(1), default=1, show_default=True, help="With --churn: keep only every n-th node."
 )
+@click.option("--defrag", is_flag=True, help="Move running pods for one that does not fit.")
+@click.option(
+    "--compare-plans", is_flag=True, help="With --churn: compare plans for whole cards with what is possible (-o json)."
+)
 @click.option(
     "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Number of processes. Default: all cores."
 )
@@ -161,6 +167,8 @@ def command(
     churn: bool,
     speed: float,
     shrink: int,
+    defrag: bool,
+    compare_plans: bool,
     jobs: int,
     plot: Path | None,
     html: Path | None,
@@ -185,9 +193,11 @@ def command(
             return
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
-            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink), jobs, results)
+            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink, defrag, compare_plans), jobs, results)
         else:
-            options = SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
+            options = SaturationOptions(
+                until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample, defragment=defrag
+            )
             report, drawn = _saturations(traces, work, arrivals, options, jobs, results)
     except (TraceError, ResultsError, OSError) as error:
         raise CommandError(str(error)) from error
