@@ -202,7 +202,10 @@ def _placed(
     verdict = None
     if cluster.state.nodes_seen and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
         with cluster.without_pod(key):
-            verdict = judge(cluster.engine.selector, prepared.request, names, advice=False, cards_of=facts.node)
+            # Read again: what the pod uses itself is not scarce for it.
+            asked = cluster.prepare(pod)
+            assert isinstance(asked, PreparedRequest)  # as before
+            verdict = judge(cluster.engine.selector, asked.request, names, advice=False, cards_of=facts.node)
     return replace(
         base,
         status=PodVerdict.PLACED,

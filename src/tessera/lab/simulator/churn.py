@@ -58,6 +58,7 @@ class ChurnResult:
     """pods still waiting after the last pod has ended"""
     wait_by_cards: tuple[tuple[int, float], ...]
     """mean wait by the number of cards asked for"""
+    pods_by_cards: tuple[tuple[int, int], ...] = ()
     moves: int = 0
     """of pods, for others that waited"""
     freed: FreedCards = NOTHING_FREED
@@ -196,4 +197,5 @@ def _result(
         waited=100.0 * float((times > 0).mean()),
         backlog=len(queue),
         wait_by_cards=tuple((cards, sum(found) / len(found)) for cards, found in by_cards.items()),
+        pods_by_cards=tuple((cards, len(found)) for cards, found in by_cards.items()),
     )

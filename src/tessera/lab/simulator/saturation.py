@@ -7,7 +7,7 @@ Pods arrive in a random order, followed by random repetitions; the same seed giv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -32,6 +32,8 @@ class SaturationOptions:
     """whether nodes get random names: ties are decided by name"""
     sample: float = 1.0
     """share of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
+    keep_order: bool = False
+    """whether pods arrive in the order of the trace instead of a random one"""
     defragment: bool = False
     """whether other pods move for one that does not fit"""
 
@@ -71,7 +73,7 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
     asked = 0
     asks: list[TraceRequest] = []
     placed_all = 0
-    for pod in generate_arrivals(trace, seed, until=options.until):
+    for pod in generate_arrivals(trace, seed, until=options.until, keep_order=options.keep_order):
         ask = pod.ask
         asks.append(ask)
         strategy.arrived(ask)
@@ -126,17 +128,15 @@ def _sampled(cluster: SimulatedCluster, part: float, dice: np.random.Generator) 
 def _renamed(nodes: tuple[TraceNode, ...], seed: int) -> tuple[TraceNode, ...]:
     order = list(range(len(nodes)))
     Random(seed).shuffle(order)
-    return tuple(
-        TraceNode(f"node-{place:05}", node.cpu, node.memory, node.cards, node.model)
-        for place, node in zip(order, nodes, strict=True)
-    )
+    return tuple(replace(node, name=f"node-{place:05}") for place, node in zip(order, nodes, strict=True))
 
 
-def generate_arrivals(trace: Trace, seed: int, *, until: float) -> Iterator[TracePod]:
+def generate_arrivals(trace: Trace, seed: int, *, until: float, keep_order: bool = False) -> Iterator[TracePod]:
     """Yields pods until those yielded request `until` times the capacity."""
     dice = Random(seed)
     pods = list(trace.pods)
-    dice.shuffle(pods)
+    if not keep_order:
+        dice.shuffle(pods)
     limit = until * trace.capacity
     asked = 0
     for pod in _endless(pods, dice):
