@@ -233,13 +233,18 @@ class ObserverGroup(SchedulerObserver):
     """
 
     def __init__(self, *members: SchedulerObserver) -> None:
-        self._members = members
         self._reported: set[tuple[str, str]] = set()
+        self._listeners: dict[str, list[tuple[SchedulerObserver, Callable[..., None]]]] = {
+            name: [(member, getattr(member, name)) for member in members if _listens(member, name)]
+            for name in vars(SchedulerObserver)
+            if name.startswith("on_")
+        }
+        """by event: only members that do something with it, since decisions are many"""
 
-    def _tell(self, tell: Callable[[SchedulerObserver], None]) -> None:
-        for member in self._members:
+    def _tell(self, event: str, *arguments: object) -> None:
+        for member, tell in self._listeners[event]:
             try:
-                tell(member)
+                tell(*arguments)
             except Exception as error:
                 self._report(member, error)
 
@@ -253,52 +258,56 @@ class ObserverGroup(SchedulerObserver):
             log.error("an observer failed; what it is told next may be lost too", observer=failure[0], exc_info=error)
 
     def on_filter_decision(self, event: FilterDecision) -> None:
-        self._tell(lambda member: member.on_filter_decision(event))
+        self._tell("on_filter_decision", event)
 
     def on_bind_decision(self, event: BindDecision) -> None:
-        self._tell(lambda member: member.on_bind_decision(event))
+        self._tell("on_bind_decision", event)
 
     def on_placed(self, event: PlacedEvent) -> None:
-        self._tell(lambda member: member.on_placed(event))
+        self._tell("on_placed", event)
 
     def on_refused(self, event: RefusedEvent) -> None:
-        self._tell(lambda member: member.on_refused(event))
+        self._tell("on_refused", event)
 
     def on_bind(self, event: BindEvent) -> None:
-        self._tell(lambda member: member.on_bind(event))
+        self._tell("on_bind", event)
 
     def on_evicted(self, event: EvictedEvent) -> None:
-        self._tell(lambda member: member.on_evicted(event))
+        self._tell("on_evicted", event)
 
     def on_preemption(self, event: PreemptionEvent) -> None:
-        self._tell(lambda member: member.on_preemption(event))
+        self._tell("on_preemption", event)
 
     def on_gang(self, event: GangEvent) -> None:
-        self._tell(lambda member: member.on_gang(event))
+        self._tell("on_gang", event)
 
     def on_released(self, event: ReleasedEvent) -> None:
-        self._tell(lambda member: member.on_released(event))
+        self._tell("on_released", event)
 
     def on_woken(self, request: PodRequest) -> None:
-        self._tell(lambda member: member.on_woken(request))
+        self._tell("on_woken", request)
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
-        self._tell(lambda member: member.on_denied(namespace, name, message))
+        self._tell("on_denied", namespace, name, message)
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
-        self._tell(lambda member: member.on_pod(uid, pod))
+        self._tell("on_pod", uid, pod)
 
     def on_cards(self, node: str) -> None:
-        self._tell(lambda member: member.on_cards(node))
+        self._tell("on_cards", node)
 
     def on_tenure(self) -> None:
-        self._tell(lambda member: member.on_tenure())
+        self._tell("on_tenure")
 
     def on_step_down(self) -> None:
-        self._tell(lambda member: member.on_step_down())
+        self._tell("on_step_down")
 
     def on_write(self, verb: str) -> None:
-        self._tell(lambda member: member.on_write(verb))
+        self._tell("on_write", verb)
 
     def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
-        self._tell(lambda member: member.on_audit(node, findings))
+        self._tell("on_audit", node, findings)
+
+
+def _listens(member: SchedulerObserver, event: str) -> bool:
+    return getattr(type(member), event) is not getattr(SchedulerObserver, event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 from structlog.testing import capture_logs
 
@@ -27,10 +28,16 @@ class Recording(SchedulerObserver):
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
 
-    def __getattribute__(self, name: str) -> object:
-        if not name.startswith("on_"):
-            return super().__getattribute__(name)
-        return lambda *told, **named: self.told.append((name, *told, *named.values()))
+
+def _note(name: str) -> Callable[..., None]:
+    def note(self: Recording, *told: object) -> None:
+        self.told.append((name, *told))
+
+    return note
+
+
+for method_name in METHODS:
+    setattr(Recording, method_name, _note(method_name))
 
 
 def test_everything_is_passed_on_to_every_member() -> None:
