@@ -287,3 +287,25 @@ async def test_a_small_gang_of_many_shapes_or_within_a_topology_is_planned_in_sl
     near = gang(2, name="near", gang_topology="rack")
     world.create(*near)
     assert await world.node_for(near[0])
+
+
+@in_fake_time
+async def test_nothing_is_held_for_a_gang_that_is_deleted_in_a_pause_before_its_other_members_came() -> None:
+    world, pod = Slices(80), gang(SIZE)[0]
+    world.create(pod)
+    call = asyncio.ensure_future(world.asks(pod))
+    await pauses(call)
+    world.api.delete_pod("default/g-0")
+    world.watch()
+    await call
+    assert (state(world), held(world)) == (None, 0)
+
+
+@in_fake_time
+async def test_a_large_gang_whose_claims_are_overdue_is_planned_in_slices() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    found = world.engine.gangs.registry.get("default", "g")
+    assert found is not None
+    found.state, found.deadline = GangState.NOMINATED, world.engine.cycles.clock.monotonic()
+    assert await world.node_for(pods[0])
