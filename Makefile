@@ -117,6 +117,7 @@ mutation: $(READY) ## change one thing at a time in what keeps promises; fails i
 bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about eight minutes)
 	@$(BIN)/python -m bench.core --check
 	@$(BIN)/python -m bench.preemption --check
+	@$(BIN)/python -m bench.defrag --check
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.journal --check
 	@$(BIN)/python -m bench.handover --check

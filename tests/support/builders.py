@@ -70,6 +70,8 @@ class PodBuilder:
     spec: Mapping[str, Any] = field(default_factory=dict)
     """further fields"""
     gates: tuple[str, ...] = ()
+    owner: tuple[str, str] | None = None
+    """kind and name of its controller"""
 
     def container(self, **asks: Any) -> PodBuilder:
         """An app container. `gpu`, `mem`, `percent`, `cores` are NVIDIA's; `limits` and `requests` any vendor's."""
@@ -128,6 +130,10 @@ class PodBuilder:
         """In RFC 3339."""
         return replace(self, status={**self.status, "startTime": time})
 
+    def of(self, kind: str, name: str) -> PodBuilder:
+        """Created by this controller."""
+        return replace(self, owner=(kind, name))
+
     def terminating(self) -> PodBuilder:
         return replace(self, deleted="2026-01-01T00:00:00Z")
 
@@ -140,6 +146,9 @@ class PodBuilder:
                 "annotations": dict(self.annotations),
                 "labels": dict(self.labels),
                 "deletionTimestamp": self.deleted,
+                "ownerReferences": [{"kind": self.owner[0], "name": self.owner[1], "controller": True}]
+                if self.owner
+                else None,
             },
             "spec": {
                 **self.spec,

@@ -18,6 +18,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "demo": LazyCommand(
         "tessera.lab.demo.command:command", "Try Tessera on this machine: no cluster, no GPU.", needs="tessera.lab"
     ),
+    "defrag": LazyCommand("tessera.cli.defrag:command", "Move pods so that whole cards, or given pods, fit."),
     "device-plugin": LazyCommand("tessera.cli.device_plugin:command", "Serve the GPUs of one node: the node agent."),
     "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to fix what is broken."),
     "drain": LazyCommand("tessera.cli.drain:command", "Cordon cards, and evict the pods that hold slices of them."),
@@ -35,7 +36,8 @@ COMMANDS: dict[str, LazyCommand] = {
 """by name; only commands that work are listed"""
 
 PLUGIN = (
-    "cordon", "dashboard", "doctor", "drain", "explain", "journal", "replay", "simulate", "snapshot", "top", "uncordon",
+    "cordon", "dashboard", "defrag", "doctor", "drain", "explain", "journal", "replay", "simulate", "snapshot", "top",
+    "uncordon",
 )  # fmt: skip
 """commands that ask a cluster, or a file from one: all that `kubectl tessera` has"""
 

@@ -37,6 +37,25 @@ class HostLoad(NamedTuple):
     """MiB per card"""
 
 
+class DemandGroup(NamedTuple):
+    """Cards of one node that pods ask for together, with what they need of the host: one part of the demand."""
+
+    cards: int
+    part: float
+    """of the demand for cards"""
+    need: float
+    """the same against the whole groups that are left: 1 = all of them are needed to serve what the free cards serve"""
+    cpu: int = 0
+    """thousandths of a core, for the whole group"""
+    memory: int = 0
+    """MiB, for the whole group"""
+    models: tuple[str, ...] = ()
+    """accepted models; empty = any"""
+
+    def accepts(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+
 @dataclass(frozen=True, eq=False)
 class DemandForecast:
     """What recent pods asked for."""
@@ -44,10 +63,11 @@ class DemandForecast:
     slices: tuple[DemandSlice, ...] = ()
     loads: tuple[HostLoad, ...] = ()
     """groups of similar host demand, lightest first; empty = nothing is known about hosts"""
-    groups: tuple[tuple[int, float], ...] = ()
-    """numbers of cards that pods ask for together, two or more, with their parts of the demand for cards"""
+    groups: tuple[DemandGroup, ...] = ()
+    choosy: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """by model: its part of the demand that accepts only some models"""
     pressure: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """by model: demand that accepts only some models, against the number of these cards; 1 = all of them are needed"""
+    """by model: that demand against the free cards of the model; 1 = all of them are needed"""
     memory_part: float = 0.5
     """how much of a card's worth is its memory; the rest is its cores"""
 
@@ -58,6 +78,6 @@ class DemandForecast:
 
 PRIOR = DemandForecast(
     slices=(DemandSlice(100, 100, 0.4), DemandSlice(50, 50, 0.25), DemandSlice(25, 25, 0.25), DemandSlice(10, 10, 0.1)),
-    groups=((2, 0.05), (4, 0.05), (8, 0.1)),
+    groups=(DemandGroup(2, 0.05, 0.05), DemandGroup(4, 0.05, 0.05), DemandGroup(8, 0.1, 0.1)),
 )
 """before anything is known: whole cards, halves, quarters and tenths, and some pods with several cards"""

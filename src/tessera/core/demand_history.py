@@ -1,20 +1,22 @@
 """Makes the demand forecast from the pods that were asked for.
 
 Counts different requests, not pods, and lets old counts fade: once `FADE_AT` pods are counted, everything is halved.
-The forecast is renewed each time the count has doubled, so that it is stable in between and answers can be cached. The
-caller says when a pod is new; there is no clock here. With few pods the prior holds. It only knows how many cards of
-each model there are: the first pods may stay for long, and should not take the rare models.
+The forecast is renewed each time the count has doubled, so that it is stable in between and answers can be cached; in
+between only what is scarce is put against the cards that are left (`scarcity`). The caller says when a pod is new;
+there is no clock here. With few pods the prior holds. It only knows how many cards of each model there are: the first
+pods may stay for long, and should not take the rare models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tessera.core.arrays import CardArrays
-from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandSlice, HostLoad
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
 from tessera.core.device_rules import Rules
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, HostRequest, PodRequest, Request
+from tessera.core.scarcity import against_what_is_left
 
 FIRST = 32
 """pods before the first forecast of their own"""
@@ -24,8 +26,14 @@ SLICES = 24
 """different slices in a forecast; rarer ones are left out"""
 LOADS = 8
 """groups of host demand, of equal weight"""
+GROUPS = 12
+"""different groups of cards in a forecast; rarer ones are left out"""
 CHOOSY = 0.1
 """part of the demand that the prior expects to accept one model only, the same for all models"""
+
+
+LOOK_AGAIN = 1 / 200
+"""what is left is looked at again when pods have asked for so much of all cards"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,10 @@ class DemandHistory:
         self._prior_epoch = -1
         """epoch of the cards that the prior knows"""
         self._learned: DemandForecast | None = None
+        self._current: DemandForecast | None = None
+        """the same against what is left"""
+        self._stale_after = 0.0
+        """cards to be asked for until what is left is looked at again"""
 
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
         """Count a pod that was not counted before; True if that renewed the forecast."""
@@ -55,23 +67,34 @@ class DemandHistory:
         for request in asked:
             counted = CountedRequest(request, pod.constraint(request.vendor), pod.host or HostRequest())
             self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
+            self._stale_after -= _cards(request, arrays)
         if not asked:
             return False
         self._pods += 1.0
         if self._pods < self._renew_at:
             return False
         self._learned = forecast_from(self._counts, arrays, rules)
+        self._current = None
         if self._pods >= FADE_AT:
             self._fade()
         self._renew_at = 2.0 * self._pods
         return True
 
     def forecast(self, arrays: CardArrays) -> DemandForecast:
-        """What to expect: the same object until it is renewed, or, while the prior holds, until cards come or go."""
+        """What to expect: the same object until it is renewed, something becomes scarcer or less scarce, or, while the
+        prior holds, cards come or go."""
+        expected = self.expected(arrays)
+        if self._current is None or self._stale_after <= 0.0:
+            self._current = against_what_is_left(expected, arrays, current=self._current)
+            self._stale_after = LOOK_AGAIN * int((arrays.kind >= 0).sum())
+        return self._current
+
+    def expected(self, arrays: CardArrays) -> DemandForecast:
+        """The same before it is put against what is left."""
         if self._learned is not None:
             return self._learned
         if self._prior_epoch != arrays.epoch:
-            self._prior_epoch, self._prior = arrays.epoch, prior_for(arrays)
+            self._prior_epoch, self._prior, self._current = arrays.epoch, prior_for(arrays), None
         return self._prior
 
     def _fade(self) -> None:
@@ -82,10 +105,7 @@ class DemandHistory:
 def prior_for(arrays: CardArrays) -> DemandForecast:
     """The forecast if nothing is known but these cards: a rare model is needed more than a common one."""
     owned = {model: cards for model, cards in sorted(_owned(arrays).items()) if cards}
-    every = sum(owned.values())
-    if len(owned) < 2:
-        return PRIOR
-    return replace(PRIOR, pressure={model: CHOOSY / len(owned) * every / cards for model, cards in owned.items()})
+    return PRIOR if len(owned) < 2 else replace(PRIOR, choosy={model: CHOOSY / len(owned) for model in owned})
 
 
 def forecast_from(
@@ -96,13 +116,15 @@ def forecast_from(
     total = sum(demand.values())
     if total <= 0.0:
         return PRIOR
+    # Few pods say little about what is rarely asked for: the prior fades, and does not end at once.
+    surprise = FIRST / (FIRST + sum(counts.values()))
     memory = sum(counts[s] * s.request.count * _slice(s.request, arrays)[0] for s in counts)
     cores = sum(counts[s] * s.request.count * min(s.request.cores, WHOLE_CARD_CORES) for s in counts)
     return DemandForecast(
         slices=_slices(counts, arrays),
         loads=_loads(demand, arrays),
-        groups=_groups(demand, total),
-        pressure=_pressure(demand, total, arrays, rules),
+        groups=_groups(demand, total, arrays, rules, surprise=surprise),
+        choosy=_choosy(demand, total, arrays, rules, surprise=surprise),
         memory_part=memory / (memory + cores) if memory + cores > 0 else 0.5,
     )
 
@@ -133,12 +155,43 @@ def _slices(counts: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple
     return tuple(DemandSlice(memory, cores, count / total) for (memory, cores), count in sorted(often))
 
 
-def _groups(demand: Mapping[CountedRequest, float], total: float) -> tuple[tuple[int, float], ...]:
-    found: dict[int, float] = {}
+def _groups(
+    demand: Mapping[CountedRequest, float],
+    total: float,
+    arrays: CardArrays,
+    rules: Mapping[str, Rules],
+    *,
+    surprise: float,
+) -> tuple[DemandGroup, ...]:
+    """By number of cards and accepted models, half of the demand each: what needs little of a host, and what needs
+    much. The largest ones. The first half asks for no host at all, since what the second needs may be nowhere."""
+    found: dict[tuple[int, tuple[str, ...]], list[tuple[int, int, float]]] = {
+        (group.cards, ()): [(0, 0, surprise * group.part)] for group in PRIOR.groups
+    }
     for counted, cards in demand.items():
         if counted.request.count > 1:
-            found[counted.request.count] = found.get(counted.request.count, 0.0) + cards / total
-    return tuple(sorted(found.items()))
+            key = counted.request.count, _only_models(counted, arrays, rules)
+            part = (1.0 - surprise) * cards / total
+            found.setdefault(key, []).append((counted.host.cpu, counted.host.memory, part))
+    groups = []
+    for (count, models), hosts in found.items():
+        part = sum(part for _, _, part in hosts)
+        cpu, memory = _least_of_upper_half(sorted(hosts), part)
+        if cpu or memory:
+            part /= 2.0
+            groups.append(DemandGroup(count, part, part, cpu, memory, models))
+        groups.append(DemandGroup(count, part, part, models=models))
+    return tuple(sorted(sorted(groups, key=lambda group: (-group.part, group))[:GROUPS]))
+
+
+def _least_of_upper_half(hosts: Sequence[tuple[int, int, float]], total: float) -> tuple[int, int]:
+    """Of CPU, memory and demand, least CPU first: the least that the demand beyond the middle needs."""
+    below, upper = 0.0, []
+    for cpu, memory, part in hosts:
+        below += part
+        if below > total / 2.0 or not below < total:
+            upper.append((cpu, memory))
+    return upper[0][0], min(memory for _, memory in upper)
 
 
 def _loads(demand: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple[HostLoad, ...]:
@@ -160,25 +213,34 @@ def _loads(demand: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple[
     return tuple(HostLoad(cards / total, cpu / cards, memory / cards) for cards, cpu, memory in sums if cards > 0.0)
 
 
-def _pressure(
-    demand: Mapping[CountedRequest, float], total: float, arrays: CardArrays, rules: Mapping[str, Rules]
+def _choosy(
+    demand: Mapping[CountedRequest, float],
+    total: float,
+    arrays: CardArrays,
+    rules: Mapping[str, Rules],
+    *,
+    surprise: float,
 ) -> dict[str, float]:
     """Demand that refuses some models of its vendor, shared among those it accepts by their number."""
     owned = _owned(arrays)
-    wanted: dict[str, float] = {}
+    wanted = {model: surprise * part for model, part in prior_for(arrays).choosy.items()}
     for counted, cards in demand.items():
-        vendor = counted.request.vendor
-        if vendor not in rules:
-            continue
-        kinds = [kind.sample for kind in arrays.kinds if kind.vendor == vendor]
-        accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
-        if len(accepted) == len({kind.model for kind in kinds}):
-            continue
+        accepted = _only_models(counted, arrays, rules)
         number = sum(owned.get(model, 0) for model in accepted)
-        for model in sorted(accepted) if number else ():
-            wanted[model] = wanted.get(model, 0.0) + cards / total * owned.get(model, 0) / number
-    every = sum(owned.values())
-    return {model: part * every / owned[model] for model, part in sorted(wanted.items()) if owned.get(model)}
+        for model in accepted if number else ():
+            part = (1.0 - surprise) * cards / total
+            wanted[model] = wanted.get(model, 0.0) + part * owned.get(model, 0) / number
+    return {model: part for model, part in sorted(wanted.items()) if part > 0.0}
+
+
+def _only_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> tuple[str, ...]:
+    """The models that a request accepts, in order; empty if it refuses none of its vendor."""
+    vendor = counted.request.vendor
+    if vendor not in rules:
+        return ()
+    kinds = [kind.sample for kind in arrays.kinds if kind.vendor == vendor]
+    accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
+    return () if len(accepted) == len({kind.model for kind in kinds}) else tuple(sorted(accepted))
 
 
 def _owned(arrays: CardArrays) -> dict[str, int]:

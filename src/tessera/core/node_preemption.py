@@ -33,7 +33,7 @@ from tessera.core.nominations import Share, shares_of
 from tessera.core.requests import PodRequest
 from tessera.core.steps import finish
 from tessera.core.trial_victims import MOST_TRIALS, TRIAL_WORK, Group, Pace, TrialSearch, group_by_cards
-from tessera.core.victims import Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
+from tessera.core.victims import NO_PRIORITY, Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
 
 Search = Generator[None, None, VictimSet | None]
 """pauses at each yield; its return value is the result"""
@@ -67,13 +67,16 @@ class NodeSearch:
         node: str,
         given: Iterable[str] = (),
         most_trials: int = MOST_TRIALS,
+        fewest_first: bool = False,
     ) -> None:
-        """`given` are pods that leave anyway, because kube-scheduler has chosen them."""
+        """`given` are pods that leave anyway, because kube-scheduler has chosen them. `fewest_first`: the number of
+        pods comes before their highest priority, because they only move."""
         self._ledger = ledger
         self._book = book
         self._pod = pod
         self._priority = priority
         self._node = node
+        self._fewest_first = fewest_first
         self._entries = ledger.pods_on(node)
         self._gone = leaving_pods(ledger, book, node, claimant=pod.uid).union(given)
         self._budgets = Budgets(book, promised=self._promised)
@@ -187,7 +190,10 @@ class NodeSearch:
                 return None
             members.append((one, sum(holding.use.memory for holding in member.holdings.values())))
             budgets += self._book.budgets(uid)
-        return make_unit(members, budgets) if members else None
+        if not members:
+            return None
+        unit = make_unit(members, budgets)
+        return unit._replace(cost=unit.cost._replace(highest=NO_PRIORITY)) if self._fewest_first else unit
 
     # -- whether the pod fits
 

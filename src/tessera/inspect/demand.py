@@ -14,6 +14,7 @@ from tessera.core.demand_forecast import DemandForecast
 from tessera.core.demand_history import FIRST, DemandHistory
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
+from tessera.core.scarcity import against_what_is_left
 from tessera.inspect.state import Json
 from tessera.scheduler.demand_tracker import in_order, was_placed
 from tessera.vendors.base import Vendor
@@ -71,11 +72,15 @@ class ObservedDemand:
         self._ledger = ledger
         self._vendors = vendors
         self._history = DemandHistory()
+        self._forecast: DemandForecast | None = None
         self._pods = self._learned_from = 0
 
     @property
     def forecast(self) -> DemandForecast:
-        return self._history.forecast(self._ledger.arrays)
+        """Put against what is left now; the scheduler looks at that again after some pods only."""
+        arrays = self._ledger.arrays
+        self._forecast = against_what_is_left(self._history.expected(arrays), arrays, current=self._forecast)
+        return self._forecast
 
     @property
     def expected(self) -> ExpectedDemand:
@@ -86,7 +91,7 @@ class ObservedDemand:
             self._learned_from,
             FIRST,
             tuple(SliceDemand(one.memory, one.cores, round(one.weight, 4)) for one in often),
-            tuple(GroupDemand(cards, round(part, 4)) for cards, part in forecast.groups),
+            tuple(GroupDemand(cards, round(part, 4)) for cards, part in sorted(_parts_by_cards(forecast).items())),
             tuple(ModelPressure(model, round(number, 4)) for model, number in sorted(forecast.pressure.items())),
         )
 
@@ -95,6 +100,14 @@ class ObservedDemand:
         self._pods += 1
         if self._history.observe(request, self._ledger.arrays, self._vendors):
             self._learned_from = self._pods
+
+
+def _parts_by_cards(forecast: DemandForecast) -> dict[int, float]:
+    """Whatever models and hosts the groups need."""
+    parts: dict[int, float] = {}
+    for group in forecast.groups:
+        parts[group.cards] = parts.get(group.cards, 0.0) + group.part
+    return parts
 
 
 def pods_seen_by_filter(

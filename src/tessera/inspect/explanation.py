@@ -15,6 +15,7 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState
 from tessera.core.misfits import Reason
 from tessera.inspect.choice import Fits
+from tessera.inspect.defragmentation import DefragmentationReport, plan_for_waiting
 from tessera.inspect.demand import ExpectedDemand, last_refusal
 from tessera.inspect.gang_status import GangStatus, gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -74,6 +75,8 @@ class Explanation:
     """expected demand; None if the policies do not look ahead"""
     preemption: PreemptionOutlook | None = None
     """for a pod that fits on no node"""
+    moves: DefragmentationReport | None = None
+    """of other pods, after which it fits; None if none help"""
     gang: GangStatus | None = None
     said: str = ""
     """kube-scheduler's last message about the pod"""
@@ -138,8 +141,15 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     is_alone = base.gang is None or base.gang.fits or bool(base.gang.bound)
     preempts = is_alone and isinstance(verdict, FitsNowhere)
     outlook = foresee(cluster, prepared.request, names) if preempts else None
+    moves = plan_for_waiting(cluster, key, names) if isinstance(verdict, FitsNowhere) and base.gang is None else None
     return replace(
-        base, status=status, verdict=verdict, kept_off=group_by_reason(kept_off), notes=notes, preemption=outlook
+        base,
+        status=status,
+        verdict=verdict,
+        kept_off=group_by_reason(kept_off),
+        notes=notes,
+        preemption=outlook,
+        moves=moves,
     )
 
 
@@ -192,7 +202,10 @@ def _placed(
     verdict = None
     if cluster.state.nodes_seen and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
         with cluster.without_pod(key):
-            verdict = judge(cluster.engine.selector, prepared.request, names, advice=False, cards_of=facts.node)
+            # Read again: what the pod uses itself is not scarce for it.
+            asked = cluster.prepare(pod)
+            assert isinstance(asked, PreparedRequest)  # as before
+            verdict = judge(cluster.engine.selector, asked.request, names, advice=False, cards_of=facts.node)
     return replace(
         base,
         status=PodVerdict.PLACED,

@@ -6,7 +6,6 @@ ledger reserves. What kube-scheduler would exclude because of cpu, memory or vol
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import msgspec
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
 from tessera.core.steps import finish
+from tessera.inspect.admission import admit_copy
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
@@ -27,11 +27,9 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
 from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
-from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
-from tessera.wire.admission import Verdict
 from tessera.wire.objects import Pod
 from tessera.wire.pod_groups import PodGroup, read_pod_group
 
@@ -125,7 +123,7 @@ def simulate_in_steps(
     candidates = cluster.engine.selector.candidates(names)
     while result.fits_in_all < limit:
         number = result.fits_in_all + 1
-        document, verdict = _admit(cluster, manifest, number)
+        document, verdict = admit_copy(cluster, manifest, number)
         result = replace(result, warnings=result.warnings or verdict.warnings)
         if document is None:
             result = replace(result, stop=StopReason(f"the webhook refuses it: {verdict.message}"))
@@ -195,7 +193,7 @@ def simulate_gangs_in_steps(
             continue
         _, members = gangs.setdefault((manifest.namespace, group.name), (group, []))
         for number in range(1, manifest.count + 1):
-            document, _ = _admit(cluster, manifest, number)
+            document, _ = admit_copy(cluster, manifest, number)
             if document is None:
                 continue
             document = with_priority(document, cluster.state.priority_classes)
@@ -209,24 +207,6 @@ def simulate_gangs_in_steps(
             steps = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
             found.append((yield from steps))
     return found
-
-
-def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:
-    """The copy as the apiserver would store it; None if the webhook refuses it."""
-    document = copy.deepcopy(manifest.pod)
-    document["metadata"]["name"] = manifest.name if manifest.count == 1 and number == 1 else f"{manifest.name}-{number}"
-    verdict = admit(
-        document,
-        namespace=manifest.namespace,
-        vendors=cluster.vendors,
-        settings=AdmissionSettings.of(cluster.settings),
-        ledger=cluster.ledger,
-    )
-    if not verdict.allowed:
-        return None, verdict
-    document = verdict.changed or document
-    document["metadata"]["uid"] = f"simulated-{manifest.namespace}-{manifest.name}-{number:06}"
-    return document, verdict
 
 
 def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, answer: Selected) -> SimulatedPlacement:

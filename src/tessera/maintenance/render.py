@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from tessera.inspect.render.lines import Style, StyledLine, TableColumn, count_of, table
 from tessera.inspect.state import Json
 from tessera.maintenance.cordon import NamedCard
+from tessera.maintenance.defrag import MoveProgress
 from tessera.maintenance.drain import DrainResult, Holders, HoldingPod
 
 
@@ -51,4 +52,20 @@ def drain_document(cards: Sequence[NamedCard], result: DrainResult, *, dry_run: 
             for each in result.pods
         ],
         "doubts": list(result.doubts),
+    }
+
+
+def moves_document(moves: Sequence[MoveProgress], *, dry_run: bool) -> Json:
+    return {
+        "dry_run": dry_run,
+        "moves": [
+            {
+                "namespace": each.move.namespace,
+                "name": each.move.name,
+                "target": each.move.target.text,
+                "stage": each.stage.value,
+                "reason": each.reason,
+            }
+            for each in moves
+        ],
     }

@@ -26,6 +26,8 @@ from tessera.node.cleanup import clean_up
 from tessera.node.dra.driver import Driver
 from tessera.node.dra.plugin import DraPlugin
 from tessera.node.dra.prepared_claims import FILE, PreparedClaims
+from tessera.node.dra.preparer import ClaimPreparer
+from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import Claim, PodKey
@@ -134,14 +136,11 @@ class NodeAgent:
         self._driver: Driver | None = None
         self.plugin: Plugin | StaticMig | DraPlugin
         if settings.dra:
+            client, fleet = around.client, around.fleet
             self._driver = Driver(
                 settings,
-                around.client,
-                around.fleet,
-                mode=self.mode,
-                prepared=self._prepared,
-                pods=handover.pods,
-                links=around.inventory.links,
+                ClaimPreparer(client, settings, fleet, mode=self.mode, prepared=self._prepared, boot=boot_id()),
+                SlicePublisher(client, fleet, settings, links=around.inventory.links, pods=handover.pods),
             )
             self.plugin = self._driver.plugin
             return

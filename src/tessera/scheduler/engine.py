@@ -31,6 +31,7 @@ from tessera.scheduler.gangs.preemptor import GangPreemptor
 from tessera.scheduler.gangs.registry import LOOK_UP_SECONDS
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.move_holds import MoveHolds
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.scheduler.node_lock import NodeLocks
 from tessera.scheduler.observer import SchedulerObserver
@@ -155,6 +156,14 @@ class Engine:
             tenure=tenure,
             observer=observer,
         )
+        self.moves = MoveHolds(
+            self.cycles.moves,
+            api,
+            now=clock.now,
+            spawn=spawn,
+            is_ready=lambda: not self.missing(),
+            on_room=self.unschedulable.on_room,
+        )
         self.pods = PodInformer(
             self.cycles,
             self.vendors,
@@ -191,6 +200,7 @@ class Engine:
         """The tenure is over."""
         self.tenure.end()
         self.gangs.end_term()
+        self.moves.end_term()
         self.cycles.end_term()
         self._observer.on_step_down()
 
@@ -242,12 +252,14 @@ class Engine:
     def on_node(self, node: Node) -> None:
         self.queue.observe_node(node)
         self.labels.put(node)
+        self.moves.put_node(node)
         if self._hosts is not None:
             self._hosts.put_node(node)
 
     def on_node_gone(self, name: str) -> None:
         self.queue.forget_node(name)
         self.labels.drop(name)
+        self.moves.drop_node(name)
         if self._hosts is not None:
             self._hosts.drop_node(name)
 
@@ -268,6 +280,7 @@ class Engine:
         if not self.missing():
             # Before any other decision: what is missing of gangs that an earlier process has bound in part.
             self.gangs.recover()
+            self.moves.recover()
         # What was gained while decisions had to wait woke no pod.
         self.unschedulable.on_room()
 
@@ -298,6 +311,7 @@ class Engine:
             self.nodes.tick()
         self.cycles.tick()
         self.gangs.tick()
+        self.moves.end_overdue()
         self._spawn(self.binder.look_up_unconfirmed())
         self._spawn(self.preemptor.end_overdue())
 

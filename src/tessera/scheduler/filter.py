@@ -176,9 +176,15 @@ class Filter:
             # A score compares nodes, and here the node was given.
             given = of_gang._replace(score=0.0)
             self._observer.on_bind_decision(BindDecision(request, given, given.node, taken))
-            return self._place(prepared, of_gang, partial(brief_success_text, of_gang))
+            answered = self._place(prepared, of_gang, partial(brief_success_text, of_gang))
+            self.gangs.settle()
+            return answered
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
+        moved = self._cycles.moves.take(pod.workload, request, named) if len(self._cycles.moves) else None
+        if moved is not None:
+            self._observer.on_bind_decision(BindDecision(request, moved, moved.node, time.perf_counter() - began))
+            return self._place(prepared, moved, partial(brief_success_text, moved))
         if cycle is not None and cycle.state is CycleState.NOMINATED:
             nominated = self._take_nomination(prepared, named)
             if nominated is not None:

@@ -55,6 +55,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
 from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
 from tessera.scheduler.clock import Clock
+from tessera.scheduler.move_holds import HeldMoves
 from tessera.scheduler.observer import ReleasedEvent, SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
@@ -170,6 +171,8 @@ class PodCycles:
         self._observer = observer
         self.term = 0
         """grows when this replica stops leading: another one may then give away what was reserved here"""
+        self.moves = HeldMoves(ledger)
+        """what is held for pods that are moved"""
         self._cycles: dict[str, PodCycle] = {}
         self._before_settle = failpoint(Failpoint.BEFORE_SETTLE)
 

@@ -409,6 +409,8 @@ class Forecast(_Value, frozen=True):
     """weight, CPU, memory"""
     groups: tuple[tuple[int, float], ...] = ()
     """cards, part of the demand"""
+    group_needs: tuple[tuple[float, int, int, tuple[str, ...]], ...] = ()
+    """by group: need, CPU, memory, accepted models; older journals have none, and the part stood for the need"""
     pressure: dict[str, float] = {}
     memory_part: float = 0.5
 
@@ -417,7 +419,8 @@ class Forecast(_Value, frozen=True):
         return cls(
             slices=tuple((one.memory, one.cores, one.weight) for one in forecast.slices),
             loads=tuple((one.weight, one.cpu, one.memory) for one in forecast.loads),
-            groups=forecast.groups,
+            groups=tuple((one.cards, one.part) for one in forecast.groups),
+            group_needs=tuple((one.need, one.cpu, one.memory, one.models) for one in forecast.groups),
             pressure=dict(forecast.pressure),
             memory_part=forecast.memory_part,
         )
@@ -426,10 +429,16 @@ class Forecast(_Value, frozen=True):
         return core_forecast.DemandForecast(
             slices=tuple(core_forecast.DemandSlice(*one) for one in self.slices),
             loads=tuple(core_forecast.HostLoad(*one) for one in self.loads),
-            groups=self.groups,
+            groups=tuple(
+                core_forecast.DemandGroup(cards, part, *needs)
+                for (cards, part), needs in zip(self.groups, self._needs(), strict=True)
+            ),
             pressure=self.pressure,
             memory_part=self.memory_part,
         )
+
+    def _needs(self) -> tuple[tuple[float, int, int, tuple[str, ...]], ...]:
+        return self.group_needs or tuple((part, 0, 0, ()) for _, part in self.groups)
 
 
 # -- candidates

@@ -20,8 +20,9 @@ import pytest
 from grpc import aio
 
 from tessera.node import agent
-from tessera.node.dra import driver
+from tessera.node.dra.plugin import DraPlugin
 from tessera.node.dra.prepared_claims import FILE, UNREADABLE, PreparedClaims
+from tessera.node.kubelet.plugin import PluginTiming
 from tessera.node.modes import container_dirs
 from tessera.node.modes.container_dirs import DirRetention
 from tessera.node.modes.hami_core import HamiCore
@@ -43,7 +44,8 @@ REGISTER = "hami.io/node-nvidia-register"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders that no claim needs go at once."""
+    """Folders that no claim needs go at once, and calls of an agent that is killed end with it."""
+    monkeypatch.setattr(DraPlugin.__init__, "__kwdefaults__", {"timing": PluginTiming(grace=0.0)})
     monkeypatch.setattr(container_dirs, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(container_dirs, "DirRetention", lambda: DirRetention(grace=0.0))
 
@@ -172,7 +174,7 @@ async def test_after_a_boot_a_claim_is_prepared_anew(tmp_path: Path, monkeypatch
         await node.prepare(claim)
         cache = node.env(claim)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
         await node.agent.kill()
-        monkeypatch.setattr(driver, "boot_id", lambda: "another")
+        monkeypatch.setattr(agent, "boot_id", lambda: "another")
         await node.agent.start()
         await node.prepare(claim)
         assert node.env(claim)["CUDA_DEVICE_MEMORY_SHARED_CACHE"] != cache

@@ -6,6 +6,7 @@ kubelet and the allocator are played; agent, sharing modes and apiserver are rea
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ import pytest
 from tessera.host.cards import CardEvent
 from tessera.kube.resources import NODES, RESOURCE_SLICES
 from tessera.lab.sandbox.api import defaults, kinds
-from tessera.node import cleanup
+from tessera.node import cleanup, reconciler
+from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
+from tessera.node.fleet import Fleet
+from tessera.node.handover.claims import Claim
+from tessera.node.modes.mig.mode import Mig
 from tessera.node.modes.mps import mode as mps
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.resource_api import CORDONED, DRIVER, HELD, UNHEALTHY
@@ -80,8 +85,13 @@ async def test_a_card_that_a_pod_without_claims_holds_is_tainted(tmp_path: Path)
         await node.agent.bound_pod("classic", [[node.agent.slice(0, memory=1000)]])
         await node.published(lambda devices: taints(devices[node.name(0)]) == [HELD])
         assert taints(node.devices()[node.name(1)]) == []
-        await node.agent.plane.client.delete("/api/v1/namespaces/default/pods/classic", grace_seconds=0)
-        await node.published(lambda devices: taints(devices[node.name(0)]) == [])
+        # What cannot be read may be of any card.
+        unreadable = {"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,many,1:;"}
+        await node.agent.bound_pod("unreadable", [[node.agent.slice(0, memory=1000)]], annotations=unreadable)
+        await node.published(lambda devices: all(taints(each) == [HELD] for each in devices.values()))
+        for name in ("classic", "unreadable"):
+            await node.agent.plane.client.delete(f"/api/v1/namespaces/default/pods/{name}", grace_seconds=0)
+        await node.published(lambda devices: not any(taints(each) for each in devices.values()))
 
 
 async def test_a_slice_that_was_deleted_is_written_again(tmp_path: Path) -> None:
@@ -373,6 +383,38 @@ async def test_in_mode_mig_a_claim_gets_its_instance_until_it_is_unprepared(tmp_
         assert node.env(claim)["NVIDIA_VISIBLE_DEVICES"] == instance.mig_uuid
         await node.unprepare(claim)
         await node.agent.until(lambda: not node.agent.hardware.instances(uuid), what="the instance to be destroyed")
+
+
+async def test_an_instance_is_not_released_before_its_claim_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EVERY_S", "GAP_S"):
+        monkeypatch.setattr(reconciler, name, 0.01)
+    reached, go_on, rounds = asyncio.Event(), asyncio.Event(), 0
+    put, reconcile = PreparedClaims.put, Mig.reconcile
+
+    async def slow_put(self: PreparedClaims, record: PreparedClaim) -> None:
+        reached.set()
+        await go_on.wait()
+        await put(self, record)
+
+    async def counted(self: Mig, live: Sequence[Claim], fleet: Fleet) -> None:
+        nonlocal rounds
+        await reconcile(self, live, fleet)
+        rounds += 1
+
+    monkeypatch.setattr(PreparedClaims, "put", slow_put)
+    monkeypatch.setattr(Mig, "reconcile", counted)
+    async with claim_node(tmp_path, cards=MIG_CARD, node={"operatingmode": "mig"}) as node:
+        claim = await node.claim("c", node.whole(f"{node.name(0)}-{SMALL}-0"))
+        asking = asyncio.create_task(node.prepare(claim))
+        await reached.wait()
+        before = rounds
+        await node.agent.until(lambda: rounds >= before + 2, what="the node to be reconciled")
+        (instance,) = node.agent.hardware.instances(node.agent.card(0).uuid)
+        go_on.set()
+        await asking
+        assert node.env(claim)["NVIDIA_VISIBLE_DEVICES"] == instance.mig_uuid
 
 
 async def test_an_instance_outlives_the_agent_and_not_its_claim(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandSlice, HostLoad
+from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandGroup, DemandSlice, HostLoad
 from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
@@ -37,11 +37,17 @@ SLICES = st.builds(DemandSlice, PARTS, PARTS, st.sampled_from((0.1, 0.5, 1.0)))
 LOADS = st.builds(
     HostLoad, st.sampled_from((0.25, 0.75)), st.sampled_from((500.0, 4000.0)), st.sampled_from((64.0, 9000.0))
 )
+GROUPS: tuple[tuple[DemandGroup, ...], ...] = (
+    (),
+    (DemandGroup(2, 0.3, 0.3),),
+    (DemandGroup(2, 0.1, 0.1, 5_000, 2_000, ("large",)), DemandGroup(4, 0.5, 4.0)),
+    (DemandGroup(2, 0.2, 1.0, 24_000, 16_384), DemandGroup(2, 0.2, 0.5, models=("small", "other"))),
+)
 FORECASTS = st.builds(
     DemandForecast,
     slices=st.lists(SLICES, max_size=4).map(tuple),
     loads=st.lists(LOADS, max_size=2).map(tuple),
-    groups=st.sampled_from(((), ((2, 0.3),), ((2, 0.1), (4, 0.5)))),
+    groups=st.sampled_from(GROUPS),
     pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
     memory_part=st.sampled_from((0.0, 0.5, 0.8)),
 )
@@ -145,9 +151,12 @@ def plain_loss(view: NodeInfo, host: HostRequest | None, forecast: DemandForecas
             served = min(host.cpu / load.cpu, host.memory / load.memory)
             loss += UNSERVED * load.weight * max(idle - served, 0.0)
     whole = sum(card.used == 0 for card, can in zip(view.cards, usable, strict=True) if can)
-    for size, part in forecast.groups:
-        if len(view.cards) >= size:
-            loss -= GROUP * sqrt(part) * size * (whole // size)
+    for group in forecast.groups:
+        if not group.models or view.cards[0].device.model in group.models:
+            places = [whole // group.cards]
+            if host is not None:
+                places += [host.cpu // max(group.cpu, 1), host.memory // max(group.memory, 1)]
+            loss -= GROUP * sqrt(group.need) * group.cards * min(places)
     return loss
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandSlice, HostLoad
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
 from tessera.core.devices import HAMI_CORE, Device, NodeFacts
 from tessera.core.ledger import Ledger
 from tessera.core.node_info import NodeInfo
@@ -27,6 +27,12 @@ CLOSE = 1e-5
 """cards: every figure is rounded to six digits"""
 
 SIZES = st.sampled_from((10, 25, 50, 81, 100))
+GROUPS: tuple[tuple[DemandGroup, ...], ...] = (
+    (),
+    (DemandGroup(2, 0.3, 0.3),),
+    (DemandGroup(2, 0.1, 0.1, 5_000, 2_000, ("large",)), DemandGroup(4, 0.5, 4.0)),
+    (DemandGroup(2, 0.2, 1.0, 24_000, 16_384), DemandGroup(2, 0.2, 0.5, models=("small", "other"))),
+)
 FORECASTS = st.one_of(
     st.just(PRIOR),
     st.builds(
@@ -35,7 +41,7 @@ FORECASTS = st.one_of(
         loads=st.sampled_from(
             ((), (HostLoad(1.0, 4_000.0, 9_000.0),), (HostLoad(0.5, 500.0, 64.0), HostLoad(0.5, 8e3, 1e3)))
         ),
-        groups=st.sampled_from(((), ((2, 0.3),), ((2, 0.1), (4, 0.5)))),
+        groups=st.sampled_from(GROUPS),
         pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
         memory_part=st.sampled_from((0.0, 0.5, 0.8)),
     ),
@@ -74,7 +80,12 @@ def plain_parts(
     free = [(card.free_memory * GRAIN // MEMORY, card.free_cores) for card in view.cards]
     worth = [forecast.worth(*each) for each in free]
     model = view.cards[0].device.model
-    whole, all_cards = sum(card.used == 0 for card in view.cards), len(view.cards)
+    whole = sum(card.used == 0 for card in view.cards)
+
+    def places(group: DemandGroup) -> int:
+        served = [] if host is None else [host.cpu // max(group.cpu, 1), host.memory // max(group.memory, 1)]
+        return min([whole // group.cards, *served]) if not group.models or model in group.models else 0
+
     unserved = 0.0
     if host is not None:
         served = [(load.weight, min(host.cpu / load.cpu, host.memory / load.memory)) for load in forecast.loads]
@@ -82,7 +93,7 @@ def plain_parts(
     return (
         sum(waste(*each) for each in free),
         unserved,
-        -sum(GROUP * sqrt(part) * size * (whole // size) for size, part in forecast.groups if all_cards >= size),
+        -sum(GROUP * sqrt(group.need) * group.cards * places(group) for group in forecast.groups),
         SCARCE * forecast.pressure.get(model, 0.0) * sum(1.0 - each for each in worth),
     )
 

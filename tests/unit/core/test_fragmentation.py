@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandSlice, HostLoad
+from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
 from tessera.core.demand_history import FADE_AT, FIRST, DemandHistory
 from tessera.core.policies.fragmentation.waste import waste_table
 from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.scarcity import MOST, STEP, against_what_is_left
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node
 
 AHEAD = {"node": "fragmentation", "device": "fragmentation"}
+NEAR = STEP - 1.0
+"""needs are rounded to steps"""
 
 
 def chosen(
@@ -109,18 +112,15 @@ class TestDemandHistory:
 
     def test_the_prior_holds_until_enough_pods_came(self) -> None:
         world = cluster().add(node().gpus(1))
-        assert self.learn(world, requests(FIRST - 1, percent=30, cores=30)).forecast(world.ledger.arrays) is PRIOR
+        forecast = self.learn(world, requests(FIRST - 1, percent=30, cores=30)).forecast(world.ledger.arrays)
+        assert forecast.slices == PRIOR.slices
 
     def test_before_much_is_known_rare_models_are_expected_to_be_needed_more(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"), node("b").gpus(6, model="T4"))
-        history = self.learn(world, requests(1, percent=30, cores=30))
-        assert (history.forecast(world.ledger.arrays).slices, history.forecast(world.ledger.arrays).groups) == (
-            PRIOR.slices,
-            PRIOR.groups,
-        )
-        assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
-            {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
-        )
+        forecast = self.learn(world, requests(1, percent=30, cores=30)).forecast(world.ledger.arrays)
+        assert forecast.slices == PRIOR.slices
+        assert [group.part for group in forecast.groups] == [group.part for group in PRIOR.groups]
+        assert forecast.pressure == pytest.approx({"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}, rel=NEAR)
 
     def test_cards_that_come_change_what_is_expected_of_the_first_pods(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"))
@@ -129,7 +129,7 @@ class TestDemandHistory:
         world.add(node("b").gpus(6, model="T4"))
         self.learn(world, requests(1, percent=30, cores=30), history)
         assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
-            {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
+            {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}, rel=NEAR
         )
         known = history.forecast(world.ledger.arrays)
         self.learn(world, requests(1, percent=30, cores=30), history)
@@ -152,7 +152,8 @@ class TestDemandHistory:
         world = cluster().add(node().gpus(8))
         forecast = self.learn(world, requests(FIRST, gpu=4, percent=100, cores=100)).forecast(world.ledger.arrays)
         assert forecast.slices == ()
-        assert forecast.groups == ((4, 1.0),)
+        # Half of what is known after so few pods is the prior.
+        assert {group.cards: group.part for group in forecast.groups} == pytest.approx({2: 0.025, 4: 0.525, 8: 0.05})
 
     def test_pods_that_take_one_model_only_put_pressure_on_it(self) -> None:
         world = cluster().add(node("n1").gpus(1, model="T4"), node("n2").gpus(3, model="A100"))
@@ -163,7 +164,8 @@ class TestDemandHistory:
         forecast = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).forecast(
             world.ledger.arrays
         )
-        assert forecast.pressure == {"T4": 2.0}
+        assert forecast.choosy == pytest.approx({"T4": (0.5 + 0.05) / 2, "A100": 0.05 / 2})
+        assert forecast.pressure["T4"] == pytest.approx((0.5 + 0.05) / 2 * 4 / 1, rel=NEAR)
 
     def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
         world = cluster().add(node().gpus(1))
@@ -195,7 +197,77 @@ class TestDemandHistory:
     def test_pods_without_devices_teach_nothing(self) -> None:
         world = cluster().add(node().gpus(1))
         plain = PodRequest("u", "default", "p", ())
-        assert self.learn(world, [plain] * (2 * FIRST)).forecast(world.ledger.arrays) is PRIOR
+        assert self.learn(world, [plain] * (2 * FIRST)).forecast(world.ledger.arrays).slices == PRIOR.slices
+
+
+class TestScarcity:
+    """What is scarce depends on what is left."""
+
+    def test_a_model_becomes_more_precious_as_it_is_used_up(self) -> None:
+        world = cluster().add(node("a").gpus(4, model="T4"), node("b").gpus(4, model="A100"))
+        expected = DemandForecast(choosy={"T4": 0.1, "A100": 0.1})
+        arrays = world.ledger.arrays
+        assert against_what_is_left(expected, arrays, current=None).pressure == pytest.approx(
+            {"T4": 0.8 / 4, "A100": 0.8 / 4}, rel=NEAR
+        )
+        for number in range(3):
+            world.place(gpu_pod(f"p{number}", percent=100, cores=100), ["a"])
+        pressure = against_what_is_left(expected, arrays, current=None).pressure
+        assert pressure == pytest.approx({"T4": 0.5 / 1, "A100": 0.5 / 4}, rel=NEAR)
+        world.place(gpu_pod("last", percent=100, cores=100), ["a"])
+        # Four cards are free, none of them a T4: less than half of one is wanted, and that is no more than one card.
+        assert against_what_is_left(expected, arrays, current=None).pressure["T4"] == pytest.approx(0.4, rel=NEAR)
+        much = DemandForecast(choosy={"T4": 1.0, "A100": 0.0})
+        assert against_what_is_left(much, arrays, current=None).pressure == {"T4": MOST, "A100": 0.0}
+
+    def test_a_group_needs_whole_cards_and_a_host_and_a_model_that_serve_it(self) -> None:
+        world = cluster().add(node("a").gpus(4, model="T4"), node("b").gpus(4, model="A100"))
+        world.ledger.arrays.set_host_free("a", cpu=8_000, memory=1_000)
+        world.ledger.arrays.set_host_free("b", cpu=32_000, memory=1_000)
+        for group, places in (
+            (DemandGroup(2, 0.5, 0.0), 4),
+            (DemandGroup(2, 0.5, 0.0, cpu=8_000), 3),
+            (DemandGroup(2, 0.5, 0.0, cpu=8_000, memory=600), 2),
+            (DemandGroup(2, 0.5, 0.0, models=("A100",)), 2),
+            (DemandGroup(8, 0.5, 0.0), 0),
+        ):
+            needs = against_what_is_left(DemandForecast(groups=(group,)), world.ledger.arrays, current=None).groups
+            wanted = 0.5 * 8 / (group.cards * places) if places else MOST
+            assert needs[0].need == pytest.approx(min(wanted, MOST), rel=NEAR)
+
+    def test_little_changes_leave_the_forecast_the_same_object(self) -> None:
+        world = cluster().add(node("a").gpus(8, model="T4"), node("b").gpus(8, model="A100"))
+        expected = replace(PRIOR, choosy={"T4": 0.1})
+        first = against_what_is_left(expected, world.ledger.arrays, current=None)
+        assert against_what_is_left(expected, world.ledger.arrays, current=first) is first
+        assert against_what_is_left(replace(expected, slices=()), world.ledger.arrays, current=first) is not first
+        for number in range(7):
+            world.place(gpu_pod(f"p{number}", percent=100, cores=100), ["a"])
+        assert against_what_is_left(expected, world.ledger.arrays, current=first) is not first
+
+    def test_the_history_looks_at_what_is_left_again_when_enough_was_asked_for(self) -> None:
+        world = cluster().add(node("a").gpus(8, model="T4"), node("b").gpus(8, model="A100"))
+        history, arrays = DemandHistory(), world.ledger.arrays
+        first = history.forecast(arrays)
+        for number in range(7):
+            world.place(gpu_pod(f"p{number}", percent=100, cores=100), ["a"])
+        assert history.forecast(arrays) is first, "nothing was asked for"
+        history.observe(gpu_pod("next", percent=100, cores=100).request(), arrays, world.ledger.rules)
+        assert history.forecast(arrays).pressure["T4"] > 1.5 * first.pressure["T4"]
+
+
+def test_pods_that_take_any_model_use_all_models_evenly_before_much_is_known() -> None:
+    """The model in least demand so far must not be used up first: pods that need it may still come."""
+    world = cluster().add(*(node(f"n{i}").gpus(2, model="T4" if i < 4 else "A100") for i in range(8)))
+    history = DemandHistory()
+    for number in range(8):
+        pod = gpu_pod(f"p{number}", percent=100, cores=100).policy(**AHEAD).request()
+        history.observe(pod, world.ledger.arrays, world.ledger.rules)
+        asked = replace(pod, forecast=history.forecast(world.ledger.arrays))
+        answer = world.selector.select(asked, world.ledger.node_names())
+        world.ledger.reserve(asked, answer.placement, deadline=1.0)  # type: ignore[union-attr]
+    used = [sum(slots for slots, _, _ in world.cards(f"n{i}").values()) for i in range(8)]
+    assert (sum(used[:4]), sum(used[4:])) == (4, 4)
 
 
 def test_hosts_are_told_before_and_after_a_node_registers() -> None:

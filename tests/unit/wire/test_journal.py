@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.demand_forecast import PRIOR, DemandForecast, HostLoad
+from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandGroup, HostLoad
 from tessera.core.devices import MIG, Device, MigPlacement, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Placement, Span
 from tessera.core.holdings import PodFacts
@@ -127,7 +128,8 @@ def test_a_request_comes_back(data: st.DataObject, pool: tuple[str, ...]) -> Non
 
 
 def test_every_field_of_a_request_comes_back_and_its_forecast_by_number() -> None:
-    forecast = DemandForecast(pressure={"A100": 0.1}, loads=(HostLoad(0.5, 1000.1, 3.3),), groups=((2, 0.2),))
+    group = DemandGroup(2, 0.2, 1.25, 8_000, 64, ("A100",))
+    forecast = DemandForecast(pressure={"A100": 0.1}, loads=(HostLoad(0.5, 1000.1, 3.3),), groups=(group,))
     request = PodRequest(
         uid="uid-p",
         namespace="team-a",
@@ -222,3 +224,8 @@ def test_a_line_that_is_no_record_and_a_newer_format_are_errors() -> None:
     )
     with pytest.raises(WireError, match="format"):
         decode_record(encode_record(start))
+
+
+def test_a_forecast_of_an_older_journal_has_parts_for_needs() -> None:
+    older = msgspec.json.decode(b'{"groups": [[2, 0.2], [8, 0.1]]}', type=Forecast)
+    assert older.value().groups == (DemandGroup(2, 0.2, 0.2), DemandGroup(8, 0.1, 0.1))

@@ -59,6 +59,8 @@ def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterat
         yield from refusal_lines(found.verdict, found.kept_off, width=width)
     if found.preemption is not None:
         yield from section("Preemption", [preemption_line(found.preemption)])
+    if found.moves is not None:
+        yield from section("Defragmentation", [StyledLine(found.moves.sentence, Style.GOOD)])
     if found.said and found.status in SAID:
         yield from section("kube-scheduler's last message", [StyledLine(found.said)])
 

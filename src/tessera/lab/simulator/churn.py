@@ -15,6 +15,7 @@ from random import Random
 import numpy as np
 
 from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.defragmentation import NOTHING_FREED, Defragmenter, FreedCards
 from tessera.lab.simulator.saturation import place_pod
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
@@ -22,6 +23,8 @@ from tessera.lab.simulator.traces import Trace, TraceError, TraceNode, TraceRequ
 
 SAMPLES = 200
 """points of the curve over time"""
+PLANS = 8
+"""moments at which a plan for whole cards is made, and compared with what is possible"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,10 @@ class ChurnOptions:
     """how many times faster pods arrive than in the trace"""
     shrink: int = 1
     """keeps every n-th node only: if most of the cluster is idle, no pod waits"""
+    defragment: bool = False
+    """whether other pods move for one that does not fit"""
+    compare_plans: bool = False
+    """whether plans for whole cards are made at some moments, and compared with what is possible"""
 
 
 AS_RECORDED = ChurnOptions()
@@ -51,6 +58,11 @@ class ChurnResult:
     """pods still waiting after the last pod has ended"""
     wait_by_cards: tuple[tuple[int, float], ...]
     """mean wait by the number of cards asked for"""
+    pods_by_cards: tuple[tuple[int, int], ...] = ()
+    moves: int = 0
+    """of pods, for others that waited"""
+    freed: FreedCards = NOTHING_FREED
+    """what a plan for whole cards would have freed, at some moments"""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,6 +99,10 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     trace = replace(trace, nodes=_kept(trace, options.shrink))
     cluster = SimulatedCluster(trace.nodes)
     strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
+    defragmenter = (
+        Defragmenter(cluster, may_move=options.defragment) if options.defragment or options.compare_plans else None
+    )
+    freed = NOTHING_FREED
     # Traces begin with a few pods long before the rest, so the first hundredth of the arrivals is left out.
     began = arrivals[len(arrivals) // 100].at
     clock = AllocationClock(began, arrivals[-1].at, trace.capacity, began)
@@ -99,21 +115,27 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     while coming is not None or running:
         time = min(coming.at if coming else np.inf, running[0][0] if running else np.inf)
         clock.pass_to(time, cluster.taken, curve)
-        freed = False
+        if options.compare_plans and defragmenter is not None and len(curve) * PLANS // SAMPLES > freed.plans:
+            freed = freed.plus(defragmenter.compare())
+        has_freed = False
         while running and running[0][0] <= time:
             _, _, row, uid, ask = heapq.heappop(running)
+            if defragmenter is not None and ask.cards:
+                row = defragmenter.row_of(uid)
+                defragmenter.remove(uid)
             cluster.end(ask, row, uid)
-            freed = True
+            has_freed = True
         fresh = []
         while coming is not None and coming.at <= time:
             strategy.arrived(coming.ask)
             fresh.append(coming)
             coming = next(left, None)
-        queue = _start(cluster, strategy, [*queue, *fresh] if freed else fresh, time, running, waits) + (
-            [] if freed else queue
-        )
+        tried = [*queue, *fresh] if has_freed else fresh
+        left_over = [] if has_freed else queue
+        queue = _start(cluster, strategy, tried, time, running, waits, defragmenter) + left_over
         queue.sort()
-    return _result(clock, curve, waits, queue)
+    result = _result(clock, curve, waits, queue)
+    return result if defragmenter is None else replace(result, moves=defragmenter.moves, freed=freed)
 
 
 def _kept(trace: Trace, shrink: int) -> tuple[TraceNode, ...]:
@@ -129,17 +151,22 @@ def _start(
     time: float,
     running: list[tuple[float, int, int, str, TraceRequest]],
     waits: list[tuple[int, float]],
+    defragmenter: Defragmenter | None = None,
 ) -> list[Arrival]:
     """Tries each pod once; returns those that do not fit. Equal requests fail together until a pod ends."""
     waiting: list[Arrival] = []
     refused: set[TraceRequest] = set()
     for pod in pods:
         placed = None if pod.ask in refused else place_pod(cluster, strategy, pod.ask)
+        if placed is None and pod.ask not in refused and defragmenter is not None and defragmenter.make_room(pod.ask):
+            placed = place_pod(cluster, strategy, pod.ask)
         if placed is None:
             refused.add(pod.ask)
             waiting.append(pod)
         else:
             row, uid = placed
+            if defragmenter is not None:
+                defragmenter.add(uid, pod.ask)
             heapq.heappush(running, (time + pod.lasts, pod.place, row, uid, pod.ask))
             waits.append((pod.ask.cards, time - pod.at))
     return waiting
@@ -170,4 +197,5 @@ def _result(
         waited=100.0 * float((times > 0).mean()),
         backlog=len(queue),
         wait_by_cards=tuple((cards, sum(found) / len(found)) for cards, found in by_cards.items()),
+        pods_by_cards=tuple((cards, len(found)) for cards, found in by_cards.items()),
     )

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.core.arrays import Bools, Ints
-from tessera.core.devices import HAMI_CORE, Device, NodeFacts
+from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
 from tessera.core.evaluation import Evaluation
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState, Ledger
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.lab.simulator.traces import WHOLE, TraceNode, TraceRequest
 from tessera.vendors.base import Switches, Vendor
@@ -29,6 +30,16 @@ Floats = npt.NDArray[np.float64]
 NVIDIA = "NVIDIA"
 SLOTS = 100
 """pods per card: more than any trace puts on one"""
+MIG_PROFILES = tuple(
+    MigProfile(name, memory, cores, slices, tuple(MigPlacement(start, size) for start in starts))
+    for name, memory, cores, slices, size, starts in (
+        ("1g", 125, 14, 1, 1, range(7)),
+        ("2g", 250, 28, 2, 2, (0, 2, 4)),
+        ("3g", 500, 42, 3, 4, (0, 4)),
+        ("7g", WHOLE, 100, 7, 8, (0,)),
+    )
+)
+"""those of an A100, in thousandths of its memory"""
 
 
 @cache
@@ -44,7 +55,8 @@ def model_word(model: str) -> str:
 @lru_cache(maxsize=4096)
 def make_request(ask: TraceRequest) -> PodRequest:
     """The request for the core; CPU-only pods request no devices."""
-    requests = (Request(NVIDIA, count=ask.cards, memory=ask.milli, cores=ask.milli // 10),) if ask.cards else ()
+    cores = ask.milli // 10 if ask.cores is None else ask.cores
+    requests = (Request(NVIDIA, count=ask.cards, memory=ask.milli, cores=cores),) if ask.cards else ()
     models = tuple(model_word(model) for model in ask.models)
     constraints = ((NVIDIA, Constraint(use_models=models)),) if models and ask.cards else ()
     return PodRequest("", "trace", "", (ContainerRequest("main", Role.APP, requests),), constraints)
@@ -53,6 +65,8 @@ def make_request(ask: TraceRequest) -> PodRequest:
 def _device(node: TraceNode, index: int) -> Device:
     uuid = f"{node.name}/{index}"
     model = model_word(node.model)
+    if node.mig:
+        return Device(uuid, NVIDIA, index, SLOTS, WHOLE, model=model, mode=MIG, mig_profiles=MIG_PROFILES)
     return Device(uuid, NVIDIA, index, SLOTS, WHOLE, model=model, mode=HAMI_CORE)
 
 
@@ -86,6 +100,9 @@ class SimulatedCluster:
         if ask.cards:
             evaluation = self.evaluation(make_request(ask))
             fits = fits & evaluation.possible
+            # The arrays only rule out nodes with cards in MIG mode; the plain rule decides.
+            for row in np.flatnonzero(fits & arrays.odd[: len(fits)]).tolist():
+                fits[row] = isinstance(evaluation.placement(row), Placement)
         return np.flatnonzero(fits)
 
     def left_after(self, ask: TraceRequest, rows: Ints) -> tuple[Floats, Floats]:
@@ -119,6 +136,12 @@ class SimulatedCluster:
         self.ledger.release(uid)
         self._charge(self.arrays.names[row], row, HostRequest(-ask.cpu, -ask.memory))
         self.taken -= ask.demand
+
+    def move(self, target: PodFacts, host: HostRequest, source: str) -> None:
+        """A pod with cards goes from one node to another one."""
+        self.ledger.put_pod(target, GrantState.BOUND, observed=True)
+        self._charge(source, self.arrays.row(source), HostRequest(-host.cpu, -host.memory))
+        self._charge(target.node, self.arrays.row(target.node), host)
 
     def _charge(self, name: str, row: int, host: HostRequest) -> None:
         cpu, memory = int(self.arrays.free_cpu[row]) - host.cpu, int(self.arrays.free_memory[row]) - host.memory

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
 
 from tessera.cli.sources import CommandError, as_ascii, ascii_only
+from tessera.lab.simulator.page import results_page
 
 if TYPE_CHECKING:
     from tessera.lab.simulator.churn import ChurnOptions
     from tessera.lab.simulator.runs import SimulationRun
+    from tessera.lab.simulator.saturation import SaturationOptions
     from tessera.lab.simulator.traces import Trace
 
 FILE = click.Path(dir_okay=False, path_type=Path)
-Found = TypeVar("Found")
 
 
 class Numbers(click.ParamType[list[int]]):
@@ -80,8 +82,12 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
           whether the result depends on names, or on seeing every node
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --churn --speed 1.5
           pods arrive and leave: waiting times and backlog
-      tessera simulate trace --synthetic 100 --policy all --plot allocation.svg
-          all policies on a generated trace
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --seeds 42 --defrag
+          running pods move for one that does not fit: allocation, and how many moves it takes
+      tessera simulate trace --synthetic 100 --policy all --plot allocation.svg --html allocation.html
+          all policies on a generated trace; the page has the tables and a plot of each trace
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy all --seeds 1-50 --resume runs.jsonl
+          a long series: after an interrupt the same command goes on with what is missing
     """,
 )
 @click.option("--nodes", type=FILE, help="The cluster, as CSV (sn, cpu_milli, memory_mib, gpu, model) or YAML.")
@@ -129,10 +135,21 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
 @click.option(
     "--shrink", type=click.IntRange(1), default=1, show_default=True, help="With --churn: keep only every n-th node."
 )
+@click.option("--defrag", is_flag=True, help="Move running pods for one that does not fit.")
+@click.option(
+    "--compare-plans", is_flag=True, help="With --churn: compare plans for whole cards with what is possible (-o json)."
+)
 @click.option(
     "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Number of processes. Default: all cores."
 )
 @click.option("--plot", "plot", type=FILE, help="Write the curves of the first trace as SVG.")
+@click.option("--html", "html", type=FILE, help="Write a page with the table and the curves of all traces.")
+@click.option(
+    "--resume",
+    "results",
+    type=FILE,
+    help="Keep the result of each run in this file, and skip the runs that it has.",
+)
 @click.option(
     "-o", "--output", type=click.Choice(["text", "table", "json", "yaml"]), default="text", show_default=True,
     help="How to print the result; table is another word for text.",
@@ -150,8 +167,12 @@ def command(
     churn: bool,
     speed: float,
     shrink: int,
+    defrag: bool,
+    compare_plans: bool,
     jobs: int,
     plot: Path | None,
+    html: Path | None,
+    results: Path | None,
     output: str,
 ) -> None:
     """Place the pods of a trace on a cluster under one or several policies.
@@ -160,7 +181,9 @@ def command(
     result is the share of all cards that is allocated. docs/packing.md explains the protocol and the policies.
     """
     from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.results import ResultsError
     from tessera.lab.simulator.runs import SimulationRun
+    from tessera.lab.simulator.saturation import SaturationOptions
     from tessera.lab.simulator.traces import TraceError
 
     try:
@@ -170,11 +193,18 @@ def command(
             return
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
-            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink), jobs)
+            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink, defrag, compare_plans), jobs, results)
         else:
-            report, drawn = _saturations(traces, work, arrivals, jobs, shuffle_nodes=shuffle_nodes, sample=sample)
-    except TraceError as error:
+            options = SaturationOptions(
+                until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample, defragment=defrag
+            )
+            report, drawn = _saturations(traces, work, arrivals, options, jobs, results)
+    except (TraceError, ResultsError, OSError) as error:
         raise CommandError(str(error)) from error
+    except KeyboardInterrupt:
+        if results is not None:
+            click.echo(f"interrupted; the same command goes on with the results in {results}", err=True)
+        raise
     if output == "json":
         click.echo(json.dumps(report, indent=2))
     elif output == "yaml":
@@ -182,11 +212,15 @@ def command(
     else:
         _print(report, [] if churn else arrivals)
     # After the results: minutes of work must not be lost because a folder is missing.
-    if plot is not None:
-        try:
+    try:
+        if plot is not None:
             plot.write_text(drawn(traces[0].name))
-        except OSError as error:
-            raise CommandError(f"cannot write the plot: {error}") from error
+        if html is not None:
+            heads, rows = _table(report, [] if churn else arrivals)
+            plots = [(trace.name, drawn(trace.name)) for trace in traces]
+            html.write_text(results_page(heads=heads, rows=rows, pictures=plots))
+    except OSError as error:
+        raise CommandError(f"cannot write the plot: {error}") from error
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:
@@ -211,18 +245,18 @@ def _saturations(
     traces: list[Trace],
     work: list[SimulationRun],
     arrivals: list[float],
+    options: SaturationOptions,
     jobs: int,
-    *,
-    shuffle_nodes: bool,
-    sample: float,
+    results: Path | None,
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     from tessera.lab.simulator.plot import line_plot
     from tessera.lab.simulator.report import curves, saturation_report
-    from tessera.lab.simulator.runs import run_saturations
-    from tessera.lab.simulator.saturation import SaturationOptions
+    from tessera.lab.simulator.results import ResultsFile
+    from tessera.lab.simulator.runs import purpose_of, run_saturations
 
-    options = SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
-    runs = _watched(run_saturations(traces, work, options, processes=jobs), len(work))
+    kept = ResultsFile.open(results, purpose=purpose_of(traces, options))
+    with _shown(len(work) - len(kept.results)) as on_done:
+        runs = run_saturations(traces, work, options, processes=jobs, kept=kept, on_done=on_done)
 
     def drawn(trace: str) -> str:
         lines = {name: list(enumerate(points)) for name, points in curves(runs, traces)[trace].items()}
@@ -238,13 +272,17 @@ def _saturations(
 
 
 def _churns(
-    traces: list[Trace], work: list[SimulationRun], options: ChurnOptions, jobs: int
+    traces: list[Trace], work: list[SimulationRun], options: ChurnOptions, jobs: int, results: Path | None
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     from tessera.lab.simulator.plot import line_plot
     from tessera.lab.simulator.report import churn_report
-    from tessera.lab.simulator.runs import run_churns
+    from tessera.lab.simulator.results import ResultsFile
+    from tessera.lab.simulator.runs import purpose_of, run_churns
 
-    report = churn_report(_watched(run_churns(traces, work, options, processes=jobs), len(work)), traces)
+    kept = ResultsFile.open(results, purpose=purpose_of(traces, options))
+    with _shown(len(work) - len(kept.results)) as on_done:
+        runs = run_churns(traces, work, options, processes=jobs, kept=kept, on_done=on_done)
+    report = churn_report(runs, traces)
 
     def drawn(trace: str) -> str:
         return line_plot(
@@ -260,14 +298,31 @@ def _churns(
     return report, drawn
 
 
-def _watched(runs: Iterable[Found], total: int) -> list[Found]:
-    """All results, with a progress bar on standard error if it is a terminal."""
+@contextmanager
+def _shown(total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar with an estimate on standard error if it is a terminal, otherwise a line now and then."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress as ProgressBar
+
+    from tessera.lab.simulator.results import Progress
 
     console = Console(stderr=True)
-    is_hidden = not console.is_terminal or ascii_only()
-    return list(track(runs, "simulating", total=total, console=console, disable=is_hidden))
+    if not console.is_terminal or ascii_only():
+        yield Progress(total, lambda text: click.echo(text, err=True)).step
+        return
+    with ProgressBar(console=console) as bar:
+        task = bar.add_task("simulating", total=total)
+        yield lambda _key: bar.advance(task)
+
+
+def _table(report: dict[str, Any], arrivals: list[float]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Heads and rows; of a replay if there are no arrivals."""
+    from tessera.lab.simulator.report import churn_rows, saturation_rows
+
+    if arrivals:
+        heads = ["trace", "policy", *(f"allocated at {arrival:.0%}" for arrival in arrivals)]
+        return heads, saturation_rows(report, arrivals)
+    return ["trace", "policy", "allocated %", "wait s", "p50", "p95", "waited %", "backlog"], churn_rows(report)
 
 
 def _print(report: dict[str, Any], arrivals: list[float]) -> None:
@@ -275,16 +330,9 @@ def _print(report: dict[str, Any], arrivals: list[float]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tessera.lab.simulator.report import churn_rows, saturation_rows
-
     plain = ascii_only()
     table = Table(box=box.ASCII if plain else box.HEAVY_HEAD)
-    if arrivals:
-        heads = ["trace", "policy", *(f"allocated at {arrival:.0%}" for arrival in arrivals)]
-        rows = saturation_rows(report, arrivals)
-    else:
-        heads = ["trace", "policy", "allocated %", "wait s", "p50", "p95", "waited %", "backlog"]
-        rows = churn_rows(report)
+    heads, rows = _table(report, arrivals)
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place < 2 else "right")
     for row in rows:

@@ -1,4 +1,4 @@
-"""Line plots as SVG, without a library: one panel, axes, a legend, and a title for screen readers."""
+"""Line plots as SVG, without a library: a panel with axes, a legend and a title for screen readers, or several."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ def line_plot(
     parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
     turned = f'transform="rotate(-90 14 {HEIGHT / 2})"'
     parts.append(f'<text x="14" y="{HEIGHT / 2}" text-anchor="middle" {turned}>{escape(y_label)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def plot_grid(plots: Sequence[str], *, title: str, columns: int = 2) -> str:
+    """Several plots beside and below each other as one SVG document."""
+    rows = -(-len(plots) // columns)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * WIDTH} {rows * HEIGHT}" role="img" '
+        f'aria-label="{escape(title, quote=True)}">'
+    ]
+    for place, plot in enumerate(plots):
+        at = f'x="{place % columns * WIDTH}" y="{place // columns * HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+        parts.append(plot.replace("<svg ", f"<svg {at} ", 1).rstrip())
     return "\n".join([*parts, "</svg>", ""])
 
 

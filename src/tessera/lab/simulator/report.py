@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tessera.lab.simulator import churn
+from tessera.lab.simulator.defragmentation import FreedCards
 from tessera.lab.simulator.runs import SimulationRun
 from tessera.lab.simulator.saturation import STEPS, SaturationResult
 from tessera.lab.simulator.traces import Trace
@@ -32,14 +33,26 @@ def _figure(values: Sequence[float]) -> dict[str, float]:
 def saturation_report(
     runs: Iterable[tuple[SimulationRun, SaturationResult]], traces: Sequence[Trace], arrivals: Sequence[float]
 ) -> dict[str, Any]:
-    """`{policy: {trace: {arrival: {allocation_percent, sd}}}}`."""
+    """`{policy: {trace: {arrival: {allocation_percent, sd}}}}`; where pods moved, also `moves` and `bound_percent`."""
     return {
         policy: {
-            trace: {str(arrival): _figure([result.at(arrival) for result in results]) for arrival in arrivals}
+            trace: {
+                **{str(arrival): _figure([result.at(arrival) for result in results]) for arrival in arrivals},
+                **_moves([result.moves for result in results]),
+                **_bound([result.bound for result in results if result.moves]),
+            }
             for trace, results in by_trace.items()
         }
         for policy, by_trace in _grouped(runs, traces).items()
     }
+
+
+def _moves(counts: Sequence[int]) -> dict[str, float]:
+    return {"moves": round(fmean(counts), DIGITS)} if any(counts) else {}
+
+
+def _bound(bounds: Sequence[float]) -> dict[str, float]:
+    return {"bound_percent": round(fmean(bounds), DIGITS)} if bounds else {}
 
 
 def curves(
@@ -81,7 +94,22 @@ def _churn_figures(results: Sequence[churn.ChurnResult]) -> dict[str, Any]:
         "mean_wait_seconds_by_cards": {cards: mean(waits) for cards, waits in by_cards.items()},
         "waited_percent": mean(r.waited for r in results),
         "backlog": mean(r.backlog for r in results),
+        **_moves([r.moves for r in results]),
+        **_freed([r.freed for r in results]),
         "allocation_over_time": [mean(points) for points in zip(*(r.over_time for r in results), strict=False)],
+    }
+
+
+def _freed(plans: Sequence[FreedCards]) -> dict[str, Any]:
+    """Of plans for whole cards, at some moments: what they free, and what placing all parts anew would."""
+    cards, moves = sum(each.cards for each in plans), sum(each.moves for each in plans)
+    if not cards:
+        return {}
+    return {
+        "whole_cards_freed": cards,
+        "whole_cards_freed_by_repacking": sum(each.repacked for each in plans),
+        "whole_cards_bound": sum(each.possible for each in plans),
+        "moves_per_freed_card": round(moves / cards, DIGITS),
     }
 
 

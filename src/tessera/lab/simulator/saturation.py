@@ -7,13 +7,14 @@ Pods arrive in a random order, followed by random repetitions; the same seed giv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
 
 from tessera.core.arrays import Bools, Ints
 from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.defragmentation import Defragmenter, allocation_bound
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
 from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
@@ -31,6 +32,10 @@ class SaturationOptions:
     """whether nodes get random names: ties are decided by name"""
     sample: float = 1.0
     """share of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
+    keep_order: bool = False
+    """whether pods arrive in the order of the trace instead of a random one"""
+    defragment: bool = False
+    """whether other pods move for one that does not fit"""
 
 
 PUBLISHED = SaturationOptions()
@@ -45,6 +50,10 @@ class SaturationResult:
     arrived: tuple[tuple[int, int], ...]
     """pods by the number of cards they request"""
     refused: tuple[tuple[int, int], ...]
+    moves: int = 0
+    """of pods, for others that did not fit"""
+    bound: float = 100.0
+    """per cent that no packing can exceed which places the pods that arrived before the first refusal"""
 
     def at(self, arrival: float) -> float:
         return self.curve[min(round(arrival * STEPS), len(self.curve) - 1)]
@@ -55,23 +64,41 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
     dice = Random(f"{policy} {seed}")
     cluster = SimulatedCluster(_renamed(trace.nodes, seed) if options.shuffle_nodes else trace.nodes)
     strategy = STRATEGIES[policy](cluster, trace, dice)
+    defragmenter = Defragmenter(cluster) if options.defragment else None
     sampling = np.random.default_rng(seed)
     capacity = trace.capacity
     curve: list[float] = []
     arrived: dict[int, int] = {}
     refused: dict[int, int] = {}
     asked = 0
-    for pod in generate_arrivals(trace, seed, until=options.until):
+    asks: list[TraceRequest] = []
+    placed_all = 0
+    for pod in generate_arrivals(trace, seed, until=options.until, keep_order=options.keep_order):
         ask = pod.ask
+        asks.append(ask)
         strategy.arrived(ask)
         within = _sampled(cluster, options.sample, sampling) if options.sample < 1.0 else None
-        placed = place_pod(cluster, strategy, ask, within) is not None
+        where = place_pod(cluster, strategy, ask, within)
+        if defragmenter is not None:
+            if where is None and defragmenter.make_room(ask):
+                where = place_pod(cluster, strategy, ask)
+            if where is not None:
+                defragmenter.add(where[1], ask)
+        placed = where is not None
         arrived[ask.cards] = arrived.get(ask.cards, 0) + 1
         refused[ask.cards] = refused.get(ask.cards, 0) + (not placed)
+        if placed and placed_all == len(asks) - 1:
+            placed_all += 1
         asked += ask.demand
         while len(curve) <= asked * STEPS // capacity:
             curve.append(100.0 * cluster.taken / capacity)
-    return SaturationResult(tuple(curve), tuple(sorted(arrived.items())), tuple(sorted(refused.items())))
+    return SaturationResult(
+        tuple(curve),
+        tuple(sorted(arrived.items())),
+        tuple(sorted(refused.items())),
+        0 if defragmenter is None else defragmenter.moves,
+        allocation_bound(asks, placed_all, capacity),
+    )
 
 
 def place_pod(
@@ -101,17 +128,15 @@ def _sampled(cluster: SimulatedCluster, part: float, dice: np.random.Generator) 
 def _renamed(nodes: tuple[TraceNode, ...], seed: int) -> tuple[TraceNode, ...]:
     order = list(range(len(nodes)))
     Random(seed).shuffle(order)
-    return tuple(
-        TraceNode(f"node-{place:05}", node.cpu, node.memory, node.cards, node.model)
-        for place, node in zip(order, nodes, strict=True)
-    )
+    return tuple(replace(node, name=f"node-{place:05}") for place, node in zip(order, nodes, strict=True))
 
 
-def generate_arrivals(trace: Trace, seed: int, *, until: float) -> Iterator[TracePod]:
+def generate_arrivals(trace: Trace, seed: int, *, until: float, keep_order: bool = False) -> Iterator[TracePod]:
     """Yields pods until those yielded request `until` times the capacity."""
     dice = Random(seed)
     pods = list(trace.pods)
-    dice.shuffle(pods)
+    if not keep_order:
+        dice.shuffle(pods)
     limit = until * trace.capacity
     asked = 0
     for pod in _endless(pods, dice):

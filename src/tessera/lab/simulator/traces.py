@@ -33,6 +33,8 @@ class TraceNode:
     """MiB"""
     cards: int
     model: str = ""
+    mig: bool = False
+    """whether the cards are in MIG mode, each with the profiles of an A100"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class TraceRequest:
     """thousandths of each card"""
     models: tuple[str, ...] = ()
     """accepted models; empty = any"""
+    cores: int | None = None
+    """per cent of each card's cores; None = as much as of its memory"""
 
     @property
     def demand(self) -> int:

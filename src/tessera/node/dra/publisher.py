@@ -28,11 +28,13 @@ from tessera.kube.reflector import Reflector
 from tessera.kube.resources import NODES, RESOURCE_SLICES
 from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
 from tessera.node.fleet import Fleet
+from tessera.node.live_claims import ClaimSource
 from tessera.node.registration.pair_scores import AskLinks
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.vendors.drafts import words
 from tessera.wire.keys import DEVICE_CORDON
+from tessera.wire.mig import split_legacy_uuid
 from tessera.wire.objects import Node
 from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceSpec
 
@@ -43,9 +45,6 @@ LOOK_EVERY_S = 30.0
 """without a change, e.g. for links between cards that could not be read"""
 CONFLICT, NOT_FOUND = 409, 404
 MOST_NAME = 253
-
-Held = Callable[[], Collection[str] | None]
-"""uuids of cards that pods without claims hold; None if they are unknown"""
 
 
 class _NodeView:
@@ -102,16 +101,14 @@ class SlicePublisher:
         settings: AgentSettings,
         *,
         links: AskLinks,
-        held: Held = lambda: (),
-        held_version: WatchedValue[int] | None = None,
+        pods: ClaimSource,
     ) -> None:
-        """`held_version` changes when `held` may."""
+        """`pods` are those without ResourceClaims that hold slices of this node's cards."""
         self._client = client
         self._fleet = fleet
         self._settings = settings
         self._links = links
-        self._held = held
-        self._held_version = held_version or WatchedValue(0)
+        self._pods = pods
         self._changed = asyncio.Event()
         self._node = _NodeView(self._changed.set)
         self._slices = _SliceView(self._changed.set)
@@ -141,7 +138,7 @@ class SlicePublisher:
             group.create_task(slices.run())
             group.create_task(node.run())
             group.create_task(self._follow(self._fleet))
-            group.create_task(self._follow(self._held_version))
+            group.create_task(self._follow(self._pods.version))
             group.create_task(self._publish_repeatedly())
 
     def _on_error(self, error: KubeError) -> None:
@@ -188,13 +185,19 @@ class SlicePublisher:
 
     async def _contents(self, fleet: Fleet) -> tuple[SliceContent, ...]:
         found = offers(fleet, self._settings)
-        held = self._held()
         around = Surrounding(
             cordoned=self._node.cordoned,
-            held=[each.uuid for each in found] if held is None else held,
+            held=self._held(fleet),
             nvlink_groups=await self._nvlinks(tuple(card.facts.uuid for card in fleet)),
         )
         return slice_contents(found, around)
+
+    def _held(self, fleet: Fleet) -> Collection[str]:
+        """Cards of pods without claims; all cards while it is unknown what such a pod holds."""
+        claims = self._pods.live_claims()
+        if claims is None:
+            return {card.facts.uuid for card in fleet}
+        return {split_legacy_uuid(each.uuid)[0] for claim in claims for each in claim.slices}
 
     async def _nvlinks(self, uuids: tuple[str, ...]) -> Mapping[str, str]:
         if self._groups is None or self._groups[0] != uuids:

@@ -191,6 +191,10 @@ class GangCoordinator:
             self.registry.note_short(gang)
         return problem
 
+    def settle(self) -> None:
+        """The member for which `decide` found a place has it now."""
+        self._holds.settle()
+
     def note_refusal(self, uid: str, text: str) -> tuple[bool, int]:
         """Whether the member is refused with this text for the first time, and how often it was refused in all."""
         gang = self.registry.of(uid)

@@ -67,6 +67,8 @@ class GangHolds:
         self._selector = selector
         self._cycles = cycles
         self._labels = labels
+        self._displaced: list[tuple[Gang, Hold]] = []
+        """with their new places, which count as soon as the member that takes their old ones is placed"""
 
     def is_placed(self, uid: str) -> bool:
         """Whether the pod has a placement of its own that the API does not show yet."""
@@ -199,7 +201,8 @@ class GangHolds:
     ) -> Placement | None:
         """A place on one of these nodes instead of a hold on another one; None if that is not possible.
 
-        Holds of other members on it make way if there is room for them elsewhere, or `at_any_cost`.
+        Holds of other members on it make way if there is room for them elsewhere, or `at_any_cost`. `settle` follows
+        once the member is placed.
         """
         own = gang.take(request.shape)
         if own is not None:
@@ -232,15 +235,21 @@ class GangHolds:
                     self._cycles.hold(hold.request, again.placement)
                     moved.append(Hold(hold.uid, hold.request, again.placement))
             self._cycles.release_hold(taken.uid)
-        if placement is not None and (at_any_cost or len(moved) == len(displaced)):
-            for hold in moved:
-                gang.put(hold)
-            return placement
         for hold in moved:
             self._cycles.release_hold(hold.uid)
+        if placement is not None and (at_any_cost or len(moved) == len(displaced)):
+            # The member is decided first, on the ledger without them: a card whose cores are all taken refuses it.
+            self._displaced = [(gang, hold) for hold in moved]
+            return placement
         for hold in displaced:
             self.put(gang, hold.request, hold.placement)
         return None
+
+    def settle(self) -> None:
+        """The member is placed: hold the new places of those that have made way for it."""
+        displaced, self._displaced = self._displaced, []
+        for gang, hold in displaced:
+            self.put(gang, hold.request, hold.placement)
 
     def _fit(self, request: PodRequest, node: str) -> Placement | None:
         """By the plain rule."""

@@ -28,6 +28,21 @@ def test_policies_are_compared_in_json(tmp_path: Path) -> None:
     assert plot.read_text().startswith("<svg")
 
 
+def test_a_series_goes_on_where_it_was_interrupted_and_a_page_shows_it(tmp_path: Path) -> None:
+    results, page = tmp_path / "runs.jsonl", tmp_path / "page.html"
+    both = ("--synthetic", "2", "--policy", "best-fit", "--jobs", "1", "--resume", str(results))
+    assert run(*both, "--seeds", "1").exit_code == 0
+    first = results.read_text()
+    result = run(*both, "--seeds", "1-2", "--html", str(page))
+    assert result.exit_code == 0, result.output
+    assert results.read_text().startswith(first)
+    assert len(results.read_text().splitlines()) == len(first.splitlines()) + 1
+    assert page.read_text().count("<svg") == 1
+    other = run(*both, "--seeds", "1", "--shuffle-nodes")
+    assert other.exit_code == 2
+    assert "other options" in other.output
+
+
 def test_a_written_trace_is_replayed_with_its_times(tmp_path: Path) -> None:
     assert run("--synthetic", "2", "--write", str(tmp_path)).exit_code == 0
     result = run(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from tessera.lab.simulator.plot import line_plot
+from tessera.lab.simulator.plot import HEIGHT, WIDTH, line_plot, plot_grid
 
 
 def test_a_plot_is_well_formed_and_names_every_line() -> None:
@@ -16,3 +16,11 @@ def test_a_plot_is_well_formed_and_names_every_line() -> None:
 
 def test_nothing_to_draw_is_an_empty_plot() -> None:
     assert ElementTree.fromstring(line_plot({}, title="", x_label="", y_label="")).tag.endswith("svg")
+
+
+def test_a_grid_puts_plots_beside_and_below_each_other() -> None:
+    plots = [line_plot({}, title=str(number), x_label="", y_label="") for number in range(3)]
+    tree = ElementTree.fromstring(plot_grid(plots, title="all", columns=2))
+    inner = [(each.get("x"), each.get("y")) for each in tree]
+    assert inner == [("0", "0"), (str(WIDTH), "0"), ("0", str(HEIGHT))]
+    assert tree.get("viewBox") == f"0 0 {2 * WIDTH} {2 * HEIGHT}"

@@ -18,6 +18,7 @@ from tessera.core.policies.base import Floats
 from tessera.core.policies.fragmentation.growth import DIGITS, GROUP, MISSING, SCARCE, UNSERVED
 from tessera.core.policies.fragmentation.waste import waste_table
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
+from tessera.core.scarcity import group_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class NodeState:
     """worth of all free parts, in cards"""
     whole: Ints
     """unused cards"""
-    cards: Ints
+    kind: Ints
+    """of the first card"""
     cpu: Ints
     memory: Ints
 
@@ -67,8 +69,9 @@ def growth_by_column(arrays: CardArrays, pod: PodRequest, columns: Ints) -> Floa
         known = cpu > UNKNOWN
         cpu = np.where(known, np.maximum(cpu - pod.host.cpu, 0), UNKNOWN)
         memory = np.where(known, np.maximum(memory - pod.host.memory, 0), UNKNOWN)
-    after = NodeState(before.idle - taken, before.whole - opened, before.cards, cpu, memory)
-    grown: Floats = np.round(total + _node_loss(forecast, after) - _node_loss(forecast, before), DIGITS)
+    after = NodeState(before.idle - taken, before.whole - opened, before.kind, cpu, memory)
+    loss = _node_loss(arrays, forecast, after) - _node_loss(arrays, forecast, before)
+    grown: Floats = np.round(total + loss, DIGITS)
     return grown
 
 
@@ -96,13 +99,13 @@ def _state(
     return NodeState(
         idle=worth.sum(axis=0),
         whole=(cards.usable & cards.unused).sum(axis=0),
-        cards=(cards.kind >= 0).sum(axis=0),
+        kind=cards.kind[0],
         cpu=arrays.free_cpu[columns],
         memory=arrays.free_memory[columns],
     )
 
 
-def _node_loss(forecast: DemandForecast, state: NodeState) -> Floats:
+def _node_loss(arrays: CardArrays, forecast: DemandForecast, state: NodeState) -> Floats:
     """The part of the loss that belongs to the node as a whole: unserved idle cards, less the worth of whole groups."""
     loss = np.zeros(len(state.idle))
     if forecast.loads:
@@ -110,8 +113,9 @@ def _node_loss(forecast: DemandForecast, state: NodeState) -> Floats:
         served = np.minimum(state.cpu / cpu, state.memory / memory)
         unserved = UNSERVED * (weights * np.maximum(state.idle - served, 0.0)).sum(axis=0)
         loss += np.where(state.cpu > UNKNOWN, unserved, 0.0)
-    for size, part in forecast.groups:
-        loss -= GROUP * sqrt(part) * size * (state.whole // size) * (state.cards >= size)
+    for group in forecast.groups:
+        places = group_places(arrays, group, state.whole, (state.cpu, state.memory), state.kind)
+        loss -= GROUP * sqrt(group.need) * group.cards * places
     return loss
 
 

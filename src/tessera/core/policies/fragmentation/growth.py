@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
-from tessera.core.demand_forecast import GRAIN, PRIOR
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandGroup
 from tessera.core.devices import MIG
 from tessera.core.policies.base import Floats
 from tessera.core.policies.fragmentation.waste import MigWaste, mig_waste, waste_rows
@@ -74,6 +74,7 @@ class _KindFacts(NamedTuple):
     """What is the same for all cards of a kind."""
 
     vendor: str
+    model: str
     pressure: float
     mig: MigWaste | None
 
@@ -88,7 +89,8 @@ class NodeGrowth:
         self._waste = waste_rows(forecast)
         self._memory_worth, self._cores_worth = forecast.worth(1, 0), forecast.worth(0, 1)
         self._loads = [(weight, max(cpu, 1.0), max(memory, 1.0)) for weight, cpu, memory in forecast.loads]
-        self._groups = [(size, GROUP * sqrt(part) * size) for size, part in forecast.groups]
+        self._groups = [(group, GROUP * sqrt(group.need) * group.cards) for group in forecast.groups]
+        self._groups_by_kind: dict[int, list[tuple[DemandGroup, float]]] = {}
         self._kinds: list[_KindFacts] = []
         self._known: dict[CardNumbers, CardEffects] = {}
 
@@ -96,14 +98,13 @@ class NodeGrowth:
         """How much the loss of a node grows with the pod there."""
         if len(self._kinds) < len(arrays.kinds):
             self._kinds = list(self._kind_facts(arrays))
-        idle, whole, cards = 0.0, 0, 0
+        idle, whole = 0.0, 0
         open_cards: OpenCards = []
         states = zip(*[array[:, column].tolist() for array in _states(arrays)], strict=True)
         openings = [array[:, column].tolist() for array in _openings(arrays)]
         for state, used, slots, sick, cordoned in zip(states, *openings, strict=True):
             if state[0] < 0:
                 continue
-            cards += 1
             if sick or cordoned:
                 continue
             effects = self._known.get(state) or self._judge(state)
@@ -112,7 +113,8 @@ class NodeGrowth:
             if used < slots:
                 open_cards.append((effects, slots - used, used == 0))
         cpu, memory = int(arrays.free_cpu[column]), int(arrays.free_memory[column])
-        before = self._node_loss(idle, whole, cards, cpu, memory)
+        groups = self._groups_on(int(arrays.kind[0, column]))
+        before = self._node_loss(groups, idle, whole, cpu, memory)
         grown = 0.0
         for number, request in enumerate(self._requests):
             chosen = self._choose(open_cards, number, request.count)
@@ -123,7 +125,7 @@ class NodeGrowth:
                 whole -= was_unused
         if self._host is not None and cpu > UNKNOWN:
             cpu, memory = max(cpu - self._host.cpu, 0), max(memory - self._host.memory, 0)
-        return round((grown + self._node_loss(idle, whole, cards, cpu, memory) - before) * _SCALE) / _SCALE
+        return round((grown + self._node_loss(groups, idle, whole, cpu, memory) - before) * _SCALE) / _SCALE
 
     def on_many(self, arrays: CardArrays, columns: Ints) -> Floats:
         """The same by column; nodes that are alike in everything are weighed once."""
@@ -141,7 +143,8 @@ class NodeGrowth:
     def _kind_facts(self, arrays: CardArrays) -> Iterator[_KindFacts]:
         for kind in arrays.kinds:
             mig = mig_waste(self._forecast, kind.sample) if kind.sample.mode == MIG else None
-            yield _KindFacts(kind.vendor, self._forecast.pressure.get(kind.sample.model, 0.0), mig)
+            model = kind.sample.model
+            yield _KindFacts(kind.vendor, model, self._forecast.pressure.get(model, 0.0), mig)
 
     def _choose(self, open_cards: OpenCards, number: int, count: int) -> list[tuple[SliceEffect, bool]]:
         """Where the waste grows least, and whether the card was unused; fewer than `count` if cards are missing."""
@@ -217,7 +220,17 @@ class NodeGrowth:
         grown = wasted + SCARCE * kind.pressure * worth
         return SliceEffect(round(wasted * _SCALE) / _SCALE, grown, worth, alone, after)
 
-    def _node_loss(self, idle: float, whole: int, cards: int, cpu: int, memory: int) -> float:
+    def _groups_on(self, kind: int) -> list[tuple[DemandGroup, float]]:
+        """The groups that accept a node, with the worth of each; a node with several models is judged by its first."""
+        known = self._groups_by_kind.get(kind)
+        if known is None:
+            model = self._kinds[kind].model if kind >= 0 else ""
+            known = self._groups_by_kind[kind] = [each for each in self._groups if each[0].accepts(model)]
+        return known
+
+    def _node_loss(
+        self, groups: list[tuple[DemandGroup, float]], idle: float, whole: int, cpu: int, memory: int
+    ) -> float:
         """Unserved idle cards, less the worth of whole groups."""
         loss = 0.0
         if cpu > UNKNOWN:
@@ -226,9 +239,11 @@ class NodeGrowth:
                 if unserved > 0.0:
                     loss += weight * unserved
             loss *= UNSERVED
-        for size, worth in self._groups:
-            if cards >= size:
-                loss -= worth * (whole // size)
+        for group, worth in groups:
+            places = whole // group.cards
+            if places and cpu > UNKNOWN:
+                places = min(places, cpu // max(group.cpu, 1), memory // max(group.memory, 1))
+            loss -= worth * places
         return loss
 
 

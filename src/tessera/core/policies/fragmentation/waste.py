@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.core.demand_forecast import GRAIN, DemandForecast
+from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandSlice
 from tessera.core.devices import Device, MigProfile
 from tessera.core.mig import MOST_SLICES, bits, by_size
 from tessera.core.policies.base import Floats
@@ -27,14 +27,26 @@ NO_DEMAND = 0.02
 @lru_cache(maxsize=8)
 def waste_table(forecast: DemandForecast) -> Floats:
     """By free memory and free cores, both 0 to `GRAIN`: the expected waste, in cards."""
+    # Forecasts often differ in their needs only, and are quicker to look up than what the table depends on.
+    return _waste_table(forecast.slices, forecast.memory_part)
+
+
+@lru_cache(maxsize=8)
+def waste_rows(forecast: DemandForecast) -> list[list[float]]:
+    """The same table as plain numbers, which are quicker to look up one by one; not to be changed."""
+    return _waste_rows(forecast.slices, forecast.memory_part)
+
+
+@lru_cache(maxsize=8)
+def _waste_table(slices: tuple[DemandSlice, ...], memory_part: float) -> Floats:
     steps = np.arange(GRAIN + 1)
     # `DemandForecast.worth` of all parts at once.
-    worth = (forecast.memory_part * steps[:, None] + (1.0 - forecast.memory_part) * steps) / GRAIN
+    worth = (memory_part * steps[:, None] + (1.0 - memory_part) * steps) / GRAIN
     table: Floats = np.zeros_like(worth)
     for memory in steps.tolist():
         chance = np.full(GRAIN + 1, NO_DEMAND)
         waste = NO_DEMAND * worth[memory]
-        for part in forecast.slices:
+        for part in slices:
             if part.memory <= memory:
                 chance[part.cores :] += part.weight
                 waste[part.cores :] += part.weight * table[memory - part.memory, : GRAIN + 1 - part.cores]
@@ -44,9 +56,8 @@ def waste_table(forecast: DemandForecast) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def waste_rows(forecast: DemandForecast) -> list[list[float]]:
-    """The same table as plain numbers, which are quicker to look up one by one; not to be changed."""
-    rows: list[list[float]] = waste_table(forecast).tolist()
+def _waste_rows(slices: tuple[DemandSlice, ...], memory_part: float) -> list[list[float]]:
+    rows: list[list[float]] = _waste_table(slices, memory_part).tolist()
     return rows
 
 
@@ -79,7 +90,7 @@ class MigWaste:
     no profile holds do not come to such a card, and instances bring cores of their own. Answers are cached.
     """
 
-    def __init__(self, forecast: DemandForecast, profiles: Sequence[MigProfile], memory: int, slices: int) -> None:
+    def __init__(self, demand: Sequence[DemandSlice], profiles: Sequence[MigProfile], memory: int, slices: int) -> None:
         self._profiles = [
             _ProfilePlaces(each, tuple(bits([place]) for place in each.placements)) for each in by_size(profiles)
         ]
@@ -90,7 +101,7 @@ class MigWaste:
         """by the slices taken before, and the first profile that is large enough"""
         self._demand: dict[int, float] = {}
         """how often a request comes, by the first profile that holds it"""
-        for part in forecast.slices:
+        for part in demand:
             # Rounded up like the slices of a forecast: a request for exactly this profile must find it.
             holding = (-(-each.profile.memory * GRAIN // max(memory, 1)) >= part.memory for each in self._profiles)
             first = next((i for i, holds in enumerate(holding) if holds), None)
@@ -135,13 +146,13 @@ class MigWaste:
 
 def mig_waste(forecast: DemandForecast, device: Device) -> MigWaste | None:
     """For a card in MIG mode; None if its places cannot be weighed."""
-    return _mig_waste(forecast, device.mig_profiles, device.memory)
+    return _mig_waste(forecast.slices, device.mig_profiles, device.memory)
 
 
 @lru_cache(maxsize=64)
-def _mig_waste(forecast: DemandForecast, profiles: tuple[MigProfile, ...], memory: int) -> MigWaste | None:
+def _mig_waste(demand: tuple[DemandSlice, ...], profiles: tuple[MigProfile, ...], memory: int) -> MigWaste | None:
     places = [place for profile in profiles for place in profile.placements]
     slices = max((place.start + place.size for place in places), default=0)
     if not 0 < slices <= MOST_SLICES or any(place.size < 1 for place in places):
         return None
-    return MigWaste(forecast, profiles, memory, slices)
+    return MigWaste(demand, profiles, memory, slices)

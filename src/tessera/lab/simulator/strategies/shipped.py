@@ -13,6 +13,7 @@ import numpy as np
 
 from tessera.core import policies
 from tessera.core.arrays import Ints
+from tessera.core.demand_forecast import DemandForecast
 from tessera.core.demand_history import DemandHistory
 from tessera.core.grants import Placement
 from tessera.core.policies.base import Ranking
@@ -36,13 +37,17 @@ class Shipped:
         self._node, self._device = node, device
         self._history = DemandHistory()
         self._looks_ahead = policies.uses_forecast(node, device)
+        self._forecast: DemandForecast | None = None
         self._known: dict[TraceRequest, Known] = {}
 
     def arrived(self, ask: TraceRequest) -> None:
         if self._looks_ahead:
             ledger = self._cluster.ledger
             pod = replace(make_request(ask), host=HostRequest(ask.cpu, ask.memory))
-            if self._history.observe(pod, ledger.arrays, ledger.rules):
+            self._history.observe(pod, ledger.arrays, ledger.rules)
+            forecast = self._history.forecast(ledger.arrays)
+            if forecast is not self._forecast:
+                self._forecast = forecast
                 self._known.clear()
 
     def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
@@ -65,7 +70,7 @@ class Shipped:
                 request = replace(
                     request,
                     host=HostRequest(ask.cpu, ask.memory),
-                    forecast=self._history.forecast(self._cluster.ledger.arrays),
+                    forecast=self._forecast,
                 )
             known = self._known[ask] = Known(request, {})
         return known

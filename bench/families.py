@@ -1,0 +1,212 @@
+"""Compares the policy `fragmentation` with simple ones on families of clusters and workloads, and under churn.
+
+Saturation: cards allocated at arrivals of 80 to 130 %, means of the seeds. Churn: mean and p95 wait of all pods, and
+the mean wait by the number of cards asked for, against best-fit. Each result is kept in a file as soon as it is known:
+a run that was interrupted goes on from there, and one with more seeds adds to it.
+
+    python -m bench.families --check                   all generated families
+    python -m bench.families --data FOLDER --check     the openb traces as well
+    python -m bench.families --family mig,small --seeds 1-20 --no-churn --plot families.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.measurement import progress
+from tessera.lab.simulator.churn import ChurnOptions, replay
+from tessera.lab.simulator.families import FAMILIES
+from tessera.lab.simulator.plot import line_plot, plot_grid
+from tessera.lab.simulator.results import Progress, ResultsError, ResultsFile
+from tessera.lab.simulator.runs import run_in_processes
+from tessera.lab.simulator.saturation import SaturationOptions, saturate
+from tessera.lab.simulator.traces import Trace, TraceError, read_trace
+
+OURS = "fragmentation"
+SIMPLE = ("first-fit", "best-fit", "fgd", "binpack-binpack", "binpack-spread")
+WAITING = "best-fit"
+"""what waits are compared with"""
+ARRIVALS = (0.8, 0.9, 1.0, 1.1, 1.3)
+MARGIN = 0.1
+"""percentage points of allocation that a simple policy may be ahead"""
+OPENB = ("default", "gpuspec20", "multigpu20", "gpushare40", "cpu100")
+OPENB_CHURN = ChurnOptions(speed=300.0, shrink=10)
+UNTIMED = ("multigpu20",)
+"""published without times"""
+FEWEST = 20
+"""pods of a size in all replays; of fewer, one pod decides the mean"""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRun:
+    family: str
+    policy: str
+    seed: int
+    churn: bool
+    data: Path | None = None
+    """folder with the openb traces"""
+
+    @property
+    def key(self) -> str:
+        return f"{'churn' if self.churn else 'saturation'} {self.family} {self.policy} {self.seed}"
+
+    def trace(self) -> Trace:
+        if self.data is not None:
+            nodes = self.data / "openb_node_list_gpu_node.csv"
+            return read_trace(nodes, self.data / f"openb_pod_list_{self.family}.csv")
+        family = FAMILIES[self.family]
+        return family.churn_trace(self.seed) if self.churn else family.trace(self.seed)
+
+    def result(self) -> dict[str, Any]:
+        trace = self.trace()
+        if self.churn:
+            found = replay(trace, self.policy, self.seed, OPENB_CHURN if self.data else ChurnOptions())
+            waits = {str(cards): wait for cards, wait in found.wait_by_cards}
+            return {
+                "mean": found.wait_mean, "p95": found.wait_p95, "allocation": found.allocation, "by_cards": waits,
+                "pods": {str(cards): number for cards, number in found.pods_by_cards},
+            }  # fmt: skip
+        ordered = self.data is None and FAMILIES[self.family].is_ordered
+        outcome = saturate(trace, self.policy, self.seed, SaturationOptions(keep_order=ordered))
+        return {str(arrival): outcome.at(arrival) for arrival in ARRIVALS}
+
+
+def runs_of(options: argparse.Namespace) -> Iterator[FamilyRun]:
+    for name in options.family:
+        openb = options.data if name in OPENB else None
+        for seed in options.seeds:
+            for policy in (OURS, *SIMPLE):
+                yield FamilyRun(name, policy, seed, churn=False, data=openb)
+            # In a replay of a recorded trace the seed changes nothing.
+            if options.churn and name not in UNTIMED and (openb is None or seed == options.seeds[0]):
+                for policy in (OURS, WAITING):
+                    yield FamilyRun(name, policy, seed, churn=True, data=openb)
+
+
+def simulate(runs: Sequence[FamilyRun], kept: ResultsFile, *, jobs: int) -> None:
+    """Runs what is not in the file yet."""
+    shown = Progress(sum(run.key not in kept.results for run in runs), progress)
+    work = {run.key: run for run in runs}
+    run_in_processes(work, FamilyRun.result, processes=jobs, kept=kept, on_done=shown.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    family: str
+    what: str
+    ours: float
+    other: float
+    """the best simple policy, or best-fit's wait"""
+    kept: bool
+
+    def __str__(self) -> str:
+        kept = "ok  " if self.kept else "LOST"
+        return f"{kept} {self.family:<12} {self.what:<24} {self.ours:>10.2f} {self.other:>10.2f}"
+
+
+def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Iterator[Verdict]:
+    found: dict[tuple[bool, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        if run.family == family:
+            found.setdefault((run.churn, run.policy), []).append(kept.results[run.key])
+    for arrival in map(str, ARRIVALS):
+        means = {policy: fmean(each[arrival] for each in found[False, policy]) for policy in (OURS, *SIMPLE)}
+        ours, best = means[OURS], max(means[policy] for policy in SIMPLE)
+        yield Verdict(family, f"allocated at {float(arrival):.0%}", ours, best, ours >= best - MARGIN)
+        if family in OPENB and float(arrival) >= 1.0:
+            yield Verdict(family, f"above FGD at {float(arrival):.0%}", ours, means["fgd"], ours > means["fgd"])
+    if (True, OURS) not in found:
+        return
+    ours_all, simple_all = found[True, OURS], found[True, WAITING]
+    for what in ("mean", "p95"):
+        ours, other = (fmean(each[what] for each in all_of) for all_of in (ours_all, simple_all))
+        yield Verdict(family, f"{what} wait, s", ours, other, ours <= other)
+    for cards in sorted({int(cards) for each in ours_all for cards in each["pods"]}):
+        if sum(each["pods"].get(str(cards), 0) for each in ours_all) >= FEWEST:
+            ours, other = (_mean_wait(all_of, str(cards)) for all_of in (ours_all, simple_all))
+            yield Verdict(family, f"mean wait, {cards} cards, s", ours, other, ours <= other)
+
+
+def plotted(families: Sequence[str], runs: Iterable[FamilyRun], kept: ResultsFile) -> str:
+    """Allocation by arrival, one panel per family."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for run in runs:
+        if not run.churn:
+            found.setdefault((run.family, run.policy), []).append(kept.results[run.key])
+    plots = []
+    for family in families:
+        lines = {
+            policy: [
+                (100.0 * arrival, fmean(each[str(arrival)] for each in found[family, policy])) for arrival in ARRIVALS
+            ]
+            for policy in (OURS, *SIMPLE)
+        }
+        lowest = min(allocated for line in lines.values() for _, allocated in line)
+        plots.append(
+            line_plot(
+                lines,
+                title=f"{family}: {FAMILIES[family].summary if family in FAMILIES else 'openb'}",
+                x_label="requested cards, % of capacity",
+                y_label="allocated cards, %",
+                y_from=float(int(lowest)),
+            )
+        )
+    return plot_grid(plots, title="Allocated cards by requested cards, one panel per family")
+
+
+def _mean_wait(replays: Sequence[dict[str, Any]], cards: str) -> float:
+    """Of all pods with so many cards in all replays."""
+    pods: list[tuple[int, float]] = [(each["pods"].get(cards, 0), each["by_cards"].get(cards, 0.0)) for each in replays]
+    return sum(number * wait for number, wait in pods) / max(sum(number for number, _ in pods), 1)
+
+
+def _seeds(text: str) -> list[int]:
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last or first) + 1))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.families", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder with the openb traces; without it they are left out")
+    parser.add_argument("--family", default="", help=f"families, separated by commas: {', '.join([*FAMILIES, *OPENB])}")
+    parser.add_argument("--seeds", type=_seeds, default=_seeds("1-4"), help="such as 1-4, the default")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, default %(default)s")
+    parser.add_argument("--no-churn", dest="churn", action="store_false", help="leave out the replays")
+    parser.add_argument(
+        "--results", type=Path, default=Path("families.jsonl"), help="file of results, default %(default)s"
+    )
+    parser.add_argument("--plot", type=Path, help="write allocation by arrival of every family as SVG")
+    parser.add_argument("--check", action="store_true", help="exit 1 if fragmentation loses anywhere")
+    options = parser.parse_args(arguments)
+    options.family = options.family.split(",") if options.family else [*FAMILIES, *(OPENB if options.data else ())]
+    unknown = [name for name in options.family if name not in FAMILIES and (name not in OPENB or options.data is None)]
+    if unknown:
+        parser.error(f"unknown family {', '.join(unknown)}; the openb traces need --data")
+    runs = list(runs_of(options))
+    try:
+        kept = ResultsFile.open(options.results, purpose="bench.families")
+        simulate(runs, kept, jobs=options.jobs)
+    except (TraceError, ResultsError, OSError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        progress(f"interrupted; the same command goes on with what {options.results} has")
+        return 130
+    if options.plot is not None:
+        options.plot.write_text(plotted(options.family, runs, kept))
+    lost = 0
+    for name in options.family:
+        for verdict in verdicts(name, runs, kept):
+            print(verdict)
+            lost += not verdict.kept
+    progress(f"{lost} lost")
+    return 1 if options.check and lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

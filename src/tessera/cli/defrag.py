@@ -1,0 +1,174 @@
+"""`tessera defrag`: which pods to move so that whole cards, or given pods, fit."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tessera.cli import sources
+from tessera.cli.drain import Duration
+from tessera.cli.lazy import LazyCommand, LazyGroup
+from tessera.cli.sources import ClusterSource
+
+if TYPE_CHECKING:
+    from tessera.kube.client import KubeClient
+    from tessera.maintenance.defrag import MoveProgress
+
+COMMANDS: dict[str, LazyCommand] = {
+    "apply": LazyCommand("tessera.cli.defrag:apply", "Make the moves of a plan, one at a time."),
+    "plan": LazyCommand("tessera.cli.defrag:plan", "Which pods would have to move where. Changes nothing."),
+}
+"""by name"""
+
+
+@click.group("defrag", cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Move pods so that whole cards, or given pods, fit."""
+
+
+MORE = """
+A pod is moved by evicting it: its controller creates another one, which goes to the target. The same pods are left
+alone as in preemption: those with the annotation tessera.io/preemptible: "false", mirror pods, and those whose
+disruption budget allows no eviction. Gangs move whole. Bare pods move only with --bare-pods.
+"""
+
+
+@sources.cluster_command(
+    "plan",
+    examples=[
+        ("tessera defrag plan", "as many whole cards as possible, by the fewest moves"),
+        ("tessera defrag plan --for pod.yaml --count 4", "room for four copies of a pod"),
+        ("tessera defrag plan --max-moves 5 -o json > plan.json", "at most five moves, as a file"),
+        ("tessera defrag plan --snapshot cluster.json", "on a snapshot"),
+    ],
+    codes="  0  the moves reach the goal, or it needs none\n"
+    "  1  no moves help, or not enough of them\n"
+    "  2  no answer: no access, unreadable file, wrong flags",
+    more=MORE,
+)
+@click.option("--for", "file", metavar="FILE", help="Make room for this pod or workload; - reads standard input.")
+@click.option(
+    "--count", type=click.IntRange(min=1), help="How many copies. Default: 1, or the workload's replicas."
+)  # fmt: skip
+@click.option("-n", "--namespace", default="", help="For a manifest without one. Default: that of the context.")
+@click.option(
+    "--max-moves", type=click.IntRange(min=1), default=50, show_default=True, help="Move at most this many pods."
+)
+@click.option("--bare-pods", is_flag=True, help="Move bare pods too, which nothing creates again.")
+def plan(
+    source: ClusterSource,
+    file: str | None,
+    count: int | None,
+    namespace: str,
+    max_moves: int,
+    bare_pods: bool,
+    output: str,
+) -> None:
+    """Say which pods would have to move where, so that whole cards or given pods fit.
+
+    Every step is checked by the scheduler's own rule and made again on a copy of the cluster. Nothing is written
+    anywhere. CPU and memory of hosts count only if the scheduler's policy looks at them; volumes, and affinity between
+    pods, are not considered.
+    """
+    from tessera.inspect.defragmentation import plan_cards, plan_copies
+    from tessera.inspect.manifests import read_manifests
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.render.defragmentation import plan_lines
+    from tessera.inspect.state import InspectionError
+
+    if count is not None and file is None:
+        raise click.UsageError("--count says how many copies of --for FILE: give both")
+
+    async def work() -> bool:
+        home = sources.namespace_of(source, namespace)
+        manifests = []
+        if file is not None:
+            try:
+                text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+            except (OSError, UnicodeError) as error:
+                raise InspectionError(f"cannot read {file}: {error}") from error
+            manifests = read_manifests(text, file=file, namespace=home, count=count)
+            if len(manifests) > 1:
+                raise InspectionError(f"{file}: {len(manifests)} pods or workloads; give one at a time")
+        cluster = OfflineCluster(await sources.read_state(source, for_preemption=True))
+        if manifests:
+            found = plan_copies(cluster, manifests[0], most_moves=max_moves, with_bare=bare_pods)
+        else:
+            found = plan_cards(cluster, most_moves=max_moves, with_bare=bare_pods)
+        lines = plan_lines(found, width=sources.terminal_width())
+        sources.print_answer("DefragmentationPlan", cluster.state, found, output=output, lines=lines)
+        return found.is_reached
+
+    sources.exit_with(sources.run_async(work))
+
+
+@sources.cluster_command(
+    "apply",
+    changes=True,
+    examples=[
+        ("tessera defrag plan -o json > plan.json", "make a plan, and look at it"),
+        ("tessera defrag apply plan.json --dry-run", "compare it with the cluster, and ask about each eviction"),
+        ("tessera defrag apply plan.json --interval 1m", "make the moves, with a minute between them"),
+    ],
+    codes="  0  all moves are made, or with --dry-run: all could be\n"
+    "  1  stopped: the cluster is not as the plan has it. Apply the same plan again to go on\n"
+    "  2  not done: unreadable plan, no access, wrong flags",
+    more="""
+For each move the scheduler holds the target, then the pod is evicted, then its successor takes what is held. Interrupt
+the command at any time: the move under way may still end, and the next ones are not begun. Needs the rights of the
+ClusterRole tessera-operator: to read nodes and pods, to patch nodes, and to evict pods.
+""",
+)
+@click.argument("file", metavar="PLAN")
+@click.option("--dry-run", is_flag=True, help="Change nothing.")
+@click.option("--interval", type=Duration(), default="10s", show_default=True, metavar="DURATION",
+              help="Time between two moves.")  # fmt: skip
+@click.option("--step-timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION",
+              help="Time for one move; its target is held as long.")  # fmt: skip
+def apply(source: ClusterSource, file: str, dry_run: bool, interval: float, step_timeout: float, output: str) -> None:
+    """Make the moves of a plan, one at a time, through the Eviction API.
+
+    Each move is compared with the cluster first. If the cluster is not as the plan has it, the command stops; what was
+    moved by then stays moved.
+    """
+    from tessera.inspect.collector import collect
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.render.lines import StyledLine
+    from tessera.inspect.state import InspectionError
+    from tessera.maintenance.defrag import ApplyOptions, MoveStage, PlanRun, read_plan
+    from tessera.maintenance.render import moves_document
+
+    async def work() -> bool:
+        try:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise InspectionError(f"cannot read {file}: {error}") from error
+        plan = read_plan(text, file=file)
+        if not plan.moves:
+            raise InspectionError(f"{file}: the plan has no moves")
+
+        async def applied(client: KubeClient, name: str) -> list[MoveProgress]:
+            async def look() -> OfflineCluster:
+                return OfflineCluster(
+                    await collect(client, source=name, now=time.time, override=source.override, namespace=None)
+                )
+
+            def report(line: str) -> None:
+                sources.print_lines([StyledLine(line)], err=output != "text")
+
+            options = ApplyOptions(interval_s=interval, step_timeout_s=step_timeout)
+            run = PlanRun(client, look, options, time.time, report)
+            return await (run.rehearse(plan.moves) if dry_run else run.run(plan.moves))
+
+        found = await sources.with_client(source, applied)
+        if output != "text":
+            sources.print_document("DefragmentationRun", None, moves_document(found, dry_run=dry_run), output)
+        if dry_run:
+            return all(each.stage is not MoveStage.STOPPED for each in found)
+        return all(each.stage is MoveStage.MOVED for each in found)
+
+    sources.exit_with(sources.run_async(work))

@@ -1,0 +1,266 @@
+"""Tries moves of pods on a ledger, and takes them back.
+
+A move needs its target while the pod still holds its old place: the target is held first, then the pod is evicted, then
+its successor takes what is held. So a pod's target never relies on what the pod itself, or a later move, frees.
+
+A target is the tightest: of all cards that take the pod, the one on which the least is left. The plain rule of `fit`
+then makes the placement on this card. A move is neutral for quotas, so targets are held in no namespace. Hosts whose
+free CPU and memory are known must have room for the pod as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tessera.core import screen
+from tessera.core.arrays import UNKNOWN, Bools, Ints
+from tessera.core.evaluation import Evaluation
+from tessera.core.fit import fit_pod
+from tessera.core.grants import Placement
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState, Ledger, facts_of, replay
+from tessera.core.misfits import Misfit
+from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.selection import Candidates
+
+NO_HOST = HostRequest()
+FAR = np.iinfo(np.int64).max
+
+
+class MovablePod(NamedTuple):
+    """What the successor of a running pod asks for."""
+
+    request: PodRequest
+    """under the pod's own uid and name"""
+    candidates: Candidates | None = None
+    """nodes that it may go to; None: all"""
+    host: HostRequest = NO_HOST
+
+
+class Move(NamedTuple):
+    """One pod, from where it is to where its successor goes."""
+
+    uid: str
+    source: PodFacts
+    target: PodFacts
+
+    @property
+    def key(self) -> str:
+        return f"{self.source.namespace}/{self.source.name}"
+
+
+def cards_of(facts: PodFacts) -> tuple[str, ...]:
+    """The uuids of the cards that a pod has, sorted."""
+    grants = (grant for containers in facts.grants.values() for grants in containers for grant in grants)
+    return tuple(sorted({grant.uuid for grant in grants}))
+
+
+class Trial:
+    """A ledger on which moves are tried. It is as before when `on_ledger` ends."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._undo: list[tuple[str, PodFacts | None, GrantState]] = []
+        self._hosts: list[tuple[str, HostRequest]] = []
+        self._evaluations: dict[Hashable, Evaluation] = {}
+
+    @contextmanager
+    def on_ledger(self) -> Iterator[None]:
+        listener, self.ledger.listener = self.ledger.listener, None
+        try:
+            yield
+        finally:
+            self.undo((0, 0))
+            self.ledger.listener = listener
+
+    # -- changes
+
+    def mark(self) -> tuple[int, int]:
+        """What `undo` goes back to."""
+        return len(self._undo), len(self._hosts)
+
+    def undo(self, mark: tuple[int, int]) -> None:
+        pods, hosts = mark
+        while len(self._undo) > pods:
+            uid, facts, state = self._undo.pop()
+            if facts is None:
+                self.ledger.release(uid)
+            else:
+                self.ledger.put_pod(facts, state, observed=state is GrantState.BOUND)
+        while len(self._hosts) > hosts:
+            self.ledger.observe_host(*self._hosts.pop())
+
+    def put(self, facts: PodFacts, host: HostRequest = NO_HOST) -> None:
+        """Place a pod, or move it if it is there already; then its host's load moves with it."""
+        entry = self.ledger.pod(facts.uid)
+        if entry is not None:
+            self._load(entry.facts.node, HostRequest(-host.cpu, -host.memory))
+        old = None if entry is None else entry.facts
+        self._undo.append((facts.uid, old, GrantState.BOUND if entry is None else entry.state))
+        self.ledger.put_pod(facts, GrantState.BOUND, observed=True)
+        self._load(facts.node, host)
+
+    def remove(self, uid: str, host: HostRequest = NO_HOST) -> None:
+        """Take a pod away that was there before."""
+        entry = self.ledger.pod(uid)
+        if entry is not None:
+            self._undo.append((uid, entry.facts, entry.state))
+            self.release(uid, host)
+
+    def release(self, uid: str, host: HostRequest = NO_HOST) -> None:
+        """Give back a place that `put` made after the last mark."""
+        entry = self.ledger.pod(uid)
+        if entry is not None:
+            self._load(entry.facts.node, HostRequest(-host.cpu, -host.memory))
+            self.ledger.release(uid)
+
+    def _load(self, node: str, host: HostRequest) -> None:
+        free = self.ledger.arrays.host_free(node)
+        if free is not None and host != NO_HOST:
+            self._hosts.append((node, HostRequest(*free)))
+            self.ledger.observe_host(node, HostRequest(free[0] - host.cpu, free[1] - host.memory))
+
+    # -- targets
+
+    def find_target(
+        self, request: PodRequest, candidates: Candidates | None, host: HostRequest = NO_HOST
+    ) -> Placement | None:
+        """The tightest place for a pod; None if it fits nowhere."""
+        for row, uuid in self._tightest(request, self._rows(request, candidates, host)):
+            pinned = pin(request, (uuid,)) if uuid else request
+            placement = self.place_on(pinned, self.ledger.arrays.names[row])
+            if placement is not None:
+                return placement
+        return None
+
+    def place_on(self, request: PodRequest, node: str) -> Placement | None:
+        """By the plain rule."""
+        view = self.ledger.node(node)
+        rooms = self.ledger.rooms(request.namespace, request.vendors) if request.namespace else {}
+        answer = None if view is None else fit_pod(view, request, self.ledger.rules, rooms)
+        return answer if isinstance(answer, Placement) else None
+
+    def has_host_room(self, node: str, host: HostRequest) -> bool:
+        free = self.ledger.arrays.host_free(node)
+        return free is None or (free[0] >= host.cpu and free[1] >= host.memory)
+
+    def _rows(self, request: PodRequest, candidates: Candidates | None, host: HostRequest) -> Ints:
+        """Columns that the arrays do not rule out."""
+        arrays = self.ledger.arrays
+        known = self._evaluations.get(request.shape)
+        if known is None:
+            known = self._evaluations[request.shape] = Evaluation(self.ledger, request)
+        known.catch_up()
+        if known.unknown_vendor is not None:
+            return np.zeros(0, dtype=np.int64)
+        possible: Bools = known.possible.copy()
+        if candidates is not None:
+            allowed = np.zeros(len(possible), dtype=np.bool_)
+            rows = candidates.rows if candidates.order is arrays.order else arrays.rows(candidates.names)
+            allowed[rows[rows >= 0]] = True
+            possible &= allowed
+        if host != NO_HOST:
+            cpu, memory = arrays.free_cpu[: len(possible)], arrays.free_memory[: len(possible)]
+            possible &= (cpu == UNKNOWN) | ((cpu >= host.cpu) & (memory >= host.memory))
+        return np.flatnonzero(possible)
+
+    def _tightest(self, request: PodRequest, rows: Ints) -> Iterator[tuple[int, str]]:
+        """Columns with a card, the tightest first; no card where the plain rule has to choose."""
+        arrays = self.ledger.arrays
+        if not len(rows):
+            return
+        rows = rows[np.argsort(arrays.order.places[rows], kind="stable")]
+        asked = request.requests[0][1]
+        rules = self.ledger.rules[asked.vendor]
+        if len(request.requests) > 1 or asked.count > 1 or not rules.arrays_exact or request.numa_bind:
+            yield from ((row, "") for row in rows[np.argsort(-arrays.score[rows], kind="stable")].tolist())
+            return
+        odd = arrays.odd[rows]
+        plain = rows[~odd]
+        takes = screen.judge(arrays, screen.question(request, asked, rules), plain) == screen.TAKES
+        memory = arrays.memory[:, plain]
+        left = memory - arrays.used_memory[:, plain] - screen.memory_asked(asked, memory)
+        slack = np.where(takes, left, FAR)
+        flat = slack.ravel()
+        few = min(len(flat), 4)
+        best = np.argpartition(flat, few - 1)[:few] if few else np.zeros(0, dtype=np.intp)
+        for i in best[np.lexsort((best, flat[best]))].tolist():
+            if flat[i] < FAR:
+                place, column = divmod(i, len(plain))
+                row = int(plain[column])
+                yield row, self._uuid(row, place)
+        yield from ((row, "") for row in rows[odd].tolist())
+
+    def _uuid(self, row: int, place: int) -> str:
+        places = self.ledger.arrays.places_on(self.ledger.arrays.names[row])
+        return next(uuid for uuid, position in places.items() if position == place)
+
+
+def pin(request: PodRequest, uuids: Sequence[str]) -> PodRequest:
+    """The same pod, which accepts these cards only."""
+    constraints = {vendor: request.constraint(vendor) for vendor in request.vendors}
+    pinned = {vendor: replace(each, use_uuids=tuple(uuids)) for vendor, each in constraints.items()}
+    return replace(request, constraints=tuple(sorted({**dict(request.constraints), **pinned}.items())))
+
+
+def replay_moves(
+    ledger: Ledger,
+    steps: Sequence[Sequence[Move]],
+    pods: Mapping[str, MovablePod],
+    gained: Sequence[tuple[PodRequest, PodFacts]],
+    *,
+    fitting: Sequence[PodFacts] = (),
+    leaving: Iterable[str] = (),
+) -> str:
+    """Makes each step after those before it, then places what is gained once the `leaving` pods have left: by the plain
+    rule, on copies of the nodes, beside what is `fitting` already. Empty, or what does not fit.
+
+    The targets of one step are held together before its first pod leaves.
+    """
+    moves = [move for step in steps for move in step]
+    names = sorted(
+        {name for move in moves for name in (move.source.node, move.target.node)} | {facts.node for _, facts in gained}
+    )
+    copy = replay(
+        ledger.rules,
+        nodes=[view.facts for name in names if (view := ledger.node(name)) is not None],
+        pods=[
+            *(entry.facts for name in names for entry in ledger.pods_on(name)),
+            *(facts for facts in fitting if facts.node in names),
+        ],
+    )
+    for step in steps:
+        for move in step:
+            held = move.target._replace(uid=hold_uid(move.uid))
+            if not _fits_exactly(copy, pods[move.uid].request, held):
+                return f"{move.key} does not fit on {held.node}"
+            copy.observe_pod(held)
+        for move in step:
+            copy.release(hold_uid(move.uid))
+            copy.observe_pod(move.target)
+    for uid in leaving:
+        copy.release(uid)
+    for request, facts in gained:
+        if not _fits_exactly(copy, request, facts):
+            return f"{facts.name} does not fit on {facts.node}"
+        copy.observe_pod(facts)
+    return ""
+
+
+def _fits_exactly(ledger: Ledger, request: PodRequest, target: PodFacts) -> bool:
+    view = ledger.node(target.node)
+    pinned = pin(request, cards_of(target))
+    answer = None if view is None else fit_pod(view, pinned, ledger.rules, {})
+    return not (answer is None or isinstance(answer, Misfit)) and cards_of(facts_of(request, answer)) == cards_of(
+        target
+    )
+
+
+def hold_uid(uid: str) -> str:
+    """Of the place that is held for the successor of a pod; no pod has such a uid."""
+    return f"move/{uid}"

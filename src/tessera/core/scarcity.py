@@ -1,0 +1,90 @@
+"""Puts the demand for what is scarce against what is left of it: cards of a model, and whole groups of cards.
+
+If pods keep coming until the free cards are used up, this much of a model, or so many groups, will be asked for. That
+against what is free now is the need: far below 1 there is plenty, above 1 some of these pods will find nothing. A model
+that is used up early, because it seemed to be in less demand than others, becomes more precious with each card. Needs
+are rounded to steps, so that a forecast, and what is cached under it, lasts until one has changed noticeably.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+import numpy as np
+
+from tessera.core.arrays import UNKNOWN, CardArrays, Ints
+from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandGroup
+
+MOST = 4.0
+"""need beyond which nothing becomes more precious"""
+STEP = 1.25
+"""factor between two needs that count as different"""
+
+
+def against_what_is_left(
+    expected: DemandForecast, arrays: CardArrays, *, current: DemandForecast | None
+) -> DemandForecast:
+    """The forecast with its needs for the cards that are free; `current` itself if that is the same."""
+    supply = _Supply(arrays)
+    # At least one card, so that the last bits of a model that is hardly asked for are not taken for precious.
+    pressure = {
+        model: _need(part, supply.all_free, max(supply.free.get(model, 0.0), 1.0))
+        for model, part in expected.choosy.items()
+    }
+    groups = tuple(
+        group._replace(need=_need(group.part, supply.all_free, group.cards * supply.places(group)))
+        for group in expected.groups
+    )
+    found = replace(expected, groups=groups, pressure=pressure)
+    return current if current is not None and vars(current) == vars(found) else found
+
+
+def group_places(arrays: CardArrays, group: DemandGroup, whole: Ints, host: tuple[Ints, Ints], kind: Ints) -> Ints:
+    """By column: how many such groups the whole cards and the free CPU and memory serve.
+
+    A node with several models is judged by its first card, `kind`.
+    """
+    cpu, memory = host
+    served = np.minimum(cpu // max(group.cpu, 1), memory // max(group.memory, 1))
+    places: Ints = np.where(cpu > UNKNOWN, np.minimum(whole // group.cards, served), whole // group.cards)
+    if group.models:
+        # By kind, with a last entry for places without a card.
+        places = places * np.array([*(group.accepts(each.sample.model) for each in arrays.kinds), False])[kind]
+    return places
+
+
+class _Supply:
+    """What is free, in cards; a card counts by its memory or its cores, whichever is used more."""
+
+    def __init__(self, arrays: CardArrays) -> None:
+        self._arrays = arrays
+        usable = (arrays.kind >= 0) & ~arrays.sick & ~arrays.cordoned
+        left = [
+            np.maximum(all_of - used, 0) * GRAIN // np.maximum(all_of, 1)
+            for all_of, used in ((arrays.memory, arrays.used_memory), (arrays.cores, arrays.used_cores))
+        ]
+        parts = np.where(arrays.cores > 0, np.minimum(*left), left[0])
+        self._whole: Ints = (usable & (arrays.used == 0)).sum(axis=0)
+        free = np.bincount(arrays.kind[usable], weights=parts[usable], minlength=len(arrays.kinds)).tolist()
+        self.free: dict[str, float] = {}
+        """by model"""
+        for kind, steps in zip(arrays.kinds, free, strict=True):
+            model = kind.sample.model
+            self.free[model] = self.free.get(model, 0.0) + steps / GRAIN
+        self.all_free = sum(self.free.values())
+
+    def places(self, group: DemandGroup) -> int:
+        arrays = self._arrays
+        host = arrays.free_cpu, arrays.free_memory
+        return int(group_places(arrays, group, self._whole, host, arrays.kind[0]).sum())
+
+
+def _need(part: float, free: float, left: float) -> float:
+    """Demand until everything is used up, against what is left of what it asks for; in steps."""
+    wanted = part * free
+    if wanted <= 0.0:
+        return 0.0
+    if wanted >= MOST * left:
+        return MOST
+    return float(STEP ** round(log(wanted / left) / log(STEP)))

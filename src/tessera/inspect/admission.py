@@ -1,0 +1,29 @@
+"""The webhook's verdict on a copy of a manifest that does not exist yet."""
+
+from __future__ import annotations
+
+import copy
+
+from tessera.inspect.manifests import Manifest
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.state import Json
+from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.wire.admission import Verdict
+
+
+def admit_copy(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:
+    """The copy as the apiserver would store it; None if the webhook refuses it."""
+    document = copy.deepcopy(manifest.pod)
+    document["metadata"]["name"] = manifest.name if manifest.count == 1 and number == 1 else f"{manifest.name}-{number}"
+    verdict = admit(
+        document,
+        namespace=manifest.namespace,
+        vendors=cluster.vendors,
+        settings=AdmissionSettings.of(cluster.settings),
+        ledger=cluster.ledger,
+    )
+    if not verdict.allowed:
+        return None, verdict
+    document = verdict.changed or document
+    document["metadata"]["uid"] = f"simulated-{manifest.namespace}-{manifest.name}-{number:06}"
+    return document, verdict

@@ -1,0 +1,212 @@
+"""Which pods would have to move so that others fit, with names for people.
+
+The planner of the core works on the cluster's own ledger, which is as before afterwards. Pods that a controller creates
+again may move; bare pods only if that is asked, and pods of a DaemonSet never: their successors come back to the same
+node. Disruption budgets that were not read are taken for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.holdings import PodFacts
+from tessera.core.relocation import MovablePod, Move
+from tessera.core.selection import Candidates
+from tessera.core.victims import PodBook
+from tessera.inspect.admission import admit_copy
+from tessera.inspect.manifests import Manifest
+from tessera.inspect.node_filters import pod_constraints
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.preemption import BudgetedBook
+from tessera.inspect.state import InspectionError
+from tessera.scheduler.host_resources import host_ask
+from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.wire.objects import Pod
+
+DAEMON_SET = "DaemonSet"
+FEW_MOVES = 3
+"""up to which `explain` says that moves would help"""
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlace:
+    """Cards of one node."""
+
+    node: str
+    indexes: tuple[int, ...]
+    cards: tuple[str, ...]
+    """uuids, in the same order"""
+
+    @property
+    def text(self) -> str:
+        return f"{self.node}/{','.join(map(str, self.indexes))}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """One pod: it is evicted, and its successor goes to the target."""
+
+    step: int
+    """moves of one step belong to a gang, and are made together"""
+    namespace: str
+    name: str
+    uid: str
+    controller: str
+    """kind and name; empty for a bare pod"""
+    priority: int
+    memory_mib: int
+    source: PodPlace
+    target: PodPlace
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} to {self.target.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class DefragmentationReport:
+    """A plan for people and for `tessera defrag apply`."""
+
+    goal: str
+    wanted: int | None
+    """copies; None: as many as possible"""
+    fitting: int
+    """copies, or whole cards, without any move"""
+    gained: int
+    moves: tuple[PlannedMove, ...]
+    stays: tuple[str, ...]
+    """why pods do not move, the most frequent reason first"""
+    gained_on: tuple[str, ...] = ()
+    """nodes of what is gained, one entry for each"""
+    problem: str = ""
+
+    @property
+    def sentence(self) -> str:
+        texts = [move.text for move in self.moves]
+        return f"fits after moving {', '.join(texts[:-1])}{' and ' if texts[1:] else ''}{texts[-1]}"
+
+    @property
+    def is_reached(self) -> bool:
+        return bool(self.moves) if self.wanted is None else self.fitting + self.gained >= self.wanted
+
+
+def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> tuple[dict[str, MovablePod], dict[str, int]]:
+    """What may move, by uid, and why the other pods that hold devices stay, with their number."""
+    found: dict[str, MovablePod] = {}
+    stays: dict[str, int] = {}
+    allowed: dict[str, Candidates] = {}
+    for key, pod in cluster.pods.items():
+        if cluster.ledger.pod(pod.metadata.uid) is None:
+            continue
+        prepared = cluster.prepare(pod)
+        obstacle = _obstacle(pod, prepared, with_bare=with_bare)
+        if obstacle or not isinstance(prepared, PreparedRequest):
+            stays[obstacle] = stays.get(obstacle, 0) + 1
+            continue
+        document = cluster.documents[key]
+        filters = repr(pod_constraints(document))
+        if filters not in allowed:
+            allowed[filters] = cluster.engine.selector.candidates(cluster.candidates(document)[0])
+        found[pod.metadata.uid] = MovablePod(prepared.request, allowed[filters], host_ask(pod))
+    return found, stays
+
+
+def _book(cluster: OfflineCluster) -> PodBook:
+    """With the disruption budgets, if they were read."""
+    budgets = cluster.state.budgets
+    return cluster.engine.victims if budgets is None else BudgetedBook(cluster.engine.victims, budgets)
+
+
+def _obstacle(pod: Pod, prepared: object, *, with_bare: bool) -> str:
+    if not isinstance(prepared, PreparedRequest):
+        return "an invalid request"
+    kind = pod.workload.kind
+    if kind == DAEMON_SET:
+        return "a DaemonSet, which puts it back on its node"
+    if not kind and not with_bare:
+        return "no controller that would create it again (--bare-pods moves it)"
+    return ""
+
+
+def plan_cards(cluster: OfflineCluster, *, most_moves: float, with_bare: bool) -> DefragmentationReport:
+    """As many whole cards as possible. Raises ListForbidden if nodes could not be listed."""
+    cluster.state.require_nodes()
+    pods, stays = movable_pods(cluster, with_bare=with_bare)
+    plan = plan_whole_cards(cluster.ledger, _book(cluster), pods, most_moves=most_moves)
+    return _report(cluster, plan, stays, goal="whole cards", wanted=None)
+
+
+def plan_copies(
+    cluster: OfflineCluster, manifest: Manifest, *, most_moves: float, with_bare: bool
+) -> DefragmentationReport:
+    """Room for the copies of a manifest. Raises InspectionError if they request no devices or are refused."""
+    cluster.state.require_nodes()
+    document, verdict = admit_copy(cluster, manifest, 1)
+    if document is None:
+        raise InspectionError(f"{manifest.namespace}/{manifest.name}: the webhook refuses it: {verdict.message}")
+    pod = msgspec.convert(document, Pod)
+    prepared = cluster.prepare(pod)
+    if not isinstance(prepared, PreparedRequest) or not prepared.request.asks_for_devices:
+        raise InspectionError(f"{manifest.namespace}/{manifest.name} requests no devices")
+    names = cluster.candidates(document)[0]
+    goal = Goal(prepared.request, manifest.count, cluster.engine.selector.candidates(names), host_ask(pod))
+    pods, stays = movable_pods(cluster, with_bare=with_bare)
+    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=most_moves)
+    copies = f"{manifest.count} x {manifest.namespace}/{manifest.name}"
+    return _report(cluster, plan, stays, goal=copies, wanted=manifest.count)
+
+
+def plan_for_waiting(cluster: OfflineCluster, key: str, names: Sequence[str]) -> DefragmentationReport | None:
+    """A few moves after which a waiting pod fits on one of the named nodes; None if none help."""
+    prepared = cluster.prepare(cluster.pods[key])
+    if not isinstance(prepared, PreparedRequest):
+        return None
+    candidates = cluster.engine.selector.candidates(names)
+    goal = Goal(prepared.request, 1, candidates, host_ask(cluster.pods[key]))
+    pods, stays = movable_pods(cluster, with_bare=False)
+    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=FEW_MOVES)
+    return _report(cluster, plan, stays, goal=key, wanted=1) if plan.steps and plan.gained else None
+
+
+def _report(
+    cluster: OfflineCluster, plan: DefragmentationPlan, stays: dict[str, int], *, goal: str, wanted: int | None
+) -> DefragmentationReport:
+    kept = sorted((*plan.kept, *stays.items()), key=lambda each: (-each[1], each[0]))
+    return DefragmentationReport(
+        goal,
+        wanted,
+        plan.fitting,
+        len(plan.gained),
+        tuple(_planned(cluster, number, move) for number, step in enumerate(plan.steps, 1) for move in step),
+        tuple(f"{count} with {reason}" for reason, count in kept),
+        tuple(facts.node for facts in plan.gained),
+        plan.problem,
+    )
+
+
+def _planned(cluster: OfflineCluster, step: int, move: Move) -> PlannedMove:
+    source, traits = move.source, cluster.engine.victims.traits(move.uid)
+    pod, entry = cluster.pods[f"{source.namespace}/{source.name}"], cluster.ledger.pod(move.uid)
+    workload = pod.workload
+    return PlannedMove(
+        step,
+        source.namespace,
+        source.name,
+        move.uid,
+        f"{workload.kind}/{workload.name}" if workload.kind else "",
+        traits.priority if traits is not None else 0,
+        sum(holding.use.memory for holding in entry.holdings.values()) if entry is not None else 0,
+        _place(cluster, source),
+        _place(cluster, move.target),
+    )
+
+
+def _place(cluster: OfflineCluster, facts: PodFacts) -> PodPlace:
+    devices = cluster.ledger.devices(facts.node)
+    grants = {grant.uuid: grant for per in facts.grants.values() for each in per for grant in each}
+    cards = sorted((devices[uuid].index if uuid in devices else grants[uuid].index, uuid) for uuid in grants)
+    return PodPlace(facts.node, tuple(index for index, _ in cards), tuple(uuid for _, uuid in cards))

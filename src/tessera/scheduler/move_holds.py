@@ -1,0 +1,230 @@
+"""Places that are held for the successors of pods that are moved: who may take them, and how they end.
+
+    asked: an annotation of the target node
+      │    └──▶ refused: it is not free
+      ▼
+    held in the ledger ──▶ taken by the next pod of the workload
+           └─────────────▶ released: the annotation is gone, or the time is over
+
+`HeldMoves` is the record: a reservation in the ledger under a uid that no pod has, and the workload that may have it.
+`MoveHolds` follows the annotations (`wire.moves`) and answers them while this replica decides. What an earlier process
+has answered with `held` is held again before the first decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from msgspec import structs
+
+from tessera.core.devices import MIG
+from tessera.core.fit import fit_pod
+from tessera.core.grants import Grant, Placement, Span
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState, Ledger
+from tessera.core.relocation import cards_of, hold_uid, pin
+from tessera.core.requests import PodRequest, Role
+from tessera.core.selection import CandidateNames
+from tessera.kube.errors import KubeError
+from tessera.scheduler.kube_api import KubeApi
+from tessera.wire import keys
+from tessera.wire.errors import WireError
+from tessera.wire.moves import HoldState, MoveHold, decode_move_hold, encode_move_hold
+from tessera.wire.objects import Node, Workload
+
+log = structlog.get_logger(__name__)
+
+ELSEWHERE = "the cards are not free any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One place."""
+
+    facts: PodFacts
+    workload: Workload
+    until: float
+    """unix seconds"""
+
+
+class HeldMoves:
+    """The places that are held now, by the uid of the pod that moves."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._held: dict[str, Held] = {}
+        self._taken: set[str] = set()
+        """moves whose successor has its place, while the annotation is there"""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, uid: str) -> Held | None:
+        return self._held.get(uid)
+
+    def is_over(self, uid: str) -> bool:
+        """Whether the successor has taken the place."""
+        return uid in self._taken
+
+    def obstacle(self, facts: PodFacts) -> str:
+        """Why this cannot be held as the ledger is; empty if it can."""
+        view = self._ledger.node(facts.node)
+        cards = {} if view is None or view.facts.problem else {card.device.uuid: card for card in view.cards}
+        for containers in facts.grants.values():
+            for grant in containers[0]:
+                card = cards.get(grant.uuid)
+                if card is None or card.cordoned or card.held or not card.device.healthy or card.device.mode == MIG:
+                    return f"card {grant.uuid} takes no pods, or is in MIG mode"
+                fits = (
+                    card.used + grant.slots <= card.device.slots
+                    and card.used_memory + grant.memory <= card.device.memory
+                    and card.used_cores + grant.cores <= card.device.cores
+                )
+                if not fits:
+                    return ELSEWHERE
+        return ""
+
+    def hold(self, uid: str, held: Held) -> None:
+        self._held[uid] = held
+        self._ledger.put_pod(held.facts, GrantState.RESERVED)
+
+    def release(self, uid: str) -> bool:
+        """Give a place back; whether there was one."""
+        self._taken.discard(uid)
+        held = self._held.pop(uid, None)
+        return held is not None and self._ledger.give_up(held.facts.uid)
+
+    def take(self, workload: Workload, request: PodRequest, named: CandidateNames) -> Placement | None:
+        """The place that is held for a pod of this workload, on one of these nodes; it is free for the pod from now on.
+
+        The plain rule decides again: on the cards that were held, else on their node. A place that does not fit any
+        more is dropped.
+        """
+        for uid, held in sorted(self._held.items()):
+            if held.workload != workload or not workload.kind or held.facts.node not in named:
+                continue
+            self.release(uid)
+            self._taken.add(uid)
+            view = self._ledger.node(held.facts.node)
+            rooms = self._ledger.rooms(request.namespace, request.vendors)
+            for asked in (pin(request, cards_of(held.facts)), request):
+                answer = None if view is None else fit_pod(view, asked, self._ledger.rules, rooms)
+                if isinstance(answer, Placement):
+                    return answer
+        return None
+
+    def overdue(self, now: float) -> list[str]:
+        return sorted(uid for uid, held in self._held.items() if held.until <= now)
+
+
+class MoveHolds:
+    """Follows what nodes say about moves."""
+
+    def __init__(
+        self,
+        moves: HeldMoves,
+        api: KubeApi,
+        *,
+        now: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        is_ready: Callable[[], bool],
+        on_room: Callable[[], None],
+    ) -> None:
+        """`is_ready`: whether this replica decides now, on complete lists."""
+        self._moves = moves
+        self._api = api
+        self._now = now
+        self._spawn = spawn
+        self._is_ready = is_ready
+        self._on_room = on_room
+        self._asked: dict[str, dict[str, MoveHold]] = {}
+        """by node, then by the uid of the pod that moves"""
+
+    def put_node(self, node: Node) -> None:
+        found: dict[str, MoveHold] = {}
+        for key, text in node.annotations.items():
+            if key.startswith(keys.MOVE_PREFIX):
+                try:
+                    found[key.removeprefix(keys.MOVE_PREFIX)] = decode_move_hold(text)
+                except WireError as error:
+                    log.warning("hold not read", node=node.name, annotation=key, error=str(error))
+        self._replace(node.name, found)
+
+    def drop_node(self, name: str) -> None:
+        self._replace(name, {})
+
+    def recover(self) -> None:
+        """Decisions can be made from now on: first of all, hold what was promised."""
+        for name, asked in self._asked.items():
+            for uid, hold in asked.items():
+                self._answer(name, uid, hold)
+
+    def end_term(self) -> None:
+        """This replica does not decide any more; the annotations stay for the one that does."""
+        for asked in self._asked.values():
+            for uid in asked:
+                self._moves.release(uid)
+
+    def end_overdue(self) -> None:
+        """Release what was held for too long; called at every tick."""
+        now = self._now()
+        overdue = self._moves.overdue(now)
+        for uid in overdue:
+            self._moves.release(uid)
+        if overdue:
+            self._on_room()
+        for name, asked in self._asked.items():
+            late = [uid for uid, hold in asked.items() if hold.until <= now]
+            if late and self._is_ready():
+                self._spawn(self._write(name, {keys.MOVE_PREFIX + uid: None for uid in late}))
+
+    def _replace(self, name: str, found: dict[str, MoveHold]) -> None:
+        gone = [uid for uid in self._asked.get(name, {}) if uid not in found]
+        if found:
+            self._asked[name] = found
+        else:
+            self._asked.pop(name, None)
+        released = [uid for uid in gone if self._moves.release(uid)]
+        if released:
+            self._on_room()
+        if self._is_ready():
+            for uid, hold in found.items():
+                self._answer(name, uid, hold)
+
+    def _answer(self, node: str, uid: str, hold: MoveHold) -> None:
+        is_known = self._moves.get(uid) is not None or self._moves.is_over(uid)
+        if is_known or hold.state is HoldState.REFUSED or hold.until <= self._now():
+            return
+        facts = _facts(node, uid, hold)
+        obstacle = "" if hold.state is HoldState.HELD else self._moves.obstacle(facts)
+        if not obstacle:
+            self._moves.hold(uid, Held(facts, Workload(hold.namespace, hold.kind, hold.name), hold.until))
+        if hold.state is HoldState.ASKED:
+            answer = structs.replace(hold, state=HoldState.REFUSED if obstacle else HoldState.HELD, reason=obstacle)
+            self._spawn(self._write(node, {keys.MOVE_PREFIX + uid: encode_move_hold(answer)}))
+
+    async def _write(self, node: str, annotations: dict[str, str | None]) -> None:
+        try:
+            await self._api.annotate_node(node, annotations)
+        except KubeError as error:
+            log.warning("hold not answered", node=node, error=str(error))
+
+
+def _facts(node: str, uid: str, hold: MoveHold) -> PodFacts:
+    """In no namespace: the pod that moves counts against its quotas until it is gone, and then its successor does."""
+    by_vendor: dict[str, list[Grant]] = {}
+    for card in hold.cards:
+        by_vendor.setdefault(card.vendor, []).append(
+            Grant(card.uuid, card.vendor, card.memory, card.cores, slots=card.slots)
+        )
+    return PodFacts(
+        hold_uid(uid),
+        "",
+        f"{hold.name} (moves here)",
+        node,
+        (Span(Role.APP),),
+        {vendor: (tuple(grants),) for vendor, grants in by_vendor.items()},
+    )

@@ -1,0 +1,173 @@
+"""Plans against the fewest moves that any order of moves needs, and what every plan keeps.
+
+`DEFRAGMENTATIONS=10000 pytest tests/property/core/test_defragmentation.py` tries so many random clusters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+
+from tessera.core.defragmentation import Goal, plan_room, plan_whole_cards
+from tessera.core.devices import HAMI_CORE, Device, NodeFacts
+from tessera.core.grants import Grant, Span
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger, facts_of
+from tessera.core.relocation import MovablePod
+from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
+from tessera.core.selection import Selected, Selector
+from tessera.core.victims import PodTraits
+from tests.support import strategies as some
+from tests.support.card_packing import PackedPod, fewest_moves
+from tests.support.pod_book import PlainBook
+
+EXAMPLES = int(os.environ.get("DEFRAGMENTATIONS", "0"))
+"""random clusters; 0: few, since brute force takes tens of milliseconds for each"""
+LIVES = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES or 15)
+if EXAMPLES:
+    LIVES = settings(LIVES, phases=[Phase.reuse, Phase.generate])
+    pytestmark = pytest.mark.timeout(0)
+
+CAPACITY = 8
+"""parts of a card"""
+PART = 1_000
+"""MiB"""
+MOST_PODS = 7
+"""brute force tries every order of moves of so many"""
+MODELS = ("A100", "T4")
+
+
+@dataclass
+class World:
+    """Nodes with up to four cards, some shared by pods of a few sizes."""
+
+    ledger: Ledger
+    book: PlainBook
+    movable: dict[str, MovablePod]
+    pods: list[PackedPod]
+    cards: list[tuple[str, frozenset[int]]]
+    idle: dict[str, int]
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    ledger, book = Ledger(some.VENDORS), PlainBook()
+    cards: list[tuple[str, Device]] = []
+    models = MODELS[: draw(st.sampled_from((1, 1, 2)))]
+    for name in some.NODES[: draw(st.integers(1, 6))]:
+        model = draw(st.sampled_from(models))
+        devices = tuple(
+            Device(f"{name}-{i}", "NVIDIA", i, 16, CAPACITY * PART, model=model, mode=HAMI_CORE)
+            for i in range(draw(st.integers(1, 4)))
+        )
+        ledger.observe_node(NodeFacts(name, devices))
+        cards += [(name, device) for device in devices]
+    room = {device.uuid: CAPACITY for _, device in cards}
+    on: dict[str, set[int]] = {device.uuid: set() for _, device in cards}
+    pods: list[PackedPod] = []
+    movable: dict[str, MovablePod] = {}
+    for _ in range(draw(st.integers(2, MOST_PODS))):
+        size = draw(st.sampled_from((1, 2, 2, 3, 3, 4, 4, 5, 6, 7)))
+        wanted = draw(st.sampled_from(("", "", *models))) if len(models) > 1 else ""
+        fitting = [each for each in cards if room[each[1].uuid] >= size and wanted in ("", each[1].model)]
+        if not fitting:
+            continue
+        node, device = draw(st.sampled_from(fitting))
+        uid, is_fixed = f"pod-{len(pods)}", draw(st.integers(0, 9)) == 0
+        room[device.uuid] -= size
+        on[device.uuid].add(len(pods))
+        pods.append(PackedPod(size, wanted, is_fixed))
+        grant = Grant(device.uuid, "NVIDIA", size * PART, 0, device.index)
+        ledger.observe_pod(PodFacts(uid, "team", uid, node, (Span(Role.APP),), {"NVIDIA": ((grant,),)}))
+        book.pods[uid] = PodTraits(
+            uid, "team", uid, priority=draw(st.sampled_from((0, 5))), protection="fixed" if is_fixed else ""
+        )
+        constraints = (("NVIDIA", Constraint(use_models=(wanted.lower(),))),) if wanted else ()
+        asked = ContainerRequest("main", requests=(Request("NVIDIA", 1, memory=size * PART),))
+        movable[uid] = MovablePod(PodRequest(uid, "team", uid, (asked,), constraints))
+    return World(
+        ledger,
+        book,
+        movable,
+        pods,
+        [(device.model, frozenset(on[device.uuid])) for _, device in cards if on[device.uuid]],
+        Counter(device.model for _, device in cards if not on[device.uuid]),
+    )
+
+
+@given(worlds())
+@LIVES
+def test_whole_cards_are_freed_within_one_move_of_the_optimum(world: World) -> None:
+    before = world.ledger.state()
+    plan = plan_whole_cards(world.ledger, world.book, world.movable)
+    assert world.ledger.state() == before
+    best = fewest_moves(world.pods, world.cards, capacity=CAPACITY, idle=world.idle)
+    assert not plan.problem
+    gain = len(plan.gained)
+    assert gain == len(best) - 1
+    event(f"{gain} cards, {plan.moves - best[gain]} moves more than needed")
+    assert best[gain] <= plan.moves <= best[gain] + 1
+
+
+@st.composite
+def mixed_worlds(draw: st.DrawFn) -> tuple[Ledger, PlainBook, dict[str, MovablePod], PodRequest]:
+    """Cards and pods of any vendor, in gangs, with budgets and protections."""
+    pool = draw(some.pools)
+    ledger, book = Ledger(some.VENDORS), PlainBook(allowed={"none": 0, "one": 1})
+    selector = Selector(ledger)
+    for name in some.NODES[: draw(st.integers(2, 4))]:
+        ledger.observe_node(draw(some.nodes(name, pool)))
+    movable = {}
+    for number in range(draw(st.integers(2, 8))):
+        uid = f"pod-{number}"
+        request = draw(some.pod_requests(pool, uid))
+        answer = selector.select(request, [draw(st.sampled_from(ledger.node_names()))])
+        if not isinstance(answer, Selected) or not request.asks_for_devices:
+            continue
+        ledger.observe_pod(facts_of(request, answer.placement))
+        book.pods[uid] = PodTraits(
+            uid,
+            request.namespace,
+            uid,
+            is_leaving=draw(st.integers(0, 7)) == 0,
+            protection="protected" if draw(st.integers(0, 7)) == 0 else "",
+            group=draw(st.sampled_from(("", "", "", "g"))),
+        )
+        book.budgets_of[uid] = draw(st.sampled_from(((), (), ("none",), ("one",))))
+        if draw(st.integers(0, 5)):
+            movable[uid] = MovablePod(request)
+    return ledger, book, movable, draw(some.pod_requests(pool, "waiting"))
+
+
+@given(mixed_worlds(), st.sampled_from((1, 2, 5)))
+@LIVES
+def test_only_pods_that_may_move_are_moved_and_gangs_move_whole(
+    drawn: tuple[Ledger, PlainBook, dict[str, MovablePod], PodRequest], most: int
+) -> None:
+    ledger, book, movable, waiting = drawn
+    before = ledger.state()
+    plans = [plan_whole_cards(ledger, book, movable, most_moves=most)]
+    if waiting.asks_for_devices:
+        plans.append(plan_room(ledger, book, movable, Goal(waiting, count=2), most_moves=most))
+    assert ledger.state() == before
+    for plan in plans:
+        event(f"{plan.moves} moves")
+        assert not plan.problem
+        moved = [move.uid for step in plan.steps for move in step]
+        assert len(moved) == len(set(moved)) <= most
+        for step in plan.steps:
+            groups = {book.pods[move.uid].group for move in step} - {""}
+            members = {uid for group in groups for uid in book.members(group) if not book.pods[uid].is_leaving}
+            assert {move.uid for move in step} >= members
+        for uid in moved:
+            traits = book.pods[uid]
+            assert uid in movable
+            assert not traits.protection
+            assert not traits.is_leaving
+            assert all(book.disruptions_allowed(budget) for budget in book.budgets(uid))
+        assert not moved or plan.gained, "no move without a gain"

@@ -1,0 +1,162 @@
+"""Which pods move so that others fit: examples of what the planner keeps and prefers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.ledger import Ledger
+from tessera.core.relocation import MovablePod, replay_moves
+from tessera.core.requests import HostRequest
+from tessera.core.victims import PodTraits
+from tessera.vendors.node_reader import node_facts
+from tests.support.builders import NodeBuilder, gpu_pod, node, vendors
+from tests.support.pod_book import PlainBook
+
+CARD = 40_000
+"""MiB"""
+
+
+class World:
+    """Nodes, and pods that hold a part of one card each."""
+
+    def __init__(self, *nodes: NodeBuilder) -> None:
+        self.ledger = Ledger(vendors())
+        self.book = PlainBook()
+        self.movable: dict[str, MovablePod] = {}
+        for each in nodes:
+            self.ledger.observe_node(node_facts(each.api(), vendors()))
+
+    def put(self, name: str, card: str, memory: int, *, host: HostRequest | None = None, **traits: Any) -> World:
+        home = card.rpartition("-")[0]
+        pod = gpu_pod(name, mem=memory).on(home, f"{card},NVIDIA,{memory},0:;")
+        self.ledger.observe_pod(pod.facts())
+        uid = f"uid-{name}"
+        self.book.pods[uid] = PodTraits(uid, "default", name)._replace(**traits)
+        self.movable[uid] = MovablePod(pod.request(), host=host or HostRequest())
+        return self
+
+    def cards(self, *, most_moves: float = math.inf) -> DefragmentationPlan:
+        return plan_whole_cards(self.ledger, self.book, self.movable, most_moves=most_moves)
+
+    def room(self, *, mem: int, count: int = 1, gpu: int = 1) -> DefragmentationPlan:
+        goal = Goal(gpu_pod("new", gpu=gpu, mem=mem).request(), count)
+        return plan_room(self.ledger, self.book, self.movable, goal)
+
+
+def moved(plan: DefragmentationPlan) -> list[tuple[str, str]]:
+    return [(move.source.name, move.target.node) for step in plan.steps for move in step]
+
+
+def two_half_full() -> World:
+    world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
+    return world.put("a", "n1-0", 10_000).put("b", "n2-0", 20_000)
+
+
+def test_a_card_is_freed_by_moving_its_pod_to_a_card_in_use() -> None:
+    plan = two_half_full().cards()
+    assert (plan.moves, len(plan.gained), plan.fitting) == (1, 1, 0)
+
+
+def test_pods_do_not_move_to_idle_cards() -> None:
+    world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(3, memory=CARD)).put("a", "n1-0", 10_000)
+    plan = world.cards()
+    assert (plan.moves, plan.fitting) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("traits", "expected"),
+    [({"priority": 5}, "b"), ({"started": -9}, "b"), ({"protection": "opted out"}, "b"), ({}, "a")],
+)
+def test_of_two_pods_the_cheaper_one_moves(traits: dict[str, Any], expected: str) -> None:
+    world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
+    world.put("a", "n1-0", 20_000, **traits).put("b", "n2-0", 20_000)
+    assert [name for name, _ in moved(world.cards())] == [expected]
+
+
+def test_a_pod_that_opted_out_is_counted_as_a_reason() -> None:
+    world = two_half_full()
+    for uid in world.book.pods:
+        world.book.pods[uid] = world.book.pods[uid]._replace(protection="opted out")
+    plan = world.cards()
+    assert (plan.moves, plan.kept) == (0, (("opted out", 2),))
+
+
+def test_a_budget_that_allows_nothing_keeps_a_pod() -> None:
+    world = two_half_full()
+    world.book.budgets_of = {"uid-a": ("pdb",), "uid-b": ("pdb",)}
+    assert world.cards().moves == 0
+    world.book.allowed = {"pdb": 1}
+    assert world.cards().moves == 1
+
+
+def test_a_gang_moves_in_one_step_or_stays() -> None:
+    world = World(*(node(name).gpus(1, memory=CARD) for name in ("n1", "n2", "n3")))
+    world.put("a", "n1-0", 10_000, group="g").put("b", "n2-0", 10_000, group="g").put("c", "n3-0", 20_000)
+    world.book.pods["uid-c"] = world.book.pods["uid-c"]._replace(protection="stays")
+    plan = world.cards()
+    assert [{move.source.name for move in step} for step in plan.steps] == [{"a", "b"}]
+    assert len(plan.gained) == 2
+    del world.movable["uid-b"]
+    assert world.cards().moves == 0
+
+
+def test_others_make_room_for_a_pod_that_must_leave() -> None:
+    world = World(*(node(name).gpus(1, memory=CARD) for name in ("n1", "n2", "n3")))
+    world.put("large", "n1-0", 30_000).put("mid", "n2-0", 15_000).put("fixed", "n3-0", 20_000, protection="stays")
+    world.put("wide", "n2-0", 1_000, protection="stays")
+    assert moved(world.cards()) == [("mid", "n3"), ("large", "n2")]
+
+
+def test_in_a_large_cluster_others_make_room_too() -> None:
+    """More pods may move than an exact search of all of them allows, so cards are looked at a few at a time."""
+    names = [f"n{number:02}" for number in range(30)]
+    world = World(*(node(name).gpus(1, memory=CARD) for name in names))
+    for first in (0, 4, 8):
+        cards = [f"n{first + number:02}-0" for number in range(4)]
+        world.put(f"large-{first}", cards[0], 30_000)
+        for card, (memory, fixed) in zip(cards[1:], ((12_000, 8_000), (15_000, 10_000), (18_000, 10_000)), strict=True):
+            world.put(f"small-{card}", card, memory).put(f"fixed-{card}", card, fixed, protection="stays")
+    for name in names[12:]:
+        world.put(f"full-{name}", f"{name}-0", 39_000)
+    plan = world.cards()
+    assert (plan.problem, len(plan.gained), plan.moves) == ("", 3, 6)
+
+
+def test_the_largest_number_of_moves_is_kept() -> None:
+    world = World(*(node(name).gpus(2, memory=CARD) for name in ("n1", "n2", "n3")))
+    for number, card in enumerate(("n1-0", "n1-1", "n2-0", "n2-1", "n3-0", "n3-1")):
+        world.put(f"p{number}", card, 10_000)
+    assert (world.cards().moves, world.cards(most_moves=2).moves) == (4, 2)
+
+
+def test_a_full_host_takes_no_pod() -> None:
+    world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
+    world.put("a", "n1-0", 10_000, host=HostRequest(2_000, 0)).put("b", "n2-0", 20_000, protection="stays")
+    world.ledger.observe_host("n2", HostRequest(1_000, 0))
+    assert world.cards().moves == 0
+    world.ledger.observe_host("n2", HostRequest(2_000, 0))
+    assert world.cards().moves == 1
+    assert world.ledger.arrays.host_free("n2") == (2_000, 0), "as before"
+
+
+def test_room_for_a_pod_with_two_cards_is_made_on_one_node() -> None:
+    world = World(node("n1").gpus(2, memory=CARD), node("n2").gpus(2, memory=CARD))
+    world.put("a", "n1-0", 10_000).put("b", "n2-0", 10_000).put("c", "n2-1", 10_000)
+    plan = world.room(gpu=2, mem=CARD)
+    assert (moved(plan), [facts.node for facts in plan.gained]) == ([("a", "n2")], ["n1"])
+
+
+def test_copies_that_fit_need_no_move() -> None:
+    plan = two_half_full().room(mem=20_000, count=2)
+    assert (plan.fitting, plan.moves, plan.gained) == (2, 0, ())
+
+
+def test_a_plan_that_cannot_be_made_again_is_found_out() -> None:
+    world = two_half_full()
+    plan = world.cards()
+    world.put("late", plan.steps[0][0].target.node + "-0", 20_000)
+    assert "does not fit" in replay_moves(world.ledger, plan.steps, world.movable, ())
