@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,12 @@ from tessera.core.requests import WHOLE_CARD_CORES, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.core.steps import finish
 
+MOST_REFUSED = 16
+"""kinds of members that may be refused before no other kind is tried: each costs as much as the refusal of a pod"""
+MOST_VAIN_DOMAINS = 8
+"""that take no member, the most promising ones, before the rest of the gang goes anywhere"""
+REFUSAL_STEPS = 8
+"""that one refusal counts for: on many nodes it takes far longer than a place"""
 FEW_MEMBERS = 64
 """members up to which a gang that does not fit is tried in other ways: it costs as many times as long"""
 CARD_CHOICES = ("binpack", "spread")
@@ -81,7 +88,7 @@ class Domains(NamedTuple):
 Answer = GangPlan | GangMisfit | Unfinished
 Name = Callable[[PodRequest], PodRequest]
 Steps = Generator[None, None, Answer]
-"""one for each member that is placed; the return value is the answer"""
+"""one for each member that is placed, some for one that is refused; the return value is the answer"""
 
 
 def plan_gang(
@@ -252,34 +259,46 @@ class _Trial:
     def _place(self, domains: Domains | None) -> Generator[None, None, bool]:
         """Whether the search is finished."""
         if domains is not None:
+            vain = 0
             for within in self._by_domain(domains):
+                before = len(self._placed)
                 if not (yield from self._fill(within)):
                     return False
                 if len(self._placed) == len(self._members):
                     return True
+                vain += len(self._placed) == before
+                if vain == MOST_VAIN_DOMAINS:
+                    break
         return (yield from self._fill(None))
 
     def _by_domain(self, domains: Domains) -> Iterator[Candidates]:
-        """The domains in the order in which they are filled, each with what is free then."""
+        """The domains in the order in which they are filled. What is placed in one does not change the others."""
         names: dict[str, list[str]] = {}
         for name in self._ledger.node_names():
             if name in domains.by_node:
                 names.setdefault(domains.by_node[name], []).append(name)
-        left = {domain: self._selector.candidates(found) for domain, found in sorted(names.items())}
-        while left:
+        holds: dict[str, int] = {}
+        estimated: Hashable = None
+        while names:
             missing = [member for i, member in enumerate(self._members) if i not in self._placed]
-            holds = {domain: self._estimate(candidates, missing[0].request) for domain, candidates in left.items()}
-            enough = [domain for domain in left if holds[domain] >= len(missing)]
-            best = min(enough, key=lambda d: (holds[d], d)) if enough else max(left, key=lambda d: (holds[d], d))
-            yield left.pop(best)
+            if estimated != missing[0].request.shape:
+                estimated = missing[0].request.shape
+                holds = self._estimate(domains, missing[0].request)
+            enough = [domain for domain in names if holds.get(domain, 0) >= len(missing)]
+            choose = min if enough else max
+            best = choose(enough or names, key=lambda domain: (holds.get(domain, 0), domain))
+            yield self._selector.candidates(names.pop(best))
 
     def _fill(self, within: Candidates | None) -> Generator[None, None, bool]:
         """Place what fits; whether that is finished."""
         hopeless: set[Hashable] = set()
+        fitting: set[Hashable] = set()
         for position, member in enumerate(self._members):
             request, candidates = member.request, member.candidates
             kind = (request.shape, request.namespace, id(candidates))
             if position in self._placed or kind in hopeless:
+                continue
+            if len(hopeless) >= MOST_REFUSED and kind not in fitting:
                 continue
             tried = _with_card_choice(request, self._card_choice)
             answer = self._selector.select_within(tried, self._among(candidates, within), self._work)
@@ -290,11 +309,13 @@ class _Trial:
                 self._ledger.reserve(named, answer.placement, deadline=math.inf)
                 self.held.append(Placed(named, answer.placement))
                 self._placed[position] = Placed(request, answer.placement)
+                fitting.add(kind)
                 yield
             else:
                 hopeless.add(kind)
                 if within is None and self._refused is None:
                     self._refused = member, answer
+                yield from repeat(None, REFUSAL_STEPS)
         return True
 
     def _among(self, own: Candidates | None, within: Candidates | None) -> Candidates:
@@ -310,13 +331,14 @@ class _Trial:
             return current[0]
         return Candidates(order, current[0].named & current[1].named, ())
 
-    def _estimate(self, candidates: Candidates, request: PodRequest) -> int:
-        """About how many members like this one the nodes hold."""
+    def _estimate(self, domains: Domains, request: PodRequest) -> dict[str, int]:
+        """About how many members like this one each domain holds; those that hold none may be left out."""
         asked = next((each for _, each in request.requests), None)
         rules = self._ledger.rules.get(asked.vendor) if asked is not None else None
         if asked is None or rules is None:
-            return 0
-        arrays, rows = self._ledger.arrays, candidates.rows
+            return {}
+        everywhere = self._among(None, None)
+        arrays, rows = self._ledger.arrays, everywhere.rows
         takes = screen.judge(arrays, screen.question(request, asked, rules), rows) == screen.TAKES
         memory = screen.memory_asked(asked, arrays.memory[:, rows])
         room = np.minimum(
@@ -326,7 +348,11 @@ class _Trial:
         if asked.cores:
             room = np.minimum(room, (arrays.cores[:, rows] - arrays.used_cores[:, rows]) // asked.cores)
         by_node: Ints = np.where(takes, np.maximum(room, 1), 0).sum(axis=0) // max(asked.count, 1)
-        return int(by_node.sum())
+        holds: Counter[str] = Counter()
+        for name, count in zip(everywhere.registered, by_node.tolist(), strict=True):
+            if name in domains.by_node:
+                holds[domains.by_node[name]] += count
+        return holds
 
     def _text(self) -> str:
         """While the members that fit are still on the ledger: what comes nearest is what is left beside them."""

@@ -28,6 +28,7 @@ from tessera.scheduler.gangs.coordinator import GangCoordinator
 from tessera.scheduler.gangs.gang import GangTimes
 from tessera.scheduler.gangs.holds import GangHolds, NodeLabels
 from tessera.scheduler.gangs.preemptor import GangPreemptor
+from tessera.scheduler.gangs.registry import LOOK_UP_SECONDS
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.move_holds import MoveHolds
@@ -99,6 +100,8 @@ class Engine:
         )
         self._began, self._wakes = int(clock.now()), 0
         self._wake_again: asyncio.TimerHandle | None = None
+        self._look_up_again: asyncio.TimerHandle | None = None
+        """sizes of gangs"""
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
@@ -362,8 +365,14 @@ class Engine:
         self._wake_again = asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
 
     async def _read_gang_sizes(self) -> None:
-        """Of groups whose size is in an object."""
-        for namespace, group in self.gangs.registry.unsized(self._clock.monotonic()):
+        """Of groups whose size is in an object. Those without one are looked up again after a while."""
+        unsized = self.gangs.registry.unsized(self._clock.monotonic())
+        if unsized:
+            if self._look_up_again is not None:
+                self._look_up_again.cancel()
+            loop = asyncio.get_running_loop()
+            self._look_up_again = loop.call_later(LOOK_UP_SECONDS, self.unschedulable.room.set)
+        for namespace, group in unsized:
             if group.where is None:
                 continue
             try:

@@ -114,7 +114,10 @@ class Filter:
                 return self._filter(args)
             named, request = CandidateList(args.node_names, self._candidate_lists), prepared.request
             if self._standing_answer(request, self._cycles.get(request.uid), named) is None:
-                await self.gangs.prepare(args.pod, request, named)
+                is_there = await self.gangs.prepare(args.pod, request, named)
+                if not is_there:
+                    pod = f"pod {request.namespace}/{request.name}"
+                    return encode_filter_result(error=f"{pod} was deleted or bound meanwhile")
             problem = missing()
             return encode_filter_result(error=problem) if problem else self._decide(args.pod, prepared, named)
         except WireError as error:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TextIO
 
@@ -52,7 +53,8 @@ class LogWriter:
         if threading.current_thread() is self._thread:
             self._rendered.append(line)
         elif self._has_ended():
-            self._write_out(line)
+            with suppress(OSError, ValueError):  # What ends the process goes on with a full disk, too.
+                self._write_out(line)
         else:
             self._put(line)
 

@@ -11,12 +11,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.core import screen
+from tessera.core.arrays import CardArrays
 from tessera.core.audit import audit
 from tessera.core.devices import NodeFacts
-from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, GangPlanning, plan_gang
+from tessera.core.gangs import (
+    FEW_MEMBERS,
+    MOST_REFUSED,
+    MOST_VAIN_DOMAINS,
+    REFUSAL_STEPS,
+    Domains,
+    GangMember,
+    GangMisfit,
+    GangPlan,
+    GangPlanning,
+    plan_gang,
+)
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.quota import QuotaFacts
@@ -221,3 +235,60 @@ def test_few_feasible_gangs_of_different_members_are_missed() -> None:
             missed += isinstance(answer, GangMisfit)
     assert feasible > 500
     assert missed <= MIXED_MISSES * feasible, f"{missed} of {feasible} missed"
+
+
+# -- what gangs cost that do not fit
+
+
+def different(size: int) -> list[GangMember]:
+    """Members of as many shapes, none of which fits any card."""
+    return [GangMember(gpu_pod(f"m{i}", mem=1_000_000 + i).request()) for i in range(size)]
+
+
+def steps_of(built: Cluster, members: list[GangMember], domains: Domains | None = None) -> int:
+    planning = GangPlanning(built.selector, members, required=len(members), domains=domains)
+    steps = sum(1 for _ in planning.steps())
+    planning.take_back()
+    return steps
+
+
+def test_a_refusal_counts_for_several_places_and_few_kinds_are_refused() -> None:
+    built = cluster(node("n0").gpus(1))
+    assert steps_of(built, different(FEW_MEMBERS + 1)) == MOST_REFUSED * REFUSAL_STEPS
+
+
+def test_members_like_one_that_fits_are_placed_however_many_kinds_are_refused() -> None:
+    built = cluster(node("n0").gpus(2, slots=1))
+    asking = gpu_pod("m").request()
+    nowhere = [GangMember(asking, built.selector.candidates([])) for _ in range(MOST_REFUSED)]
+    members = [GangMember(asking), *nowhere, GangMember(asking)]
+    answer = plan_gang(built.selector, members, required=2)
+    assert isinstance(answer, GangPlan)
+    assert len(answer.places) == 2
+
+
+def test_few_domains_are_tried_in_vain() -> None:
+    names = [f"n{i}" for i in range(4 * MOST_VAIN_DOMAINS)]
+    built = cluster(*(node(name).gpus(1) for name in names))
+    members = [different(1)[0]] * (FEW_MEMBERS + 1)
+    domains = Domains("host", {name: name for name in names})
+    assert steps_of(built, members, domains) == (MOST_VAIN_DOMAINS + 1) * REFUSAL_STEPS
+
+
+def test_domains_are_estimated_once_for_members_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"n{i}" for i in range(6)]
+    built = cluster(*(node(name).gpus(1, slots=1) for name in names))
+    judged: list[object] = []
+    judge = screen.judge
+
+    def counted(arrays: CardArrays, question: screen.Question, columns: screen.Columns) -> screen.Codes:
+        judged.append(question)
+        return judge(arrays, question, columns)
+
+    monkeypatch.setattr(screen, "judge", counted)
+    members = [GangMember(gpu_pod("m").request())] * 6
+    plan_gang(built.selector, members[:1], required=1)
+    judged.clear()
+    answer = plan_gang(built.selector, members, required=6, domains=Domains("host", {name: name for name in names}))
+    assert isinstance(answer, GangPlan)
+    assert len(judged) == len(members), "once for all domains, and once after each place but the last"

@@ -545,6 +545,21 @@ def test_the_size_is_read_from_the_object_of_the_group(kind: GroupObject, key: s
 
 
 @in_fake_time
+async def test_a_group_without_an_object_is_looked_up_every_five_seconds() -> None:
+    world = World(machine("n1"))
+    for informer in (world.pods, world.nodes, world.quotas):
+        informer.synced()
+    pod = using_downward_api(gpu_pod("g-0")).annotate(("scheduling.x-k8s.io/pod-group", "g"))
+    world.create(pod)
+    assert "its size is not known" in reason(world, pod)
+    waking = asyncio.ensure_future(world.engine.wake_pods())
+    await asyncio.sleep(21)
+    waking.cancel()
+    assert world.api.calls.count("get_pod_group") == 5
+    assert not world.unschedulable.room.is_set(), "nothing has to be done at once"
+
+
+@in_fake_time
 async def test_a_gang_is_forgotten_with_its_last_member() -> None:
     world = World(machine("n1"))
     pods = gang(2)

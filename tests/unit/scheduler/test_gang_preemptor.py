@@ -415,3 +415,22 @@ async def test_a_member_that_goes_while_claims_become_holds_ends_all_of_them() -
     assert cluster.claims == []
     assert cluster.gang().state is not GangState.NOMINATED
     assert audit(cluster.ledger) == []
+
+
+async def test_a_gang_that_is_deleted_before_its_evictions_begin_evicts_nothing() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"))
+    pods = gang(2)
+    cluster.refuse_all(pods)
+    running = asyncio.ensure_future(cluster.engine.gang_preemptor.run())
+    found = cluster.gang()
+    while found.state is not GangState.NOMINATED:
+        await asyncio.sleep(0)
+    for pod in pods:
+        cluster.api.delete_pod(f"default/{pod.name}")
+    cluster.watch()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not running.done()
+    assert (cluster.evictions, cluster.claims) == ([], [])
+    running.cancel()

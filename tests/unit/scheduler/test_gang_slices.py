@@ -167,3 +167,145 @@ async def test_a_call_that_is_cancelled_in_a_pause_holds_nothing() -> None:
         await call
     assert (held(world), world.ledger.pods()) == (0, [])
     assert await world.node_for(pods[0])
+
+
+# -- what happens to a gang while another plan pauses
+
+
+async def waits_behind(world: Slices, pod: PodBuilder) -> tuple[asyncio.Task[bytes], asyncio.Task[bytes]]:
+    """A plan of gang `a` that pauses, and a filter call that waits for it."""
+    other = gang(SIZE, name="a")
+    world.create(*other)
+    first = asyncio.ensure_future(world.asks(other[0]))
+    await pauses(first)
+    second = asyncio.ensure_future(world.asks(pod))
+    await pauses(second)
+    return first, second
+
+
+@in_fake_time
+async def test_nothing_is_held_for_a_gang_that_is_deleted_while_it_waits_for_another_plan() -> None:
+    world, pod = Slices(104), gang(SIZE)[0]
+    world.create(pod)
+    for number in range(4):
+        await world.run(using_downward_api(gpu_pod(f"other-{number}")))
+    first, second = await waits_behind(world, pod)
+    world.api.delete_pod("default/g-0")
+    world.watch()
+    await first
+    assert "deleted or bound meanwhile" in json.loads(await second)["Error"]
+    assert state(world) is None
+    assert held(world) == SIZE - 1, "for the other gang"
+
+
+@in_fake_time
+async def test_a_member_that_is_deleted_in_a_pause_gets_no_place() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await pauses(call)
+    world.api.delete_pod("default/g-0")
+    world.watch()
+    assert "deleted or bound meanwhile" in json.loads(await call)["Error"]
+    assert world.engine.gangs.registry.of("uid-g-0") is None
+    assert world.ledger.pod("uid-g-0") is None
+
+
+@in_fake_time
+async def test_a_pod_that_is_deleted_while_a_starving_gang_gets_its_turn_joins_no_gang() -> None:
+    world, pods, late = Slices(48), gang(SIZE), gang(2, name="late")[0]
+    world.create(*pods, late)
+    for pod in pods:
+        await world.asks(pod)
+    await asyncio.sleep(400)
+    await woken(world)
+    await asyncio.sleep(2)
+    world.unschedulable.on_room()
+    call = asyncio.ensure_future(world.asks(late))
+    await pauses(call)
+    world.api.delete_pod("default/late-0")
+    world.watch()
+    assert "deleted or bound meanwhile" in json.loads(await call)["Error"]
+    assert state(world, "late") is None
+
+
+@in_fake_time
+async def test_the_holds_of_a_gang_that_is_planned_meanwhile_stay() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    planner, found = world.engine.gangs._planner, world.engine.gangs.registry.get("default", "g")
+    assert found is not None
+    first = asyncio.ensure_future(planner.plan_in_slices(found, None))
+    await asyncio.sleep(0)
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await first
+    while not call.done():
+        assert held(world) >= SIZE - 1
+        await asyncio.sleep(0)
+    assert held(world) == SIZE - 1
+    assert json.loads(await call)["NodeNames"]
+
+
+@in_fake_time
+async def test_members_that_come_in_a_pause_take_places_that_are_planned_for_them() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(pods[0])
+    call = asyncio.ensure_future(world.asks(pods[0]))
+    await pauses(call)
+    world.create(*pods[1:10])
+    await asyncio.sleep(0)
+    assert held(world) == 2 * MEMBERS_AT_ONCE, "the plan goes on"
+    assert json.loads(await call)["NodeNames"]
+    assert held(world) == SIZE - 1
+
+
+@in_fake_time
+async def test_a_gang_that_changes_in_every_pause_is_never_planned_in_one_step() -> None:
+    world, pods = Slices(800), gang(200, gang_min="100")
+    world.create(*pods[:100])
+    call, number = asyncio.ensure_future(world.asks(pods[0])), 100
+    while not call.done():
+        before = held(world)
+        await asyncio.sleep(0)
+        assert held(world) <= before + MEMBERS_AT_ONCE
+        if not call.done():
+            world.create(pods[number])
+            number += 1
+    text = next(iter(json.loads(await call)["FailedNodes"].values()))
+    assert "its members have changed" in text
+    assert held(world) == 0
+    await asyncio.sleep(1)
+    assert world.unschedulable.room.is_set(), "it is planned again"
+
+
+@in_fake_time
+async def test_a_small_gang_of_many_shapes_or_within_a_topology_is_planned_in_slices() -> None:
+    world = Slices(16)
+    different = [using_downward_api(gpu_pod(f"d-{i}", mem=1000 + i)).in_gang("d", 3) for i in range(3)]
+    world.create(*different)
+    assert await world.node_for(different[0])
+    near = gang(2, name="near", gang_topology="rack")
+    world.create(*near)
+    assert await world.node_for(near[0])
+
+
+@in_fake_time
+async def test_nothing_is_held_for_a_gang_that_is_deleted_in_a_pause_before_its_other_members_came() -> None:
+    world, pod = Slices(80), gang(SIZE)[0]
+    world.create(pod)
+    call = asyncio.ensure_future(world.asks(pod))
+    await pauses(call)
+    world.api.delete_pod("default/g-0")
+    world.watch()
+    await call
+    assert (state(world), held(world)) == (None, 0)
+
+
+@in_fake_time
+async def test_a_large_gang_whose_claims_are_overdue_is_planned_in_slices() -> None:
+    world, pods = Slices(80), gang(SIZE)
+    world.create(*pods)
+    found = world.engine.gangs.registry.get("default", "g")
+    assert found is not None
+    found.state, found.deadline = GangState.NOMINATED, world.engine.cycles.clock.monotonic()
+    assert await world.node_for(pods[0])

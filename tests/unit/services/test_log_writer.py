@@ -138,3 +138,11 @@ def test_the_traceback_of_a_process_that_fails_stands_behind_all_its_lines() -> 
     assert [f'"number": {number},' in line for number, line in enumerate(lines[:200])] == [True] * 200
     assert lines[200].startswith("Traceback")
     assert lines[-1] == "RuntimeError: after the lines"
+
+
+def test_a_line_after_the_end_that_cannot_be_written_stops_no_caller() -> None:
+    stream = io.StringIO()
+    writer = writer_on(stream)
+    writer.close()
+    stream.close()
+    writer.write("what follows must be done nevertheless\n")

@@ -41,6 +41,8 @@ from tessera.wire.pod_groups import BadPodGroup, PodGroup, read_pod_group
 
 WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.PLANNED
 SUCCEEDED = "Succeeded"
+FEW_SHAPES = 2
+"""of members, up to which a small gang is planned at once: such as a leader and its workers"""
 UNSEEN_TICKS = 2
 """ticks, 15 s apart, that a member may be known from filter alone"""
 
@@ -127,32 +129,36 @@ class GangCoordinator:
     def takes_time(self, pod: Pod) -> bool:
         """Whether a gang is to be planned in slices: `prepare` comes before `decide` then."""
         overtaken = self._overtaken(pod.metadata.uid)
-        if overtaken is not None and self._is_sliced(overtaken.group.size):
+        if overtaken is not None and self._is_sliced(overtaken.group, overtaken):
             return True
         group = read_pod_group(pod)
         if not isinstance(group, PodGroup):
             return False
         gang = self.registry.get(pod.metadata.namespace, group.name)
-        size = group.size if gang is None else gang.group.size
-        return (gang is None or gang.state is WAITING) and self._is_sliced(size)
+        if gang is not None:
+            self._end_if_overdue(gang)
+        if gang is not None and gang.state is not WAITING:
+            return False
+        return self._is_sliced(group if gang is None else gang.group, gang)
 
-    async def prepare(self, pod: Pod, request: PodRequest, named: CandidateNames) -> None:
+    async def prepare(self, pod: Pod, request: PodRequest, named: CandidateNames) -> bool:
         """Plan the gang whose turn it is, and that of the pod which kube-scheduler asks for, between other work.
-        `decide` follows at once."""
-        overtaken = self._overtaken(request.uid)
+        `decide` follows at once, unless the pod was deleted or bound meanwhile: False."""
+        was_shown, overtaken = self._is_shown(request.uid), self._overtaken(request.uid)
         if overtaken is not None:
             await self._planner.plan_in_slices(overtaken, None)
         group = read_pod_group(pod)
-        if isinstance(group, PodGroup):
+        if isinstance(group, PodGroup) and (self._is_shown(request.uid) or not was_shown):
             gang, member = self._meet(group, request)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = named.resolve()
                 await self._planner.plan_in_slices(gang, member)
+        return self._is_shown(request.uid) or not was_shown
 
     def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
         """A member's place, or why it has none; None if it is decided like a single pod."""
         overtaken = self._overtaken(request.uid)
-        if overtaken is not None and not self._is_sliced(overtaken.group.size):
+        if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
             self._planner.plan(overtaken, None)
         group = read_pod_group(pod)
         if group is None:
@@ -270,9 +276,16 @@ class GangCoordinator:
 
     # -- inside
 
-    def _is_sliced(self, size: int) -> bool:
-        """Whether a gang of this size is planned between other work."""
-        return size > MEMBERS_AT_ONCE or self._planner.is_busy
+    def _is_sliced(self, group: PodGroup, gang: Gang | None) -> bool:
+        """Whether a gang is planned between other work: it is large, or each member may take as long as a pod."""
+        if group.size > MEMBERS_AT_ONCE or group.topology or self._planner.is_busy:
+            return True
+        return gang is not None and len({member.request.shape for member in gang.members.values()}) > FEW_SHAPES
+
+    def _is_shown(self, uid: str) -> bool:
+        """Whether the API shows the pod, not bound."""
+        cycle = self.cycles.get(uid)
+        return cycle is not None and cycle.is_shown
 
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)

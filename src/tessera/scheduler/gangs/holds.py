@@ -133,8 +133,8 @@ class GangHolds:
         raise AssertionError  # the steps end
 
     def _state(self, gang: Gang) -> Hashable:
-        """What must stay as it is while a plan pauses."""
-        return gang.state, gang.present(), gang.required, self._cycles.term
+        """What must stay as it is while a plan pauses. It has places for members that come, up to those required."""
+        return bool(gang.members), gang.state, max(gang.present(), gang.required), gang.required, self._cycles.term
 
     async def prepare(self, gang: Gang) -> None:
         """Judge the members' shapes on all nodes, between other work: then a plan is quick."""

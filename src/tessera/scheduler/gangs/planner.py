@@ -28,7 +28,7 @@ from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.unschedulable_pods import MOST_WORK
 
 PAUSE_SECONDS = 1.0
-"""between two plans of a large gang that does not fit"""
+"""between two plans of a large gang that does not fit, or whose members change meanwhile"""
 PLAN_AGAIN = 3
 """times at once, if members come or go in a pause"""
 MOST_REPLANNED = 64
@@ -74,6 +74,8 @@ class GangPlanner:
         parts of what each other needs."""
         while self.is_busy:
             await self._idle.wait()
+        if gang.state is not GangState.WAITING or not gang.members:
+            return gang.misfit  # Something else has happened to it meanwhile.
         self._idle.clear()
         steps = self._plan(gang, asking)
         try:
@@ -120,7 +122,7 @@ class GangPlanner:
             gang.tried = None
             if again and gang.members and self._cycles.term == term:
                 return (yield from self._plan(gang, asking, again=again - 1))
-            self._cycles.unschedulable.on_room()
+            self._pause(gang)
             return self._reports.wait(gang, "its members have changed; the next plan follows")
         gang.is_unfinished = isinstance(answer, Unfinished)
         if isinstance(answer, GangPlan):
@@ -140,8 +142,9 @@ class GangPlanner:
         return misfit
 
     def _pause(self, gang: Gang) -> None:
-        """A large gang that does not fit is planned less often: each time it takes what it gets, and gives it back. It
-        is tried again then, because something may have become free where it had looked before."""
+        """A large gang that does not fit, or whose members change, is planned less often: each time it takes what it
+        gets, and gives it back. It is tried again then, because something may have become free where it had looked
+        before."""
         gang.tried, gang.plan_at = None, self._cycles.clock.monotonic() + PAUSE_SECONDS
         asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._cycles.unschedulable.on_room)
 
@@ -173,7 +176,8 @@ class GangPlanner:
         )
 
     def _unsized_text(self, gang: Gang) -> str:
-        self._cycles.unschedulable.on_room()
+        if self._cycles.clock.monotonic() >= gang.not_before:
+            self._cycles.unschedulable.on_room()  # It is looked up with the next wake-ups.
         where = gang.group.where
         kind = where.value if where is not None else "any kind"
         return f"its size is not known: no PodGroup of {kind} with minMember was found; write tessera.io/gang-size"

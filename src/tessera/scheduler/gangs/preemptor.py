@@ -178,6 +178,8 @@ class GangPreemptor:
         """Whether all victims leave; otherwise all claims are renounced, and the gang is looked at again."""
         claims = gang.claims
         members = [member.request for member in gang.pending()]
+        if not members:
+            return False  # They are gone, and so are the claims.
         preemptor = min(members, key=lambda request: request.preempts_below or 0)
         victims = [traits for uid in found.victims if (traits := self._book.traits(uid)) is not None]
         problem = await self._evictor.evict(
