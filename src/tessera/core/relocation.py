@@ -208,6 +208,26 @@ def pin(request: PodRequest, uuids: Sequence[str]) -> PodRequest:
     return replace(request, constraints=tuple(sorted({**dict(request.constraints), **pinned}.items())))
 
 
+def fit_held(ledger: Ledger, request: PodRequest, held: PodFacts) -> tuple[PodRequest, Placement] | None:
+    """What a pod gets for which these cards were held, and the request by which: on these cards, if they still fit and
+    the plain rule would take others; else what the plain rule says. None: it does not fit on the node any more."""
+    plain, cards = fit_on(ledger, request, held.node), cards_of(held)
+    if plain is not None and cards_of(facts_of(request, plain)) == cards:
+        return request, plain
+    pinned = pin(request, cards)
+    there = fit_on(ledger, pinned, held.node)
+    if there is not None:
+        return pinned, there
+    return None if plain is None else (request, plain)
+
+
+def fit_on(ledger: Ledger, request: PodRequest, node: str) -> Placement | None:
+    """By the plain rule."""
+    view, rooms = ledger.node(node), ledger.rooms(request.namespace, request.vendors)
+    answer = None if view is None else fit_pod(view, request, ledger.rules, rooms)
+    return answer if isinstance(answer, Placement) else None
+
+
 def replay_moves(
     ledger: Ledger,
     steps: Sequence[Sequence[Move]],

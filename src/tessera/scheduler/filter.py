@@ -183,8 +183,9 @@ class Filter:
             self._cycles.give_up(cycle)
         moved = self._cycles.moves.take(pod.workload, request, named) if len(self._cycles.moves) else None
         if moved is not None:
-            self._observer.on_bind_decision(BindDecision(request, moved, moved.node, time.perf_counter() - began))
-            return self._place(prepared, moved, partial(brief_success_text, moved))
+            asked, place = moved
+            self._observer.on_bind_decision(BindDecision(asked, place, place.node, time.perf_counter() - began))
+            return self._place(prepared, place, partial(brief_success_text, place))
         if cycle is not None and cycle.state is CycleState.NOMINATED:
             nominated = self._take_nomination(prepared, named)
             if nominated is not None:

@@ -21,11 +21,10 @@ import structlog
 from msgspec import structs
 
 from tessera.core.devices import MIG
-from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Placement, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger
-from tessera.core.relocation import cards_of, hold_uid, pin
+from tessera.core.relocation import fit_held, hold_uid
 from tessera.core.requests import PodRequest, Role
 from tessera.core.selection import CandidateNames
 from tessera.kube.errors import KubeError
@@ -97,8 +96,11 @@ class HeldMoves:
         held = self._held.pop(uid, None)
         return held is not None and self._ledger.give_up(held.facts.uid)
 
-    def take(self, workload: Workload, request: PodRequest, named: CandidateNames) -> Placement | None:
-        """The place that is held for a pod of this workload, on one of these nodes; it is free for the pod from now on.
+    def take(
+        self, workload: Workload, request: PodRequest, named: CandidateNames
+    ) -> tuple[PodRequest, Placement] | None:
+        """The place that is held for a pod of this workload, on one of these nodes, with the request that leads to it;
+        it is free for the pod from now on.
 
         The plain rule decides again: on the cards that were held, else on their node. A place that does not fit any
         more is dropped.
@@ -108,12 +110,9 @@ class HeldMoves:
                 continue
             self.release(uid)
             self._taken.add(uid)
-            view = self._ledger.node(held.facts.node)
-            rooms = self._ledger.rooms(request.namespace, request.vendors)
-            for asked in (pin(request, cards_of(held.facts)), request):
-                answer = None if view is None else fit_pod(view, asked, self._ledger.rules, rooms)
-                if isinstance(answer, Placement):
-                    return answer
+            found = fit_held(self._ledger, request, held.facts)
+            if found is not None:
+                return found
         return None
 
     def overdue(self, now: float) -> list[str]:

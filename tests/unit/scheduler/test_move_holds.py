@@ -6,12 +6,15 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tessera.scheduler.move_holds import MoveHolds
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.moves import HeldCard, HoldState, MoveHold, decode_move_hold, encode_move_hold
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
+from tests.support.journalled_scheduler import JournalledWorld
+from tests.support.journals import assert_same_ledger, records_of, replayed
 from tests.support.stepwise_scheduler import World
 
 CARD = 40_000
@@ -24,8 +27,8 @@ HOLD = MoveHold("default", "Job", "train", FAR, (HeldCard("n2-0", "NVIDIA", 1, 3
 class Moves:
     """A scheduler, and the part of it that follows moves, whose writes are made when `settle` says so."""
 
-    def __init__(self) -> None:
-        self.world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
         self.is_ready = True
         self._writes: list[Coroutine[Any, Any, None]] = []
         self.start()
@@ -164,3 +167,16 @@ async def test_what_is_no_hold_is_left_alone(text: str) -> None:
     await moves.world.api.annotate_node("n2", {KEY: text})
     await moves.settle()
     assert moves.used == 0
+
+
+async def test_the_place_is_the_one_that_was_held_and_a_replay_finds_it_too() -> None:
+    """The plain rule would take the first card of two that are alike."""
+    moves = Moves(JournalledWorld(node("n1").gpus(1, memory=CARD), node("n2").gpus(2, memory=CARD)))
+    await moves.annotate(structs.replace(HOLD, cards=(HeldCard("n2-1", "NVIDIA", 1, 30_000),)))
+    new = successor()
+    moves.world.create(new)
+    assert moves.world.chosen(new) == "n2"
+    assert moves.world.placement(new).grants["NVIDIA"][0][0].uuid == "n2-1"
+    assert isinstance(moves.world, JournalledWorld)
+    replay = replayed(records_of(moves.world.journal))
+    assert_same_ledger(replay, moves.world.ledger)

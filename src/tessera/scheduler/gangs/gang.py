@@ -168,8 +168,6 @@ class Gang:
     ends: float = 0.0
     """of the plan, whatever the progress"""
     replans: int = 0
-    serial: int = 0
-    """of its holds"""
 
     @property
     def name(self) -> str:

@@ -13,10 +13,10 @@ from collections.abc import Generator, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import count
 
-from tessera.core.fit import fit_pod
 from tessera.core.gang_preemption import GangDemand
 from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, GangPlanning, Placed
 from tessera.core.grants import Placement
+from tessera.core.relocation import fit_on
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
@@ -67,6 +67,8 @@ class GangHolds:
         self._selector = selector
         self._cycles = cycles
         self._labels = labels
+        self._serial = count(1)
+        """of names: a gang may go and come again under its name while its last plan pauses"""
         self._displaced: list[tuple[Gang, Hold]] = []
         """with their new places, which count as soon as the member that takes their old ones is placed"""
 
@@ -152,8 +154,7 @@ class GangHolds:
 
     def named(self, gang: Gang, request: PodRequest) -> PodRequest:
         """The request under the next name of the gang's holds and claims."""
-        gang.serial += 1
-        uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{gang.serial}"
+        uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{next(self._serial)}"
         return request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
 
     def put(self, gang: Gang, held: PodRequest, placement: Placement) -> None:
@@ -191,7 +192,7 @@ class GangHolds:
         """
         while (hold := gang.take(request.shape, named)) is not None:
             self._cycles.release_hold(hold.uid)
-            placement = self._fit(request, hold.placement.node)
+            placement = fit_on(self._selector.ledger, request, hold.placement.node)
             if placement is not None:
                 return placement
         return None
@@ -224,7 +225,7 @@ class GangHolds:
         displaced = gang.take_from(node)
         for hold in displaced:
             self._cycles.release_hold(hold.uid)
-        placement = self._fit(request, node)
+        placement = fit_on(self._selector.ledger, request, node)
         moved = []
         if placement is not None:
             taken = self.named(gang, request)
@@ -250,13 +251,6 @@ class GangHolds:
         displaced, self._displaced = self._displaced, []
         for gang, hold in displaced:
             self.put(gang, hold.request, hold.placement)
-
-    def _fit(self, request: PodRequest, node: str) -> Placement | None:
-        """By the plain rule."""
-        ledger = self._selector.ledger
-        view, rooms = ledger.node(node), ledger.rooms(request.namespace, request.vendors)
-        answer = None if view is None else fit_pod(view, request, ledger.rules, rooms)
-        return answer if isinstance(answer, Placement) else None
 
     def release(self, gang: Gang) -> None:
         holds: Sequence[Hold] = [hold for found in gang.holds.values() for hold in found]
