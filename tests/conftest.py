@@ -110,11 +110,11 @@ def _tracing(config: pytest.Config) -> Any:
 
 
 def _is_traced(item: pytest.Item) -> bool:
-    """Coverage is that of the unit tests, and of the monitor's, which has most of its tests one level up.
+    """Coverage is that of the unit tests, and of the monitor's and of claims, which have most of theirs one level up.
 
     Tracing would double the time of the others, and what only random examples reach should not count as covered.
     """
-    return not _is_property(item) and (_kind(item) == "unit" or item.path.name == "test_monitor.py")
+    return not _is_property(item) and (_kind(item) == "unit" or item.path.name in ("test_monitor.py", "test_claims.py"))
 
 
 # -- time limits
