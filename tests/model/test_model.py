@@ -26,6 +26,8 @@ SEED = int(os.environ.get("MODEL_SEED", "1"))
 RACES = int(os.environ.get("MODEL_RACES", "0"))
 LIFE = 2000
 """steps"""
+TELLING_STEPS = 4000
+"""of one profile: in fewer, a rare event may be missing by chance"""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,8 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_whatever_happens_nothing_is_over_allocated_or_left_behind(name: str) -> None:
-    left, seed = STEPS // len(PROFILES), SEED
+    steps = left = STEPS // len(PROFILES)
+    seed = SEED
     races, went_beside = RACES if name == "preemption" else 0, 0
     while left > 0 or races > 0:
         life = live(name, seed, min(LIFE, left) if left > 0 else LIFE)
@@ -46,7 +49,8 @@ def test_whatever_happens_nothing_is_over_allocated_or_left_behind(name: str) ->
         went_beside += life.api.went_beside
         left -= LIFE
         seed += 1
-    assert went_beside or name != "preemption", "no pod went in beside claimed devices"
+    must_go_beside = name == "preemption" and steps >= TELLING_STEPS
+    assert went_beside or not must_go_beside, "no pod went in beside claimed devices"
 
 
 def live(name: str, seed: int, steps: int) -> Simulation:
