@@ -115,11 +115,12 @@ class Aftermath:
         return int(np.maximum(arrays.memory - arrays.used_memory, 0).sum())
 
     def units(self) -> Generator[None, None, list[Unit]]:
-        """What was chosen."""
+        """What was chosen, without pods that are gone since: a search pauses."""
         groups: dict[str, list[tuple[PodTraits, int]]] = {}
         for uid, entry in self.victims.items():
             traits = self.book.traits(uid)
-            assert traits is not None  # a victim has a priority
+            if traits is None:
+                continue
             held = sum(holding.use.memory for holding in entry.holdings.values())
             groups.setdefault(traits.group or f"/{uid}", []).append((traits, held))
             if len(groups) % UNITS_AT_ONCE == 0:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from tessera.core import gang_preemption
 from tessera.core.audit import audit
-from tessera.core.gang_preemption import GangDemand, GangSearch
+from tessera.core.gang_preemption import GangDemand, GangSearch, GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.gangs import claims, preemptor
@@ -361,6 +362,35 @@ async def test_a_pod_that_leaves_while_victims_are_searched_for_saves_another_on
     await cluster.preempts_for(gang(2))
     assert len(cluster.evictions) == 1
     assert len(cluster.claims) == 2
+
+
+@pytest.mark.usefixtures("_pausing")
+@pytest.mark.parametrize("victim", "abcd")
+@pytest.mark.parametrize("pause", range(8))
+async def test_a_victim_may_go_in_any_pause_of_the_search(
+    pause: int, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(2))
+    await cluster.runs(*(low(name) for name in "abcd"))
+    search = gang_preemption.search
+
+    def interrupted(preemption: Preemption, demand: GangDemand) -> GangSearch:
+        steps = search(preemption, demand)
+        for number in count():
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: GangVictims | None = end.value
+                return found
+            if number == pause and f"default/{victim}" in cluster.api.pods:
+                cluster.gone(victim)
+            yield
+        raise AssertionError
+
+    monkeypatch.setattr(gang_preemption, "search", interrupted)
+    await cluster.preempts_for(gang(3))
+    assert len(cluster.claims) == 3
+    assert len(cluster.evictions) == 3 - (f"default/{victim}" not in cluster.api.pods)
 
 
 @pytest.mark.usefixtures("_pausing")
