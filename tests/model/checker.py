@@ -143,7 +143,7 @@ class Checker:
         assert_cycles_match(engine)
 
     def _check_turn(self, engine: Engine, uid: str) -> None:
-        """Whoever has a turn is being bound, may have been bound, or is in handover as far as the scheduler knows."""
+        """A pod with a turn is being bound, may have been bound, or is in handover as far as the scheduler knows."""
         entry, pod = engine.ledger.pod(uid), self.shown.raw_pods.get(uid)
         cycle = engine.cycles.get(uid)
         assert cycle is not None, f"{uid} has a turn and no record"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -87,10 +85,7 @@ def plan(
         home = sources.namespace_of(source, namespace)
         manifests = []
         if file is not None:
-            try:
-                text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-            except (OSError, UnicodeError) as error:
-                raise InspectionError(f"cannot read {file}: {error}") from error
+            text = sources.read_input(file)
             manifests = read_manifests(text, file=file, namespace=home, count=count)
             if len(manifests) > 1:
                 raise InspectionError(f"{file}: {len(manifests)} pods or workloads; give one at a time")
@@ -143,10 +138,7 @@ def apply(source: ClusterSource, file: str, dry_run: bool, interval: float, step
     from tessera.maintenance.render import moves_document
 
     async def work() -> bool:
-        try:
-            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            raise InspectionError(f"cannot read {file}: {error}") from error
+        text = sources.read_input(file)
         plan = read_plan(text, file=file)
         if not plan.moves:
             raise InspectionError(f"{file}: the plan has no moves")

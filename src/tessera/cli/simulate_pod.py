@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
 
 from tessera.cli import sources
@@ -82,16 +79,12 @@ def command(
     from tessera.inspect.render.lines import StyledLine
     from tessera.inspect.render.simulation import simulation_lines
     from tessera.inspect.simulation import simulate, simulate_gangs
-    from tessera.inspect.state import InspectionError
 
     if source.cluster_file and source.snapshot:
         raise click.UsageError("--cluster and --snapshot exclude each other: leave one out")
 
     async def work() -> bool:
-        try:
-            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            raise InspectionError(f"cannot read {file}: {error}") from error
+        text = sources.read_input(file)
         home = sources.namespace_of(source, namespace)
         manifests = read_manifests(text, file=file, namespace=home, count=count)
         cluster = OfflineCluster(await sources.read_state(source, namespace=home, for_preemption=preempt))

@@ -224,6 +224,18 @@ async def with_client(source: ClusterSource, work: Callable[[KubeClient, str], A
         return await work(client, f"cluster {access.server}")
 
 
+def read_input(file: str) -> str:
+    """The text of a file, or of standard input for `-`. Raises InspectionError."""
+    from tessera.inspect.state import InspectionError
+
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InspectionError(f"cannot read {file}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise InspectionError(f"cannot read {file}: it is not text in UTF-8") from error
+
+
 def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
     """In colour on a terminal, plain elsewhere. `err`: on standard error."""
     from tessera.inspect.render.lines import Style, printable

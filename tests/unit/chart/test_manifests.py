@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from tessera.cli import main
+from tessera.maintenance.cordon import HOW_TO_OPERATE
 from tessera.monitor.settings import build_settings
 from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, reserved_keys
 from tessera.scheduler.configuration.device_sections import chart_sections
@@ -293,3 +294,12 @@ def test_every_count_of_a_managed_vendor_must_have_passed_the_webhook() -> None:
     counts = [vendor.names.count for vendor in installed_vendors() if vendor.names.count]
     assert counts
     assert all(f'"{count}"' in asking for count in counts)
+
+
+def test_the_role_for_cordon_drain_and_moves_is_installed_under_the_name_that_the_commands_say() -> None:
+    (found,) = [
+        each for each in OBJECTS if each["kind"] == "ClusterRole" and each["metadata"]["name"] == "tessera-operator"
+    ]
+    rights = {(resource, verb) for rule in found["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    assert {("nodes", "get"), ("nodes", "patch"), ("pods", "list"), ("pods/eviction", "create")} <= rights
+    assert "tessera-operator" in HOW_TO_OPERATE

@@ -220,7 +220,7 @@ def command(
             plots = [(trace.name, drawn(trace.name)) for trace in traces]
             html.write_text(results_page(heads=heads, rows=rows, pictures=plots))
     except OSError as error:
-        raise CommandError(f"cannot write the plot: {error}") from error
+        raise CommandError(f"cannot write {error.filename}: {error.strerror}") from error
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:

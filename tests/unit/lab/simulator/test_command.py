@@ -73,4 +73,4 @@ def test_a_plot_that_cannot_be_written_costs_no_figures(tmp_path: Path) -> None:
     result = run("--synthetic", "2", "--seeds", "1", "--policy", "best-fit", "--plot", str(tmp_path / "no" / "p.svg"))
     assert result.exit_code == 2
     assert "best-fit" in result.output
-    assert "cannot write the plot" in result.output
+    assert "cannot write " in result.output

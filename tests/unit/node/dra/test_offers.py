@@ -57,7 +57,7 @@ def test_a_shared_card_has_what_is_registered_otherwise(
         "cores": cores,
         "shares": shares,
     }
-    # Whoever names no memory gets all of it, and whoever names no cores is not limited.
+    # A request that names no memory gets all of it, and one that names no cores is not limited.
     policies = {name: each.request_policy for name, each in capacity.items()}
     assert [policy and policy.default for policy in policies.values()] == [memory, "0", "1"]
     ranges = {name: policy.valid_range for name, policy in policies.items() if policy}
