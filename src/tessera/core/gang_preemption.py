@@ -26,7 +26,8 @@ import numpy as np
 
 from tessera.core.arrays import Ints
 from tessera.core.gang_aftermath import Aftermath
-from tessera.core.gangs import Domains, GangMember, GangPlan, Placed, largest_first, plan_gang
+from tessera.core.gang_trial import Domains, GangMember, Placed
+from tessera.core.gangs import GangPlan, largest_first, plan_gang
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.node_preemption import NodeSearch
@@ -171,9 +172,9 @@ class _Draft:
     def by_member(self) -> GangSearch:
         required = self._demand.required
         for number, member in enumerate(self._order):
-            lane = self._lanes.get(_kind(member))
+            lane = self._lanes.get(member.kind)
             if lane is None:
-                lane = self._lanes[_kind(member)] = _Lane(self._world, self._demand.priority, self._cheapest(member))
+                lane = self._lanes[member.kind] = _Lane(self._world, self._demand.priority, self._cheapest(member))
                 yield
             found = yield from lane.best(member.request, len(self._places))
             if found is not None and not (found.victims and len(self._places) >= required):
@@ -195,7 +196,7 @@ class _Draft:
 
     def by_reprieve(self, highest: int | None) -> GangSearch:
         """`highest`: the priority above which none has to leave."""
-        for member in {_kind(member): member for member in self._order}.values():
+        for member in {member.kind: member for member in self._order}.values():
             for _, name in self._cheapest(member):
                 self._world.look_at(name)
                 search = NodeSearch(
@@ -291,11 +292,11 @@ class _Planner:
         self._demand = demand
         known = {}
         for member in order:
-            if _kind(member) not in known:
+            if member.kind not in known:
                 named = frozenset(ledger.node_names() if member.candidates is None else member.candidates.names)
                 names = [name for name in ledger.node_names() if name in named]
-                known[_kind(member)] = self._selector.candidates(names)
-        self._members = [GangMember(member.request, known[_kind(member)]) for member in order]
+                known[member.kind] = self._selector.candidates(names)
+        self._members = [GangMember(member.request, known[member.kind]) for member in order]
 
     def plan(self) -> GangPlan | None:
         demand = self._demand
@@ -305,10 +306,6 @@ class _Planner:
 
 def _memory_of(placement: Placement) -> int:
     return sum(grant.memory for grants in placement.grants.values() for each in grants for grant in each)
-
-
-def _kind(member: GangMember) -> Hashable:
-    return member.request.shape, member.request.namespace, id(member.candidates)
 
 
 def _dearest_first(unit: Unit) -> tuple[Any, ...]:

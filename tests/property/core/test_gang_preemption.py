@@ -19,7 +19,8 @@ import pytest
 from tessera.core import gang_preemption
 from tessera.core.audit import audit
 from tessera.core.gang_preemption import GangDemand, GangVictims
-from tessera.core.gangs import GangMember, GangMisfit, plan_gang
+from tessera.core.gang_trial import GangMember
+from tessera.core.gangs import GangMisfit, plan_gang
 from tessera.core.ledger import facts_of
 from tessera.core.preemption import Preemption
 from tessera.core.selection import Selected

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tessera.core.fit import fit_pod
 from tessera.core.gang_preemption import GangVictims
@@ -109,7 +110,7 @@ class GangClaims:
             here = [entry for entry in here if not cards.isdisjoint(entry.holdings)]
         victims = frozenset(entry.facts.uid for entry in here)
         self._cycles.claim_hold(facts_of(held, placement), victims, deadline=gang.deadline)
-        gang.claims.append(Hold(held.uid, held, placement))
+        gang.claims.append(Hold(held.uid, held, placement, request.uid))
         return True
 
     # -- redeem, renounce
@@ -129,7 +130,7 @@ class GangClaims:
                 self.renounce(gang, f"a place on node {claim.placement.node} is gone")
                 return False
             claims.remove(claim)
-            self._holds.put(gang, claim.request, placement)
+            self._holds.put(gang, replace(claim, placement=placement))
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 if gang.claims is not claims:

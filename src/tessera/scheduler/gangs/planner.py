@@ -116,6 +116,8 @@ class GangPlanner:
         gang.places = None
         self._holds.release(gang)
         answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+        if isinstance(answer, GangMisfit) and gang.forget_narrowed():
+            answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
         if gang.state is not GangState.WAITING:
             return None  # Something else has happened to it in a pause.
         if answer is None:
@@ -152,12 +154,15 @@ class GangPlanner:
         """The member's hold of the plan, on a node that kube-scheduler allows for it. None: it is more than must be
         placed together."""
         request = member.request
-        placement = self._holds.take(gang, request, named) or self._holds.exchange(gang, request, named)
+        placement = self._holds.take(gang, request, named)
+        if placement is not None:
+            return placement
+        member.narrowed = named.resolve()
+        placement = self._holds.exchange(gang, request, named)
         if placement is not None:
             return placement
         if not gang.free_holds and len(self._holds.unplaced(gang)) <= gang.present() - gang.required:
             return None
-        member.candidates = named.resolve()
         gang.replans += 1
         self._holds.release(gang)
         if gang.replans > 2 * gang.group.size + SPARE_REPLANS:
