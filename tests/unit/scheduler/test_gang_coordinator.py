@@ -228,6 +228,76 @@ async def test_a_plan_that_kube_scheduler_makes_impossible_is_given_up_with_the_
     assert (held(world), world.ledger.pods(), world.api.calls) == (0, [], [])
 
 
+@in_fake_time
+async def test_members_that_ask_for_the_same_leave_a_restricted_one_its_node() -> None:
+    world = World(machine("n1"), machine("n2"))
+    pods, blocker = gang(4), using_downward_api(gpu_pod("blocker"))
+    world.create(blocker.on("n1", "n1-0,NVIDIA,81920,0:;"), *pods)
+    allowed = [None, None, None, ["n1"]]
+    for pod, names in zip(pods, allowed, strict=True):
+        assert world.filtered(pod, names)["NodeNames"] is None
+    world.api.delete_pod("default/blocker")
+    world.watch()
+    assert len(await woken(world)) == 4
+    chosen = [world.chosen(pod, names) for pod, names in zip(pods, allowed, strict=True)]
+    assert (chosen[3], sorted(chosen)) == ("n1", ["n1", "n1", "n2", "n2"])
+
+
+@in_fake_time
+async def test_members_exchange_their_places_before_one_goes_to_another_node() -> None:
+    names = ["n1", "n2", "n3", "n4"]
+    world = World(*(machine(name, cards=1) for name in names))
+    pods = gang(3)
+    world.create(*pods)
+    found = world.engine.gangs.registry.get("default", "g")
+    assert found is not None
+    world.chosen(pods[0])
+    planned = {hold.member: hold.placement.node for holds in found.holds.values() for hold in holds}
+    [own, others] = planned[uid(pods[1])], planned[uid(pods[2])]
+    assert world.chosen(pods[1], [name for name in names if name != own]) == others
+    assert world.chosen(pods[2]) == own
+
+
+@in_fake_time
+async def test_the_next_plan_respects_the_node_that_a_member_could_not_get() -> None:
+    world = World(machine("n1", cards=1), machine("n2", cards=1))
+    pods = gang(2)
+    world.create(*pods)
+    first = world.chosen(pods[0])
+    bind = asyncio.ensure_future(world.bound(pods[0], first))
+    await asyncio.sleep(0)
+    assert world.filtered(pods[1], [first])["NodeNames"] is None
+    assert "does not allow the planned node for pod g-1" in await bind
+    await asyncio.sleep(10)
+    other = world.chosen(pods[0])
+    assert other != first
+    binds = world.bound(pods[0], other), world.bound(pods[1], world.chosen(pods[1], [first]))
+    assert await asyncio.gather(*binds) == ["", ""]
+
+
+@in_fake_time
+async def test_what_an_earlier_plan_was_not_allowed_makes_no_later_one_impossible() -> None:
+    world = World(machine("n1", cards=1), machine("n2", cards=1))
+    pods = gang(2)
+    world.create(*pods)
+    first = world.chosen(pods[0])
+    assert world.filtered(pods[1], [first])["NodeNames"] is None
+    world.create(using_downward_api(gpu_pod("other")).on(first, f"{first}-0,NVIDIA,81920,0:;"))
+    world.api.add_node(machine("n3", cards=1))
+    world.watch()
+    await asyncio.sleep(10)
+    assert await bind_all(world, pods) == ["", ""]
+
+
+@in_fake_time
+async def test_an_optional_member_that_comes_first_takes_the_place_of_another_one() -> None:
+    world = World(machine("n1"))
+    pods = gang(3, gang_min="2")
+    world.create(*pods)
+    asked = [pods[2], pods[1]]
+    assert await bind_all(world, asked) == ["", ""]
+
+
 # -- pods that come and go
 
 

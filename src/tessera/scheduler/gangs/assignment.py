@@ -17,25 +17,21 @@ from tessera.scheduler.gangs.gang import Gang, Hold, MemberState
 
 
 def take_hold(gang: Gang, request: PodRequest, allowed: CandidateNames) -> Hold | None:
-    """Remove a hold for a member from the free ones, on a node that is allowed; None if no exchange makes one free.
-
-    A member without a hold may take that of another one: then there are fewer holds than members, and not all members
-    are required.
-    """
+    """Remove a hold for a member from the free ones, on a node that is allowed; None if no exchange makes one free."""
     own = _own(gang, request)
     if own is None or own.placement.node not in allowed:
         moves = finish(_Exchange(gang, request, allowed).find())
         for uid, hold in moves or ():
             hold.member = uid
-        if moves is None and own is not None:
-            return None
-        free = gang.holds.get(request.shape, ())
-        own = moves[0][1] if moves else next((hold for hold in free if hold.placement.node in allowed), None)
+        own = moves[0][1] if moves else None
     return _remove(gang, own)
 
 
 def take_any_hold(gang: Gang, request: PodRequest) -> Hold | None:
-    """Remove the hold of a member, or another one of its shape, wherever it is."""
+    """Remove the hold of a member, or another one of its shape, wherever it is.
+
+    A member without a hold may take that of another one: there are fewer holds than members, and not all are required.
+    """
     free = gang.holds.get(request.shape, ())
     unmeant = (hold for hold in free if not _is_meant(gang, hold))
     return _remove(gang, _own(gang, request) or next(unmeant, None) or next(iter(free), None))
