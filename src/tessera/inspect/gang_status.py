@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tessera.core.gang_preemption import GangDemand
+from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import GangMember
 from tessera.core.gangs import GangMisfit, GangPlanning, describe_members
 from tessera.core.requests import PodRequest

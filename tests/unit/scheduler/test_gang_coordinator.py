@@ -253,7 +253,7 @@ async def test_members_exchange_their_places_before_one_goes_to_another_node() -
     assert found is not None
     world.chosen(pods[0])
     planned = {hold.member: hold.placement.node for holds in found.holds.values() for hold in holds}
-    [own, others] = planned[uid(pods[1])], planned[uid(pods[2])]
+    own, others = planned[uid(pods[1])], planned[uid(pods[2])]
     assert world.chosen(pods[1], [name for name in names if name != own]) == others
     assert world.chosen(pods[2]) == own
 
@@ -271,7 +271,7 @@ async def test_the_next_plan_respects_the_node_that_a_member_could_not_get() -> 
     await asyncio.sleep(10)
     other = world.chosen(pods[0])
     assert other != first
-    binds = world.bound(pods[0], other), world.bound(pods[1], world.chosen(pods[1], [first]))
+    binds = [world.bound(pods[0], other), world.bound(pods[1], world.chosen(pods[1], [first]))]
     assert await asyncio.gather(*binds) == ["", ""]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from tessera.core import gang_preemption
 from tessera.core.audit import audit
-from tessera.core.gang_preemption import GangDemand, GangSearch, GangVictims
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_preemption import GangSearch, GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.gangs import claims, preemptor

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from tessera.core.gang_preemption import GangDemand
+from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import Domains, GangMember, Placed
 from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement

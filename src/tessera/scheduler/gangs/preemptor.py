@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 
 from tessera.core import gang_preemption
-from tessera.core.gang_preemption import GangDemand, GangVictims
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_preemption import GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.victims import PodTraits
 from tessera.scheduler.evictor import Evictor
