@@ -393,7 +393,7 @@ async def test_a_process_that_ended_while_it_wrote_leaves_a_gang_that_the_next_o
     await bind_all(world, pods)
     assert sorted(map(bool, nodes_of(world, pods))) == [False, False, True, True]
     world.restart()
-    world.engine.gangs.recover()
+    world.engine.gangs.recover(lambda work: work.close())
     assert (state(world), held(world)) == (GangState.COMPLETING, 2)
     thief = using_downward_api(gpu_pod("thief"))
     world.create(thief)
@@ -413,7 +413,7 @@ async def test_what_is_held_for_the_rest_of_a_gang_is_free_again_after_a_while()
     world.api.script("bind", Step(), Step(), *[Step(refused(500))] * 8)
     await bind_all(world, pods)
     world.restart()
-    world.engine.gangs.recover()
+    world.engine.gangs.recover(lambda work: work.close())
     await asyncio.sleep(301)
     world.engine.gangs.tick()
     assert held(world) == 0

@@ -102,6 +102,8 @@ class Member:
     narrowed: Candidates | None = None
     """of a filter call that did not allow its hold. Other members may have taken the cpu of its other nodes by then, so
     this says where it can go beside them: the next plan respects it, if it can"""
+    is_tried: bool = False
+    """its last filter call was for its nominated node alone"""
     unseen_ticks: int = 0
     """while only filter knows it"""
     is_shown: bool = False
@@ -145,6 +147,8 @@ class Gang:
     """uids of pods that the claims wait for"""
     is_claimed: bool = False
     """all members have their claims"""
+    shown: dict[str, PodRequest] = field(default_factory=dict)
+    """members whose nominated node the API shows, by uid"""
     waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     """by uid; the result is empty, or why the gang was given up"""
     released: set[str] = field(default_factory=set)

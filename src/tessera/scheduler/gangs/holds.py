@@ -31,6 +31,8 @@ HOLD_PREFIX = "gang/"
 """of the uids of holds; no pod's uid has a slash"""
 MEMBERS_AT_ONCE = 24
 """placed between two pauses of a plan: 4 ms for one card each, 8 ms for eight"""
+PLAN_AGAIN = 3
+"""times at once, if members come or go in a pause"""
 MOST_EXCHANGED = 8
 """nodes on which the holds of other members may make way for a member"""
 UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})

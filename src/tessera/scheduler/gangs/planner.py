@@ -20,7 +20,7 @@ from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
 from tessera.scheduler.gangs.completion import GangCompletion
 from tessera.scheduler.gangs.gang import Gang, GangState, Member
-from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds
 from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
@@ -29,8 +29,6 @@ from tessera.scheduler.unschedulable_pods import MOST_WORK
 
 PAUSE_SECONDS = 1.0
 """between two plans of a large gang that does not fit, or whose members change meanwhile"""
-PLAN_AGAIN = 3
-"""times at once, if members come or go in a pause"""
 MOST_REPLANNED = 64
 """members without a place up to which a gang is planned again in one step; a larger plan is given up instead"""
 SPARE_REPLANS = 8
