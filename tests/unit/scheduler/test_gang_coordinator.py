@@ -187,6 +187,20 @@ async def test_only_the_minimum_must_be_there() -> None:
 
 
 @in_fake_time
+async def test_pods_beyond_the_size_of_a_gang_are_not_planned_and_follow_as_single_ones() -> None:
+    world = World(machine("n1"), machine("n2"), machine("n3"))
+    pods = [pod.in_gang("g", 2) for pod in gang(5)]
+    world.create(*pods)
+    first = world.chosen(pods[4])
+    assert held(world) == 1
+    one, others = await asyncio.gather(world.bound(pods[4], first), bind_all(world, pods[:1]))
+    assert (one, others) == ("", [""])
+    world.watch()
+    assert await bind_all(world, pods[1:4]) == [""] * 3
+    assert all(nodes_of(world, pods))
+
+
+@in_fake_time
 async def test_members_may_differ() -> None:
     world = World(machine("n1", cards=4), machine("n2", cards=2))
     large = using_downward_api(gpu_pod("large", gpu=4)).in_gang("g", 3)
