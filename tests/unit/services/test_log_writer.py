@@ -135,7 +135,7 @@ def test_the_traceback_of_a_process_that_fails_stands_behind_all_its_lines() -> 
         [sys.executable, "-c", PROCESS, "200", "raise"], capture_output=True, text=True, timeout=TIMEOUT_S
     )
     lines = done.stderr.splitlines()
-    assert [f'"number": {number},' in line for number, line in enumerate(lines[:200])] == [True] * 200
+    assert [f'"number":{number},' in line for number, line in enumerate(lines[:200])] == [True] * 200
     assert lines[200].startswith("Traceback")
     assert lines[-1] == "RuntimeError: after the lines"
 
