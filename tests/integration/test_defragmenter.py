@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -40,7 +41,7 @@ async def fragment(cluster: Product) -> None:
     """One Deployment on each of two nodes with one card, and a pod that wants a whole one."""
     for name, mem in (("small", 10_000), ("large", 20_000)):
         await cluster.plane.client.create(DEPLOYMENTS, deployment(name, mem=mem))
-        await cluster.until(lambda name=name: pod_of(cluster, name), what=f"{name} runs")
+        await cluster.until(partial(pod_of, cluster, name), what=f"{name} runs")
     await cluster.plane.create_pod(gpu_pod("waiting", gpu=1, cores=100))
     await cluster.refused("waiting")
 

@@ -74,8 +74,9 @@ class HeldMoves:
         return self._held.get(uid)
 
     def is_over(self, uid: str) -> bool:
-        """Whether the successor has taken the place."""
-        return uid in self._taken
+        """Whether the place is taken, or the pod that it is held for has another."""
+        held = self._held.get(uid)
+        return uid in self._taken or (held is not None and self.has_place(held.pod))
 
     def has_place(self, pod: str) -> bool:
         """Whether this pod needs no place any more, as after a restart that follows its bind."""
@@ -210,7 +211,8 @@ class MoveHolds:
                 self._moves.release(uid)
 
     def end_overdue(self) -> None:
-        """Release what was held for too long; called at every tick."""
+        """Release what was held for too long, and remove what is asked for no longer; called at every tick. The process
+        that asked has ended by then, or does not need it any more."""
         now = self._now()
         overdue = self._moves.overdue(now)
         for uid in overdue:
@@ -218,7 +220,7 @@ class MoveHolds:
         if overdue:
             self._on_room()
         for name, asked in self._asked.items():
-            late = [uid for uid, hold in asked.items() if hold.until <= now]
+            late = [uid for uid, hold in asked.items() if hold.until <= now or self._moves.is_over(uid)]
             if late and self._is_ready():
                 self._spawn(self._write(name, {keys.MOVE_PREFIX + uid: None for uid in late}))
 

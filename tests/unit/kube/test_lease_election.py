@@ -89,7 +89,7 @@ async def test_of_two_that_take_a_free_lease_at_the_same_time_one_gets_it() -> N
             return msgspec.convert(seen, kind)
 
         assert await two.acquire()
-        on.client.get = stale  # type: ignore[method-assign]
+        on.client.get = stale  # type: ignore[method-assign, assignment]
         assert not await one.acquire()
         on.client.get = get  # type: ignore[method-assign]
         assert (two.is_held(), one.is_held()) == (True, False)

@@ -116,6 +116,31 @@ async def test_a_place_is_released_when_its_time_is_over_and_the_annotation_remo
     assert KEY not in moves.world.api.nodes["n2"].annotations
 
 
+async def test_the_annotation_of_a_place_that_is_taken_is_removed_even_if_no_other_process_does() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    moves.holds.end_overdue()
+    await moves.settle()
+    assert KEY in moves.world.api.nodes["n2"].annotations
+    new = successor()
+    moves.world.create(new)
+    assert moves.world.chosen(new) == "n2"
+    moves.holds.end_overdue()
+    await moves.settle()
+    assert KEY not in moves.world.api.nodes["n2"].annotations
+    assert moves.used == 30_000
+
+
+async def test_a_place_ends_when_the_pod_that_it_is_held_for_has_another() -> None:
+    moves = await waiting_world()
+    await moves.annotate(hold_for(WAITING, "uid-old"))
+    moves.world.create(WAITING.on("n1", "n1-0,NVIDIA,35000,0:;"))
+    moves.holds.end_overdue()
+    await moves.settle()
+    assert KEY not in moves.world.api.nodes["n2"].annotations
+    assert moves.used == 30_000
+
+
 async def test_what_was_held_is_held_again_by_the_next_process_before_it_decides() -> None:
     moves = Moves()
     await moves.annotate(HOLD)
