@@ -334,8 +334,18 @@ class Engine:
                 await asyncio.gather(*[self._wake_members(waking) for _ in range(min(AT_ONCE, len(members)))])
             for pod in self.preemptor.ready():
                 await self._wake(pod, self.unschedulable.on_wake_failed)
+            for pod in self._ready_after_moves():
+                await self._wake(pod, self.unschedulable.on_wake_failed)
             async for pod in self.unschedulable.wake(self.selector):
                 await self._wake(pod, self.unschedulable.on_wake_failed)
+
+    def _ready_after_moves(self) -> Iterator[PodRequest]:
+        """Pods for which others were moved away, each once until it is refused again."""
+        for uid in self.cycles.moves.ready():
+            pod = self.unschedulable.get(uid)
+            if pod is not None and not pod.is_woken:
+                pod.is_woken = True
+                yield pod.request
 
     async def _wake_members(self, members: Iterator[PodRequest]) -> None:
         for member in members:
