@@ -60,7 +60,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
                               "unit/scheduler/test_preemptor_races.py"),
     "core/matching": ("unit/core/test_matching.py",),
     "scheduler/nominated_nodes": ("unit/scheduler/test_gang_preemptor.py", "unit/scheduler/test_preemptor.py"),
-    "scheduler/gangs/assignment": ("unit/scheduler/test_gang_coordinator.py",),
+    "scheduler/gangs/assignment": ("unit/scheduler/test_gang_assignment.py",),
     "scheduler/gangs/barrier": ("unit/scheduler/test_gang_coordinator.py",),
     "scheduler/gangs/claims": ("unit/scheduler/test_gang_preemptor.py",),
     "scheduler/gangs/completion": ("unit/scheduler/test_gang_coordinator.py", "unit/scheduler/test_gang_slices.py"),
