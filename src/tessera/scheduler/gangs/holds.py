@@ -22,7 +22,7 @@ from tessera.core.selection import CandidateNames, Candidates, Selected, Selecto
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
-from tessera.wire.objects import Node
+from tessera.wire.objects import Node, Workload
 
 HOLD_PREFIX = "gang/"
 """of the uids of holds; no pod's uid has a slash"""
@@ -151,6 +151,17 @@ class GangHolds:
 
     def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
         self.put(gang, self.named(gang, request), placement)
+
+    def hold_moved(self, gang: Gang, request: PodRequest, workload: Workload, named: CandidateNames) -> bool:
+        """Hold for the gang what is held for the successors of its members, which were moved (`move_holds`): whether it
+        is enough for the gang. The members are alike: one controller made them."""
+        moves = self._cycles.moves
+        while len(moves) and (found := moves.take(workload, request, named)) is not None:
+            self.hold_one(gang, request, found[1])
+        if gang.free_holds and gang.free_holds + gang.present() - len(self.unplaced(gang)) >= gang.required:
+            return True
+        self.release(gang)
+        return False
 
     def named(self, gang: Gang, request: PodRequest) -> PodRequest:
         """The request under the next name of the gang's holds and claims."""
