@@ -9,6 +9,7 @@ writer that is closed has written all that was queued, unless the stream stays b
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -142,4 +143,8 @@ class LogWriter:
         # Not through the stream: at its end, the interpreter aborts if a thread is blocked in the stream's buffer.
         data = text.encode(errors="backslashreplace")
         while data:
-            data = data[os.write(self._descriptor, data) :]
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                # A program that shares the descriptor has made it non-blocking: wait here instead of there.
+                select.select([], [self._descriptor], [])
