@@ -164,7 +164,8 @@ class GangHolds:
         is enough for the gang. The members are alike: one controller made them."""
         moves = self._cycles.moves
         while len(moves) and (found := moves.take(workload, request, named)) is not None:
-            self.hold_one(gang, request, found[1])
+            held = self.named(gang, request)
+            self.put(gang, Hold(held.uid, held, found[1]))
         if gang.free_holds and gang.free_holds + gang.present() - len(self.unplaced(gang)) >= gang.required:
             return True
         self.release(gang)
