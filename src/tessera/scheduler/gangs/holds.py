@@ -25,7 +25,7 @@ from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
-from tessera.wire.objects import Node
+from tessera.wire.objects import Node, Workload
 
 HOLD_PREFIX = "gang/"
 """of the uids of holds; no pod's uid has a slash"""
@@ -162,6 +162,18 @@ class GangHolds:
         """For the member that asks for it."""
         held = self.named(gang, request)
         self.put(gang, Hold(held.uid, held, placement, request.uid))
+
+    def hold_moved(self, gang: Gang, request: PodRequest, workload: Workload, named: CandidateNames) -> bool:
+        """Hold for the gang what is held for the successors of its members, which were moved (`move_holds`): whether it
+        is enough for the gang. The members are alike: one controller made them."""
+        moves = self._cycles.moves
+        while len(moves) and (found := moves.take(workload, request, named)) is not None:
+            held = self.named(gang, request)
+            self.put(gang, Hold(held.uid, held, found[1]))
+        if gang.free_holds and gang.free_holds + gang.present() - len(self.unplaced(gang)) >= gang.required:
+            return True
+        self.release(gang)
+        return False
 
     def named(self, gang: Gang, request: PodRequest) -> PodRequest:
         """The request under the next name of the gang's holds and claims."""
