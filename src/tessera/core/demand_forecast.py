@@ -70,8 +70,8 @@ class DemandForecast:
     """by model: that demand against the free cards of the model; 1 = all of them are needed"""
     whole_part: float = 0.0
     """of the demand for cards: requests for more than half of a card, which hardly ever share one"""
-    whole_need: float = 0.0
-    """the same against the unused cards; above 1 some of these pods will find none"""
+    whole_need: float = 1.0
+    """the same against the unused cards, at least 1; above it some of these pods will find none"""
     memory_part: float = 0.5
     """how much of a card's worth is its memory; the rest is its cores"""
 

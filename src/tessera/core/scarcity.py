@@ -39,7 +39,8 @@ def against_what_is_left(
         group._replace(need=_need(group.part, supply.all_free, group.cards * supply.places(group)))
         for group in expected.groups
     )
-    whole_need = _need(expected.whole_part, supply.all_free, supply.whole)
+    # Below 1 there are enough, and it makes no difference how many more: the forecast stays the same.
+    whole_need = max(_need(expected.whole_part, supply.all_free, supply.whole), 1.0)
     found = replace(expected, groups=groups, pressure=pressure, whole_need=whole_need)
     return current if current is not None and vars(current) == vars(found) else found
 

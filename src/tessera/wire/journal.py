@@ -412,7 +412,7 @@ class Forecast(_Value, frozen=True):
     group_needs: tuple[tuple[float, int, int, tuple[str, ...]], ...] = ()
     """by group: need, CPU, memory, accepted models; older journals have none, and the part stood for the need"""
     pressure: dict[str, float] = {}
-    whole_need: float = 0.0
+    whole_need: float = 1.0
     memory_part: float = 0.5
 
     @classmethod

@@ -50,7 +50,7 @@ FORECASTS = st.builds(
     loads=st.lists(LOADS, max_size=2).map(tuple),
     groups=st.sampled_from(GROUPS),
     pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
-    whole_need=st.sampled_from((0.5, 1.5)),
+    whole_need=st.sampled_from((1.0, 1.5)),
     memory_part=st.sampled_from((0.0, 0.5, 0.8)),
 )
 
@@ -148,7 +148,7 @@ def plain_loss(view: NodeInfo, host: HostRequest | None, forecast: DemandForecas
         else:
             loss += waste(memory, cores)
     loss += SCARCE * sum(forecast.pressure.get(model, 0.0) * (1.0 - forecast.worth(m, c)) for m, c, model in free)
-    loss -= SCARCE * max(forecast.whole_need - 1.0, 0.0) * sum(card.used == 0 for card in view.cards)
+    loss -= SCARCE * (forecast.whole_need - 1.0) * sum(card.used == 0 for card in view.cards)
     if host is not None:
         for load in forecast.loads:
             served = min(host.cpu / load.cpu, host.memory / load.memory)

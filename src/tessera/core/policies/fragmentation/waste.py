@@ -52,7 +52,7 @@ def worth_of_unused(forecast: DemandForecast) -> float:
     Nothing while there are enough unused cards for the pods that need one. Once there are not, a pod that could share
     a card and opens another one takes it from a pod that cannot.
     """
-    return SCARCE * max(forecast.whole_need - 1.0, 0.0)
+    return SCARCE * (forecast.whole_need - 1.0)
 
 
 @lru_cache(maxsize=8)
