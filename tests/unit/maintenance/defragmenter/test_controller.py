@@ -58,6 +58,7 @@ class Stage:
     looks: int = 0
     asked: list[MoveHold] = field(default_factory=list)
     """each hold as it was first seen by the scheduler"""
+    extended: list[MoveHold] = field(default_factory=list)
     election: StubElection = field(default_factory=StubElection)
 
     def __post_init__(self) -> None:
@@ -93,8 +94,11 @@ class Stage:
         await self.apply(path, body, **more)
         for key, text in body["metadata"]["annotations"].items():
             hold = decode_move_hold(text) if text else None
+            if hold is not None and hold.state is HoldState.HELD:
+                self.extended.append(hold)
             if hold is not None and hold.state is HoldState.ASKED:
                 self.asked.append(hold)
+                self.now += 7  # The scheduler takes its time.
                 held = encode_move_hold(structs.replace(hold, state=HoldState.HELD))
                 if self.answers:
                     await self.apply(path, {"metadata": {"annotations": {key: held}}})
@@ -125,6 +129,7 @@ async def test_what_is_gained_is_held_before_the_first_eviction_and_given_back_i
         assert [card.uuid for card in gained.cards] == ["n1-0"]
         assert (gained.name, bool(gained.pod), len(gained.leaving)) == ("waiting", True, 1)
         assert (target.kind, target.name, [card.uuid for card in target.cards]) == ("Job", "small", ["n2-0"])
+        assert [(hold.pod, hold.until - gained.until) for hold in on.extended] == [(gained.pod, 14.0)]
         assert await on.names() == ["large", "waiting"]
         assert await on.holds() == []
         assert on.budget.left() == 2
