@@ -291,7 +291,7 @@ async def test_a_claim_allocated_anew_gets_what_is_allocated_now(tmp_path: Path)
 
 async def test_many_calls_at_once_are_served(tmp_path: Path) -> None:
     """Also several for one claim, with unprepare among them: the last one counts."""
-    async with claim_node(tmp_path) as node:
+    async with claim_node(tmp_path, node={"devicesplitcount": 6}) as node:
         claims = [await node.claim(f"c{n}", node.part(n % 2, memory=1000 + n)) for n in range(12)]
         await asyncio.gather(*(node.prepare(each) for each in claims), *(node.prepare(each) for each in claims))
         assert node.specs() == sorted(each.uid for each in claims)

@@ -27,6 +27,8 @@ from tessera.wire.resource_api import (
     CORDONED,
     CORES,
     HELD,
+    MANAGED,
+    MANAGED_BY_TESSERA,
     MEMORY,
     MOST_COUNTER_SETS,
     MOST_DEVICES,
@@ -92,6 +94,8 @@ class Surrounding:
     cordoned: Collection[str] = ()
     held: Collection[str] = ()
     """cards that pods without claims hold"""
+    managed: bool = False
+    """whether Tessera's scheduler allocates all of them"""
     nvlink_groups: Mapping[str, str] | None = None
 
 
@@ -206,6 +210,8 @@ def _device(offer: Offer, around: Surrounding) -> SliceDevice:
 
 
 def _taints(offer: Offer, around: Surrounding) -> Iterator[Taint]:
+    if around.managed:
+        yield Taint(key=MANAGED, value=MANAGED_BY_TESSERA, effect=NO_SCHEDULE)
     if not offer.card.healthy:
         yield Taint(key=UNHEALTHY, effect=NO_SCHEDULE)
     if offer.uuid in around.cordoned:
