@@ -189,6 +189,8 @@ class World:
             kind, key = self.api.changes.popleft()
             if kind == "node":
                 _show(self.nodes, key, self.api.nodes.get(key))
+            elif kind == "claim":
+                _show(self.engine.claims.claims, key, self.api.claims.get(key))
             else:
                 _show(self.pods, key, self.api.pods.get(key))
 

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     NODE_INSUFFICIENT_DEVICE = "NodeInsufficientDevice"
     VENDOR_UNKNOWN = "Device type not found"
     GANG_WAITING = "GangWaiting"
+    CLAIM_ELSEWHERE = "ClaimOnAnotherNode"
 
     CARD_NOT_HEALTHY = "CardNotHealth"
     CARD_UNHEALTHY = "CardUnhealthy"
@@ -50,6 +51,7 @@ NODE_REASONS = frozenset(
         Reason.NODE_INSUFFICIENT_DEVICE,
         Reason.VENDOR_UNKNOWN,
         Reason.GANG_WAITING,
+        Reason.CLAIM_ELSEWHERE,
     }
 )
 
@@ -59,6 +61,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.NODE_UNREGISTERED: "no device plugin has registered cards on the node",
         Reason.NODE_UNAVAILABLE: "the node's cards or allocations cannot be read",
         Reason.NODE_INSUFFICIENT_DEVICE: "the node has fewer cards than requested",
+        Reason.CLAIM_ELSEWHERE: "a ResourceClaim of the pod is allocated on another node",
         Reason.VENDOR_UNKNOWN: "the device configuration has no such cards",
         Reason.CARD_NOT_HEALTHY: "the card is unhealthy, or its use is uncertain",
         Reason.CARD_UNHEALTHY: "the card is unhealthy",
@@ -121,8 +124,8 @@ class Misfit:
     def text(self) -> str:
         """HAMi's wire form: `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`, entries sorted as strings."""
         first = self.counts[0][0] if self.counts else Reason.NODE_UNAVAILABLE
-        if first is Reason.GANG_WAITING:
-            return self.detail  # A gang is refused as a whole: kube-scheduler shows one reason for all nodes.
+        if first in (Reason.GANG_WAITING, Reason.CLAIM_ELSEWHERE):
+            return self.detail  # One reason for all nodes, which kube-scheduler shows.
         if first in NODE_REASONS:
             return first.value
         return ", ".join(sorted(f"{count}/{self.total} {reason.value}" for reason, count in self.counts))

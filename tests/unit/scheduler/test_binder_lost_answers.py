@@ -8,7 +8,7 @@ import pytest
 
 from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError
-from tessera.scheduler.binder import ATTEMPTS
+from tessera.scheduler.write_retries import ATTEMPTS
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys

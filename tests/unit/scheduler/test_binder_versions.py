@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tessera.scheduler.binder import ATTEMPTS
+from tessera.scheduler.write_retries import ATTEMPTS
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys
