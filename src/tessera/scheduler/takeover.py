@@ -102,7 +102,8 @@ class Takeover:
                         found = await self._api.unbound_pods()
                         pods = [pod for pod in found if self._is_ours(pod)]
                         claims = await self._claims_to_touch(pods) if self._reads_claims else []
-                        self._left = {each.metadata.uid: each for each in (*pods, *claims)}
+                        everything: list[Pod | ResourceClaim] = [*pods, *claims]
+                        self._left = {each.metadata.uid: each for each in everything}
                         self._nominated = [pod for pod in pods if _is_nominated(pod)]
                         is_listed = True
                     self.problem = await self._touch_all(number, fence)

@@ -121,7 +121,7 @@ class ClaimBook:
     # -- what the API shows
 
     def observe(self, claim: ResourceClaim) -> None:
-        """From the informer, or from the answer to a write or a touch."""
+        """The informer shows the claim."""
         key = f"{claim.metadata.namespace}/{claim.metadata.name}"
         record = self._records.get(key)
         if record is not None and record.uid != claim.metadata.uid:
@@ -140,6 +140,11 @@ class ClaimBook:
             return
         self._charge(record)
         self._listener.on_claim(record)
+
+    def learn(self, record: ClaimRecord, claim: ResourceClaim) -> None:
+        """An answer shows the claim. What is sent next is for this version, and only a later one shows its end."""
+        if self._records.get(record.key) is record:
+            self.observe(claim)
 
     def drop(self, key: str) -> None:
         """The claim is gone; a write for it cannot land any more."""

@@ -136,7 +136,7 @@ class ClaimWriter:
             if record.state is not WriteState.UNCERTAIN:
                 continue
             try:
-                self._book.observe(await self._touch(record))
+                self._book.learn(record, await self._touch(record))
             except KubeError as error:
                 if isinstance(error, ApiError) and error.status in (NOT_FOUND, CONFLICT):
                     continue  # Gone: the informer is about to show it.
@@ -205,13 +205,14 @@ class ClaimWriter:
         for attempt in range(1, ATTEMPTS + 1):
             if pause:
                 await asyncio.sleep(pause)
-            if not self._tenure.is_held() or self._tenure.number != number:
-                error = NOT_LEADING
-                break
             pause = pause_before(attempt)
             try:
                 if write.facts is not None:
                     claim = await self._protect(claim)
+                self._book.learn(write.record, claim)
+                if not self._tenure.is_held() or self._tenure.number != number:
+                    error = NOT_LEADING
+                    break
                 self._before_claim()
                 answer = await self._api.write_claim_status(claim, write.status)
             except ApiError as refusal:
@@ -245,7 +246,7 @@ class ClaimWriter:
         found = await self._touch(write.record)
         if write.has_landed(found):
             return found
-        self._book.observe(found)
+        self._book.learn(write.record, found)
         return error
 
     async def _protect(self, claim: ResourceClaim) -> ResourceClaim:
