@@ -29,6 +29,7 @@ class Reason(StrEnum):
     CARD_CORDONED = "CardCordoned"
     CARD_TYPE_MISMATCH = "CardTypeMismatch"
     CARD_UUID_MISMATCH = "CardUuidMismatch"
+    CARD_SELECTOR_MISMATCH = "CardSelectorMismatch"
     NUMA_NOT_FIT = "NumaNotFit"
     CARD_SLOTS_EXHAUSTED = "CardTimeSlicingExhausted"
     EXCLUSIVE_CONFLICT = "ExclusiveDeviceAllocateConflict"
@@ -42,6 +43,7 @@ class Reason(StrEnum):
     QOS_MISMATCH = "CardQosPolicyMismatch"
     APP_CLASS_MISMATCH = "CardAppClassMismatch"
     MODE_NOT_FIT = "ModeNotFit"
+    ATTRIBUTES_NOT_FIT = "CardAttributesNotFit"
 
 
 NODE_REASONS = frozenset(
@@ -68,6 +70,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.CARD_CORDONED: "an administrator closed the card to new pods",
         Reason.CARD_TYPE_MISMATCH: "the pod does not accept this model or sharing mode",
         Reason.CARD_UUID_MISMATCH: "the pod asks for other cards by UUID",
+        Reason.CARD_SELECTOR_MISMATCH: "the card is not for claims, or the claim's selectors or class do not match it",
         Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
         Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
         Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
@@ -81,6 +84,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.QOS_MISMATCH: "pods with another QoS policy use the card",
         Reason.APP_CLASS_MISMATCH: "pods of another class use the card",
         Reason.MODE_NOT_FIT: "the card is in another mode",
+        Reason.ATTRIBUTES_NOT_FIT: "the cards that fit do not meet the claim's constraints on attributes together",
     }
 )
 """for people to read"""

@@ -14,7 +14,7 @@ from tessera.scheduler.pod_cycle import CycleState
 from tessera.wire import keys
 from tessera.wire.resource_api import DRIVER, ClaimStatus, Consumer, ResourceClaim
 from tests.support.builders import ALLOCATED, PodBuilder, gpu_pod, node, pod
-from tests.support.claims import (
+from tests.support.claim_scheduler import (
     ClaimWorld,
     agent_node,
     claiming,
