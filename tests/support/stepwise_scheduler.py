@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC
 from typing import Any
@@ -133,7 +133,7 @@ class World:
             self.settings,
             self.api,
             clock=Clock(self.now, self.time, UTC),
-            spawn=lambda work: work.close(),
+            spawn=self.spawn,
             observer=self.observer(),
             tenure=Tenure(lambda: self.leads),
         )
@@ -143,6 +143,9 @@ class World:
         self.unschedulable, self.queue, self.cycles = engine.unschedulable, engine.queue, engine.cycles
         self.filter, self.binder = engine.filter, engine.binder
         self.pods, self.nodes, self.quotas = engine.pods, engine.nodes, engine.quotas
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        work.close()
 
     def observer(self) -> SchedulerObserver:
         return self.reports
@@ -189,6 +192,8 @@ class World:
             kind, key = self.api.changes.popleft()
             if kind == "node":
                 _show(self.nodes, key, self.api.nodes.get(key))
+            elif kind == "claim":
+                _show(self.engine.claims.claims, key, self.api.claims.get(key))
             else:
                 _show(self.pods, key, self.api.pods.get(key))
 
@@ -291,6 +296,8 @@ def assert_cycles_match(engine: Engine) -> None:
     for entry in engine.ledger.pods():
         if entry.facts.uid.startswith(HOLD_PREFIX):
             continue  # Held for a gang.
+        if any(record.uid == entry.facts.uid for record in engine.claims.book):
+            continue  # What a claim holds is its own.
         assert entry.observed or engine.cycles.get(entry.facts.uid) is not None, f"{entry.facts.uid} has no record"
 
 

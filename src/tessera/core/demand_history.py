@@ -65,7 +65,7 @@ class DemandHistory:
         """Count a pod that was not counted before; True if that renewed the forecast."""
         asked = [request for _, request in pod.requests if request.count > 0]
         for request in asked:
-            counted = CountedRequest(request, pod.constraint(request.vendor), pod.host or HostRequest())
+            counted = CountedRequest(request, pod.constraint_of(request), pod.host or HostRequest())
             self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
             self._stale_after -= _cards(request, arrays)
         if not asked:

@@ -11,8 +11,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 from tessera.core.demand_forecast import DemandForecast
+from tessera.core.devices import Published
 
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
@@ -50,11 +52,57 @@ class Role(Enum):
     SIDECAR = "sidecar"
     """an init container with restartPolicy Always: runs from its start to the end of the pod"""
     APP = "app"
+    CLAIM = "claim"
+    """no container, but a request of a ResourceClaim: held from before the first container to the end of the pod"""
+
+
+class CardFilter(Protocol):
+    """Which of the cards that are published for claims a request accepts. Equal ones accept the same cards."""
+
+    @property
+    def reads_own(self) -> bool:
+        """Whether the answer depends on what no two cards have in common (`Published.own`)."""
+
+    def accepts(self, published: Published) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Which cards of one vendor a pod accepts. Empty tuples constrain nothing."""
+
+    use_models: tuple[str, ...] = ()
+    """lower-case substrings, one of which must occur in the model"""
+    avoid_models: tuple[str, ...] = ()
+    use_uuids: tuple[str, ...] = ()
+    avoid_uuids: tuple[str, ...] = ()
+    mode: str | None = None
+    """the pod's mode annotation; a card whose mode it does not name is refused"""
+    extra: tuple[tuple[str, str], ...] = ()
+    """further settings that only the vendor's own rules read, sorted by name"""
+    filter: CardFilter | None = None
+    """set for claims, which get published cards only"""
+
+    @property
+    def words(self) -> int:
+        """Models and uuids that are compared with a card."""
+        return len(self.use_models) + len(self.avoid_models) + len(self.use_uuids) + len(self.avoid_uuids)
+
+    def names_mode(self, mode: str) -> bool:
+        """Whether the mode annotation names this mode, alone or among others."""
+        return self.mode is not None and names_word(self.mode, mode)
+
+    def setting(self, name: str) -> str | None:
+        return next((value for key, value in self.extra if key == name), None)
+
+
+UNCONSTRAINED = Constraint()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one container asks of one vendor. Every amount is per card."""
+    """What one container or claim asks of one vendor. Every amount is per card."""
 
     vendor: str
     count: int
@@ -64,6 +112,8 @@ class Request:
     """per cent of each card's memory; 0 = not given"""
     cores: int = 0
     """per cent units; `WHOLE_CARD_CORES` asks for the card alone"""
+    accepts: Constraint | None = None
+    """set for claims: which cards, instead of what the pod's annotations say"""
 
     def memory_on(self, total: int) -> int:
         """MiB this request takes on a card of `total` MiB: the one place where the two ways to ask are resolved."""
@@ -80,33 +130,14 @@ class ContainerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Constraint:
-    """Which cards of one vendor a pod accepts. Empty tuples constrain nothing."""
+class AttributeMatch:
+    """A constraint of a claim: the cards of some requests have one value of an attribute, or all different ones."""
 
-    use_models: tuple[str, ...] = ()
-    """lower-case substrings, one of which must occur in the model"""
-    avoid_models: tuple[str, ...] = ()
-    use_uuids: tuple[str, ...] = ()
-    avoid_uuids: tuple[str, ...] = ()
-    mode: str | None = None
-    """the pod's mode annotation; a card whose mode it does not name is refused"""
-    extra: tuple[tuple[str, str], ...] = ()
-    """further settings that only the vendor's own rules read, sorted by name"""
-
-    @property
-    def words(self) -> int:
-        """Models and uuids that are compared with a card."""
-        return len(self.use_models) + len(self.avoid_models) + len(self.use_uuids) + len(self.avoid_uuids)
-
-    def names_mode(self, mode: str) -> bool:
-        """Whether the mode annotation names this mode, alone or among others."""
-        return self.mode is not None and names_word(self.mode, mode)
-
-    def setting(self, name: str) -> str | None:
-        return next((value for key, value in self.extra if key == name), None)
-
-
-UNCONSTRAINED = Constraint()
+    attribute: str
+    """with its domain"""
+    positions: tuple[int, ...]
+    """of the requests, as in `PodRequest.containers`"""
+    distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +183,15 @@ class PodRequest:
     namespace: str
     name: str
     containers: tuple[ContainerRequest, ...]
-    """one entry for every container, init containers first: positions are the wire's positions"""
+    """one entry for every container, init containers first: positions are the wire's positions. Then one for every
+    request of the pod's claims that are not allocated yet"""
     constraints: tuple[tuple[str, Constraint], ...] = ()
     """by vendor key, sorted; vendors without constraints are left out"""
     numa_bind: bool = False
     node_policy: str = "binpack"
     device_policy: str = "spread"
     weights: Weights = Weights()
+    matches: tuple[AttributeMatch, ...] = ()
     host: HostRequest | None = None
     """set only if the policy uses a forecast, since it makes more shapes"""
     forecast: DemandForecast | None = None
@@ -188,8 +221,10 @@ class PodRequest:
 
     @cached_property
     def requests(self) -> tuple[tuple[int, Request], ...]:
-        """Of all containers and vendors, each with its container's position."""
-        return tuple((place, asked) for place, container in enumerate(self.containers) for asked in container.requests)
+        """Of all containers and vendors, each with its container's position. Claims come first, because they are held
+        when the first container starts."""
+        ordered = sorted(enumerate(self.containers), key=lambda pair: pair[1].role is not Role.CLAIM)
+        return tuple((place, asked) for place, container in ordered for asked in container.requests)
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
@@ -211,8 +246,12 @@ class PodRequest:
                 return constraint
         return UNCONSTRAINED
 
+    def constraint_of(self, request: Request) -> Constraint:
+        """Which cards one of its requests accepts."""
+        return self.constraint(request.vendor) if request.accepts is None else request.accepts
+
     @cached_property
     def shape(self) -> ShapeKey:
         asks = tuple((c.role, c.requests) for c in self.containers)
         policies = self.node_policy, self.device_policy, self.weights, self.host, self.forecast
-        return ShapeKey((asks, self.constraints, self.numa_bind, *policies))
+        return ShapeKey((asks, self.constraints, self.matches, self.numa_bind, *policies))

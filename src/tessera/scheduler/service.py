@@ -20,9 +20,20 @@ from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch, boottime
 from tessera.kube.reflector import Reflector
-from tessera.kube.resources import LEASES, NODES, POD_DISRUPTION_BUDGETS, PODS, RESOURCE_QUOTAS
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    LEASES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+    RESOURCE_SLICES,
+)
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
+from tessera.scheduler.claims.informers import ClaimInformer, ClassInformer
+from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
@@ -37,7 +48,9 @@ from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.victim_book import BudgetInformer
 from tessera.vendors.base import Vendor
 from tessera.wire.admission import FORBIDDEN, Review, Verdict
+from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.objects import Node, Pod, PodDisruptionBudget, ResourceQuota
+from tessera.wire.resource_api import DRIVER, ResourceClaim, ResourceSlice
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +66,9 @@ LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
 
 
-InformerHandler = PodInformer | NodeInformer | QuotaInformer | BudgetInformer
+InformerHandler = (
+    PodInformer | NodeInformer | QuotaInformer | BudgetInformer | ClaimPools | ClassInformer | ClaimInformer
+)
 
 
 class Service:
@@ -95,6 +110,12 @@ class Service:
         if settings.preemption:
             path = POD_DISRUPTION_BUDGETS.path()
             self._informers[engine.budgets] = Reflector(client, path, PodDisruptionBudget, engine.budgets)
+        if settings.dra:
+            claims, selector = engine.claims, f"spec.driver={DRIVER}"
+            slices = Reflector(client, RESOURCE_SLICES.path(), ResourceSlice, claims.pools, field_selector=selector)
+            self._informers[claims.pools] = slices
+            self._informers[claims.classes] = Reflector(client, DEVICE_CLASSES.path(), DeviceClass, claims.classes)
+            self._informers[claims.claims] = Reflector(client, RESOURCE_CLAIMS.path(), ResourceClaim, claims.claims)
         self._leases: Reflector[Lease] | None = None
         if self._lease is not None and lead is not None:
             path, selector = LEASES.path(lead.namespace), f"metadata.name={lead.name}"
@@ -126,8 +147,7 @@ class Service:
 
     def watch_ages(self) -> dict[str, float]:
         """By resource, seconds since its watch last said something."""
-        resources = ("pods", "nodes", "resourcequotas", "poddisruptionbudgets")
-        ages = {name: reflector.age for name, reflector in zip(resources, self._informers.values(), strict=False)}
+        ages = {reflector.resource: reflector.age for reflector in self._informers.values()}
         return ages if self._leases is None else ages | {"leases": self._leases.age}
 
     def unsynced(self) -> str:
@@ -147,6 +167,7 @@ class Service:
                 self._watch(handler)
             for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
+            group.create_task(self.engine.wake_claimants())
             group.create_task(self.engine.preemptor.run())
             group.create_task(self.engine.gang_preemptor.run())
             if self._leases is not None:
@@ -176,6 +197,8 @@ class Service:
         """Read again what an earlier decider may have known better than the watches here; all of it, if there was one
         while this process watched."""
         self._read_again(self.engine.pods)
+        if self.settings.dra:
+            self._read_again(self.engine.claims.claims)
         if self._lease is not None:
             self._read_again(self.engine.nodes)
             self._read_again(self.engine.quotas)

@@ -12,7 +12,7 @@ from msgspec import field
 
 from tessera.wire.claim_spec import ClaimSpec, DeviceConfiguration, DeviceToleration, NodeSelector
 from tessera.wire.keys import DRA_DRIVER
-from tessera.wire.objects import Metadata, Partial, QuantityText
+from tessera.wire.objects import Metadata, Partial, PodClaim, QuantityText
 
 API_VERSION = "resource.k8s.io/v1"
 DRIVER = DRA_DRIVER
@@ -188,14 +188,6 @@ class ClaimResources(Partial, frozen=True):
 class ClaimingContainer(Partial, frozen=True):
     name: str = ""
     resources: ClaimResources = ClaimResources()
-
-
-class PodClaim(Partial, frozen=True):
-    """A claim of a pod: one that exists, or one that is made of a template and named in the pod's status."""
-
-    name: str = ""
-    resource_claim_name: str | None = None
-    resource_claim_template_name: str | None = None
 
 
 class ClaimingPodSpec(Partial, frozen=True):
