@@ -19,6 +19,8 @@ from tessera.core.devices import Published
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
 
+CLAIM_SEPARATOR = ":"
+"""between claim and request in the name under which a request of a claim is placed; no name in the API has it"""
 MAX_CONTAINERS = 512
 """of a pod, init containers included; an apiserver accepts tens of thousands, but no kubelet runs so many"""
 MAX_REQUESTS = 16
@@ -37,6 +39,18 @@ def names_word(text: str, word: str) -> bool:
     HAMi looks for the letters alone, and gives a MIG instance to a pod that misspelt another mode.
     """
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", text) is not None
+
+
+def claim_and_request(container: str) -> tuple[str, str]:
+    """The claim and its request that a name of `ContainerRequest` stands for; two empty texts for a container."""
+    claim, separator, request = container.partition(CLAIM_SEPARATOR)
+    return (claim, request) if separator else ("", "")
+
+
+def container_title(container: str) -> str:
+    """What a name of `ContainerRequest` is called in sentences."""
+    claim, request = claim_and_request(container)
+    return f"claim {claim}, request {request}" if claim else f"container {container}"
 
 
 def refuse_container_count(count: int) -> str:

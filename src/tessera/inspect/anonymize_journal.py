@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from tessera.core.requests import Role
-from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer, replace_texts
+from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer
+from tessera.inspect.anonymize_claims import replace_texts
 from tessera.wire.journal import (
     Attributes,
     Bind,

@@ -121,6 +121,10 @@ class PodClaimReader:
 
     # -- pods that wait
 
+    def waiting(self) -> list[Pod]:
+        """The pods that were refused because of their claims."""
+        return list(self._waiting.values())
+
     def wait(self, pod: Pod) -> None:
         """The pod was refused because of its claims: report it once they have changed for the better."""
         uid = pod.metadata.uid
