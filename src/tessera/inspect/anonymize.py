@@ -163,14 +163,16 @@ def _pod(pod: Json, names: NewNames, replacer: TextReplacer) -> Json:
     for wish in ("nodeSelector", "affinity"):
         if wish in spec:
             spec[wish] = replace_texts(spec[wish], replacer.text)
-    spec = with_claim_names(spec, names.claims, names.templates)
-    status = with_claim_names(_without_messages(pod.get("status") or {}), names.claims, names.templates)
+    status = _without_messages(pod.get("status") or {})
+    spec, status = (
+        with_claim_names(part, names.claims, names.templates, digest=names.hash_text) for part in (spec, status)
+    )
     return {**changed, "spec": spec, "status": status}
 
 
 def _claims(state: ClusterState, names: NewNames, replacer: TextReplacer) -> ClaimObjects:
     tables = {each.name: getattr(names, each.name) for each in fields(names)}
-    selectors = SelectorReplacer(published_texts(state.dra.slices), names.hash_text)
+    selectors = SelectorReplacer(published_texts(state.dra.slices), digest=names.hash_text, node_text=replacer.text)
     return ClaimAnonymizer(tables, node_text=replacer.text, selectors=selectors).objects(state.dra)
 
 

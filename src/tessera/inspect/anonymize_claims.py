@@ -26,11 +26,13 @@ _AMOUNT = re.compile(r"[0-9]+(?:\.[0-9]+)*(?:[kMGTPE]i?|m)?")
 
 
 class SelectorReplacer:
-    """Replaces strings in CEL expressions. `published`: every name and value that devices have."""
+    """Replaces strings in CEL expressions. `published`: every name and value that devices have. `node_text` replaces
+    names of nodes and uids in strings that stay."""
 
-    def __init__(self, published: Iterable[str], digest: Hash) -> None:
+    def __init__(self, published: Iterable[str], *, digest: Hash, node_text: ChangeText) -> None:
         self._published = frozenset(published)
         self._digest = digest
+        self._node_text = node_text
 
     def text(self, expression: str) -> str:
         return _STRING_OR_COMMENT.sub(self._replaced, expression)
@@ -40,7 +42,7 @@ class SelectorReplacer:
             return ""
         text = found["text"]
         if not text or _AMOUNT.fullmatch(text) or any(text in each or _matches(text, each) for each in self._published):
-            return found[0]
+            return f"{found['raw']}{found['quote']}{self._node_text(text)}{found['quote']}"
         return f"'{self._digest(text)}'"
 
 
@@ -96,16 +98,28 @@ def class_names_of(dra: ClaimObjects) -> Iterator[str]:
                     yield exact["deviceClassName"]
 
 
-def with_claim_names(document: Json, claims: Mapping[str, str], templates: Mapping[str, str]) -> Json:
-    """A pod's spec or status with the new names of its claims."""
+def with_claim_names(document: Json, claims: Mapping[str, str], templates: Mapping[str, str], *, digest: Hash) -> Json:
+    """A pod's spec or status with the new names of its claims. Its own names for them become hashes."""
     changed = dict(document)
     for member in ("resourceClaims", "resourceClaimStatuses"):
         if member in document:
-            changed[member] = [
+            renamed = [
                 _renamed(each, resourceClaimName=claims, resourceClaimTemplateName=templates)
                 for each in document[member]
             ]
+            changed[member] = [{**each, "name": digest(each.get("name", ""))} for each in renamed]
+    for member in ("initContainers", "containers"):
+        if member in document:
+            changed[member] = [_with_own_names(each, digest) for each in document[member]]
     return changed
+
+
+def _with_own_names(container: Json, digest: Hash) -> Json:
+    resources = container.get("resources") or {}
+    if not resources.get("claims"):
+        return container
+    claims = [{**each, "name": digest(each.get("name", ""))} for each in resources["claims"]]
+    return {**container, "resources": {**resources, "claims": claims}}
 
 
 class ClaimAnonymizer:
@@ -132,11 +146,9 @@ class ClaimAnonymizer:
         )
 
     def _slice(self, found: Json) -> Json:
-        spec = dict(found["spec"])
-        spec["pool"] = _renamed(spec.get("pool") or {}, name=self._names["nodes"])
-        if "nodeName" in spec:
-            spec["nodeName"] = self._node_text(spec["nodeName"])
-        return {"metadata": {"name": self._node_text(found["metadata"]["name"])}, "spec": spec}
+        """Pools are named after nodes, and cards may be."""
+        changed: Json = replace_texts(found, self._node_text)
+        return changed
 
     def _class(self, found: Json) -> Json:
         changed = {**found, "metadata": _renamed(found["metadata"], name=self._names["classes"])}
@@ -154,9 +166,7 @@ class ClaimAnonymizer:
 
     def _status(self, status: Json) -> Json:
         changed: Json = replace_texts(status, self._node_text)
-        for result in ((changed.get("allocation") or {}).get("devices") or {}).get("results") or ():
-            result.update(_renamed(result, pool=self._names["nodes"]))
-        if "reservedFor" in status:
+        if status.get("reservedFor"):
             changed["reservedFor"] = [
                 _renamed(each, name=self._names["pods"], uid=self._names["uids"]) for each in status["reservedFor"]
             ]
@@ -172,9 +182,9 @@ class ClaimAnonymizer:
         requests = []
         for request in devices.get("requests") or ():
             one = dict(request)
-            if "exactly" in one:
+            if one.get("exactly"):
                 one["exactly"] = self._exact(one["exactly"])
-            if "firstAvailable" in one:
+            if one.get("firstAvailable"):
                 one["firstAvailable"] = [self._exact(each) for each in one["firstAvailable"]]
             requests.append(one)
         return {**spec, "devices": {**devices, "requests": requests}}
@@ -186,7 +196,7 @@ class ClaimAnonymizer:
         """Of a class, whose selectors are in its spec, or of a request."""
         if "spec" in owner:
             return {**owner, "spec": self._with_selectors(owner["spec"])}
-        if "selectors" not in owner:
+        if not owner.get("selectors"):
             return owner
         selectors = [
             {"cel": {"expression": self._selectors.text((each.get("cel") or {}).get("expression", ""))}}

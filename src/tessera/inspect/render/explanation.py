@@ -52,7 +52,7 @@ def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterat
     if found.gang is not None:
         yield from gang_lines(found.gang)
     if found.request is not None:
-        yield from request_lines(found.request)
+        yield from request_lines(found.request, with_claims=not found.claims)
     if found.claims:
         yield from section("ResourceClaims", [StyledLine(line) for each in found.claims for line in each.lines])
     if found.status is PodVerdict.PLACED:
@@ -87,8 +87,9 @@ def unseen_lines(state: ClusterState) -> Iterator[StyledLine]:
         yield StyledLine(f"not readable: {text}", Style.WARN)
 
 
-def request_lines(request: RequestSummary) -> Iterator[StyledLine]:
-    lines = [StyledLine(one.text) for one in request.asked]
+def request_lines(request: RequestSummary, *, with_claims: bool = True) -> Iterator[StyledLine]:
+    """`with_claims`: what claims ask for as well."""
+    lines = [StyledLine(one.text) for one in request.asked if with_claims or not one.claim]
     yield from section("Requests", [*lines, StyledLine("; ".join(wish.text for wish in request.wishes))])
 
 
