@@ -132,6 +132,8 @@ class Replica:
         )
         self._elects = bool(host)
         self.configuration = self._configuration(plane, elects=self._elects)
+        if "--dra" in flags:
+            self._leave_claims_to_tessera()
         """of kube-scheduler"""
         file = self._file = plane.folder / f"kube-scheduler-{label}.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
@@ -176,6 +178,17 @@ class Replica:
                 return answer.status == 200
         except aiohttp.ClientError:
             return False
+
+    def _leave_claims_to_tessera(self) -> None:
+        """Changes the profile of device pods, and asks the extender about pods without resources of its own too."""
+        del self.configuration["extenders"][0]["managedResources"]
+        self.configuration["profiles"] = [
+            {
+                "schedulerName": "hami-scheduler",
+                "plugins": {"multiPoint": {"disabled": [{"name": "DynamicResources"}]}},
+                "pluginConfig": [{"name": "NodeResourcesFit", "args": {"ignoredResources": list(MANAGED)}}],
+            }
+        ]
 
     def _configuration(self, plane: ControlPlane, *, elects: bool) -> Json:
         """The configuration of a stock kube-scheduler, for device pods and all others."""

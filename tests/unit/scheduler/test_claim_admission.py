@@ -57,8 +57,8 @@ def test_any_other_pod_with_claims_stays_where_it_is(owner: Owner) -> None:
 
 
 def test_a_pod_that_names_its_scheduler_or_its_node_keeps_it() -> None:
-    spec: dict[str, Any]
-    for spec in ({"schedulerName": "mine"}, {"nodeName": "n"}):
+    named: list[dict[str, Any]] = [{"schedulerName": "mine"}, {"nodeName": "n"}]
+    for spec in named:
         answer = verdict(pod(container(), **spec), claims=ClaimOwner(Owner.OURS))
         assert answer.allowed
         assert not answer.patch
