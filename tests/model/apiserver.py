@@ -312,7 +312,10 @@ class Client:
                 found = replace(found, metadata=replace(found.metadata, finalizers=[*finalizers]))
             return self.api.put_claim(found)
 
-        return self._told(await self._call(effect, faults=OF_MANY if FENCE in annotations else 1.0))
+        fence = annotations.get(FENCE)
+        marked = await self._call(effect, faults=OF_MANY if fence else 1.0)
+        # A take-over does not look at what it touches: it reads everything again.
+        return marked if fence and "." not in fence else self._told(marked)
 
     async def write_claim_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
         self.api.writes += 1

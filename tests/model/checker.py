@@ -241,10 +241,9 @@ class Checker:
 
     def _check_waiting(self, pod: Pod, problem: ClaimNotReady) -> None:
         """A pod waits for its claims only if people have not made them, or others use them elsewhere."""
-        names = {own.resource_claim_name for own in pod.spec.resource_claims or ()}
-        missing = [
-            name for name in names if name and f"{pod.metadata.namespace}/{name}" not in self._api.claims.objects
-        ]
+        names = {own.resource_claim_name for own in pod.spec.resource_claims or () if own.resource_claim_name}
+        named = [self._api.claims.objects.get(f"{pod.metadata.namespace}/{name}") for name in names]
+        missing = [claim for claim in named if claim is None or claim.metadata.deletion_timestamp]
         if problem.is_stuck:
             self._check_stuck(pod.metadata.uid, [claim.metadata.uid for claim in claims.claims_of(self._api, pod)])
         else:
