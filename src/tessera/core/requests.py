@@ -114,8 +114,11 @@ class Request:
     """per cent units; `WHOLE_CARD_CORES` asks for the card alone"""
     accepts: Constraint | None = None
     """set for claims: which cards, instead of what the pod's annotations say"""
-    is_admin: bool = False
-    """an administrator's access to cards, whatever is in use of them: it takes nothing away"""
+
+    @property
+    def is_admin(self) -> bool:
+        """A claim that asks for no part of its cards: an administrator's access, whatever is in use of them."""
+        return self.accepts is not None and not self.memory and not self.percent
 
     def memory_on(self, total: int) -> int:
         """MiB this request takes on a card of `total` MiB: the one place where the ways to ask are resolved."""

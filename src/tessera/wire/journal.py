@@ -26,7 +26,7 @@ from tessera.core.requests import PodRequest, Role
 from tessera.wire.cel import AllOf
 from tessera.wire.errors import WireError
 
-FORMAT = 1
+FORMAT = 2
 """of the records; a reader refuses a larger number, because a decision may depend on something that it does not know"""
 
 
@@ -72,21 +72,26 @@ class MigProfile(_Value, frozen=True):
         return core_devices.MigProfile(self.name, self.memory, self.cores, self.slices, places)
 
 
+Attributes = tuple[tuple[str, str, str | int | bool], ...]
+"""name, kind and value of each"""
+
+
 class Published(_Value, frozen=True):
-    """What ResourceSlices say of a card or one of its MIG profiles."""
+    """What selectors of claims see of a card, or of one MIG profile of it."""
 
     profile: str = ""
-    common: tuple[core_devices.Attribute, ...] = ()
-    own: tuple[core_devices.Attribute, ...] = ()
+    common: Attributes = ()
+    own: Attributes = ()
     capacity: tuple[tuple[str, int], ...] = ()
     shared: bool = False
 
     @classmethod
-    def of(cls, profile: str, published: core_devices.Published) -> Published:
-        return cls(profile, published.common, published.own, published.capacity, published.shared)
+    def of(cls, profile: str, found: core_devices.Published) -> Published:
+        return cls(profile, found.common, found.own, found.capacity, found.shared)
 
     def value(self) -> tuple[str, core_devices.Published]:
-        return self.profile, core_devices.Published(self.common, self.own, self.capacity, self.shared)
+        common, own = (tuple(core_devices.Attribute(*one) for one in part) for part in (self.common, self.own))
+        return self.profile, core_devices.Published(common, own, self.capacity, self.shared)
 
 
 class Device(_Value, frozen=True):
@@ -123,7 +128,7 @@ class Device(_Value, frozen=True):
             mig_profiles=tuple(map(MigProfile.of, device.mig_profiles)),
             links=dict(device.links),
             custom=dict(device.custom),
-            published=tuple([Published.of(*each) for each in device.published]),
+            published=tuple(Published.of(*one) for one in device.published),
         )
 
     def value(self) -> core_devices.Device:
@@ -141,7 +146,7 @@ class Device(_Value, frozen=True):
             mig_profiles=tuple(profile.value() for profile in self.mig_profiles),
             links=self.links,
             custom=self.custom,
-            published=tuple(each.value() for each in self.published),
+            published=tuple(one.value() for one in self.published),
         )
 
 
@@ -276,48 +281,6 @@ class PodState(_Value, frozen=True):
 # -- requests
 
 
-class Selectors(_Value, frozen=True):
-    """The selectors of a claim's request, class included."""
-
-    driver: str
-    texts: tuple[str, ...] = ()
-
-
-class Constraint(_Value, frozen=True):
-    """Which cards of one vendor a pod or a claim accepts."""
-
-    use_models: tuple[str, ...] = ()
-    avoid_models: tuple[str, ...] = ()
-    use_uuids: tuple[str, ...] = ()
-    avoid_uuids: tuple[str, ...] = ()
-    mode: str | None = None
-    extra: dict[str, str] = {}
-    selectors: Selectors | None = None
-
-    @classmethod
-    def of(cls, constraint: core_requests.Constraint) -> Constraint:
-        return cls(
-            constraint.use_models,
-            constraint.avoid_models,
-            constraint.use_uuids,
-            constraint.avoid_uuids,
-            constraint.mode,
-            dict(constraint.extra),
-            Selectors(accepts.driver, accepts.texts) if isinstance(accepts := constraint.filter, AllOf) else None,
-        )
-
-    def value(self) -> core_requests.Constraint:
-        return core_requests.Constraint(
-            self.use_models,
-            self.avoid_models,
-            self.use_uuids,
-            self.avoid_uuids,
-            self.mode,
-            tuple(self.extra.items()),
-            None if self.selectors is None else AllOf(self.selectors.driver, self.selectors.texts),
-        )
-
-
 class DeviceRequest(_Value, frozen=True):
     """What one container asks of one vendor, per card."""
 
@@ -329,8 +292,7 @@ class DeviceRequest(_Value, frozen=True):
     extra: dict[str, Any] = {}
     """fields that only this vendor's requests have"""
     accepts: Constraint | None = None
-    """of a claim"""
-    is_admin: bool = False
+    """set for claims"""
 
     @classmethod
     def of(cls, request: core_requests.Request) -> DeviceRequest:
@@ -338,14 +300,12 @@ class DeviceRequest(_Value, frozen=True):
         if type(request) is not core_requests.Request:
             extra = {one.name: getattr(request, one.name) for one in fields(request) if one.name not in _REQUEST_FIELDS}
         accepts = None if request.accepts is None else Constraint.of(request.accepts)
-        amounts = request.memory, request.percent, request.cores
-        return cls(request.vendor, request.count, *amounts, extra, accepts, request.is_admin)
+        return cls(request.vendor, request.count, request.memory, request.percent, request.cores, extra, accepts)
 
     def value(self, rules: Mapping[str, Rules]) -> core_requests.Request:
         request_type = rules[self.vendor].request_type if self.vendor in rules else core_requests.Request
         accepts = None if self.accepts is None else self.accepts.value()
-        amounts = self.memory, self.percent, self.cores
-        return request_type(self.vendor, self.count, *amounts, accepts, self.is_admin, **self.extra)
+        return request_type(self.vendor, self.count, self.memory, self.percent, self.cores, accepts, **self.extra)
 
 
 _REQUEST_FIELDS = frozenset(one.name for one in fields(core_requests.Request))
@@ -359,20 +319,50 @@ class Container(_Value, frozen=True):
     requests: tuple[DeviceRequest, ...] = ()
 
 
+class Constraint(_Value, frozen=True):
+    """Which cards of one vendor a pod accepts."""
+
+    use_models: tuple[str, ...] = ()
+    avoid_models: tuple[str, ...] = ()
+    use_uuids: tuple[str, ...] = ()
+    avoid_uuids: tuple[str, ...] = ()
+    mode: str | None = None
+    extra: dict[str, str] = {}
+    driver: str = ""
+    """set for claims, which accept published cards only"""
+    selectors: tuple[str, ...] = ()
+    """expressions in CEL"""
+
+    @classmethod
+    def of(cls, constraint: core_requests.Constraint) -> Constraint:
+        return cls(
+            constraint.use_models,
+            constraint.avoid_models,
+            constraint.use_uuids,
+            constraint.avoid_uuids,
+            constraint.mode,
+            dict(constraint.extra),
+            *((constraint.filter.driver, constraint.filter.texts) if isinstance(constraint.filter, AllOf) else ()),
+        )
+
+    def value(self) -> core_requests.Constraint:
+        return core_requests.Constraint(
+            self.use_models,
+            self.avoid_models,
+            self.use_uuids,
+            self.avoid_uuids,
+            self.mode,
+            tuple(self.extra.items()),
+            AllOf(self.driver, self.selectors) if self.driver else None,
+        )
+
+
 class Weights(_Value, frozen=True):
     """How much slots, cores and memory count in a device's score."""
 
     slot: int = 1
     core: int = 1
     memory: int = 1
-
-
-class AttributeMatch(_Value, frozen=True):
-    """A constraint of a claim on the cards of some requests."""
-
-    attribute: str
-    positions: tuple[int, ...]
-    distinct: bool = False
 
 
 class Host(_Value, frozen=True):
@@ -400,7 +390,8 @@ class PodAsk(_Value, frozen=True):
     """by vendor"""
     numa_bind: bool = False
     weights: Weights = Weights()
-    matches: tuple[AttributeMatch, ...] = ()
+    matches: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
+    """of claims: attribute, positions of the requests, whether the values have to differ"""
     host: Host | None = None
     forecast: int | None = None
     """number of the `ForecastRecord` under which the pod is placed"""
@@ -420,7 +411,7 @@ class PodAsk(_Value, frozen=True):
             constraints={vendor: Constraint.of(constraint) for vendor, constraint in request.constraints},
             numa_bind=request.numa_bind,
             weights=Weights(weights.slot, weights.core, weights.memory),
-            matches=tuple([AttributeMatch(each.attribute, each.positions, each.distinct) for each in request.matches]),
+            matches=tuple([(one.attribute, one.positions, one.distinct) for one in request.matches]),
             host=None if host is None else Host(host.cpu, host.memory),
             forecast=forecast,
         )
@@ -443,9 +434,7 @@ class PodAsk(_Value, frozen=True):
             node_policy=self.node_policy,
             device_policy=self.device_policy,
             weights=core_requests.Weights(weights.slot, weights.core, weights.memory),
-            matches=tuple(
-                core_requests.AttributeMatch(each.attribute, each.positions, each.distinct) for each in self.matches
-            ),
+            matches=tuple(core_requests.AttributeMatch(*one) for one in self.matches),
             host=None if host is None else core_requests.HostRequest(host.cpu, host.memory),
             forecast=None if self.forecast is None else forecasts[self.forecast],
         )

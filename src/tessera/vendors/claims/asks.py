@@ -188,7 +188,7 @@ def _alternative(name: str, asked: ExactRequest, classes: Mapping[str, DeviceCla
     modes = {HAMI_CORE, WHOLE} | (set() if count > 1 else {MPS}) | (set() if asked.admin_access else {MIG})
     accepts = Constraint(mode=",".join(sorted(modes)), filter=AllOf(DRIVER, texts))
     if asked.admin_access:
-        request = Request(vendor=Nvidia.key, count=count, accepts=accepts, is_admin=True)
+        request = Request(vendor=Nvidia.key, count=count, accepts=accepts)
     else:
         percent = 0 if memory else WHOLE_MEMORY
         request = Request(Nvidia.key, count, memory, percent, cores, accepts)
