@@ -15,7 +15,8 @@ import aiohttp
 import pytest
 import trustme
 
-from tessera.http11.server import KEEP_ALIVE_SECONDS, MAX_BODY_BYTES
+from tessera.http11.responses import MAX_BODY_BYTES
+from tessera.http11.server import KEEP_ALIVE_SECONDS
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode

@@ -15,6 +15,7 @@ import msgspec
 
 from tessera.wire.objects import Node, Pod
 from tests.model.apiserver import SimulatedApiserver
+from tests.model.machines import STOCK
 from tests.model.process import Process
 from tests.model.tables import Informer
 
@@ -71,6 +72,8 @@ class KubeScheduler:
 
     def saw_pod(self, key: str, pod: Pod) -> None:
         uid = pod.metadata.uid
+        if STOCK in (pod.metadata.labels or {}) and not pod.spec.node_name:
+            return  # It is another scheduler's.
         queued = self.queue.get(uid)
         if pod.spec.node_name:
             if queued is not None:

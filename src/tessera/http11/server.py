@@ -12,43 +12,38 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from email.utils import formatdate
-from functools import lru_cache, partial
-from http import HTTPStatus
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, cast
 
 import httptools
 import structlog
 
 from tessera.http11.connection import HttpConnection
-from tessera.http11.limits import (
-    LARGE_BODY_BYTES,
-    LARGE_SHARE,
-    PIECES_SHARE,
-    SMALL_BURST_SECONDS,
-    SMALL_SHARE,
-    ConnectionLimits,
-    LoopIteration,
-    LoopShare,
-    PeerTable,
-    RefusalLog,
+from tessera.http11.limits import LARGE_BODY_BYTES, LoopShare
+from tessera.http11.responses import (
+    CONTINUE,
+    HEAD_TOO_LARGE,
+    INTERNAL_ERROR,
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    NO_UPGRADE,
+    NOT_HTTP,
+    OVERLOADED,
+    TOO_MANY_AHEAD,
+    IncomingRequest,
+    body_too_large,
+    response_head,
 )
-from tessera.http11.router import NO_HEADERS, Handler, Request, Response, Route, Router
+from tessera.http11.router import NO_HEADERS, Handler, Request, Response, Route
+from tessera.http11.server_state import ServerState
 
 log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES = 8 * 2**20
-"""A filter request has a pod and the names of all nodes: 5000 names of the longest kind are 1.3 MB. A review has the
-object, at most 3 MiB in a request to the apiserver, and perhaps the object before it. Whole Node objects (an extender
-that is not nodeCacheCapable) fit for some hundred nodes."""
-MAX_HEAD_BYTES = 16 * 2**10
-"""kube-scheduler's and the apiserver's heads have a few hundred; a token may have some thousand"""
-MAX_HEADERS = 100
 MAX_REQUESTS_AHEAD = 32
 """that may wait on one connection; Go's clients send none ahead"""
 
@@ -68,105 +63,12 @@ LINGER_SECONDS = 10.0
 RECEIVE_BYTES = 16 * 2**10
 """that the kernel takes ahead for a connection with TLS, which keeps a buffer as large as its largest read"""
 
-EXPIRED_PER_TURN = 16
-"""ending a connection with TLS takes some 50 µs"""
-
-ACCEPT_COST, HANDSHAKE_COST, READ_COST, BYTE_COST = 1e-4, 5e-4, 5e-5, 1e-9
+HANDSHAKE_COST, READ_COST, BYTE_COST = 5e-4, 5e-5, 1e-9
 """seconds of the event loop that are spent before this module is called, and so cannot be measured by it"""
-
-NOT_HTTP = Response(400, b"this is not HTTP/1.1\n")
-NO_UPGRADE = Response(400, b"there is nothing to upgrade to\n")
-BODY_TOO_LARGE = Response(413, f"a body has at most {MAX_BODY_BYTES} bytes\n".encode())
-TOO_MANY_AHEAD = Response(400, b"too many requests sent ahead\n")
-HEAD_TOO_LARGE = Response(431, f"a head has at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} fields\n".encode())
-OVERLOADED = Response(503, b"this address sends too much at once\n")
-PHRASES = {int(status): status.phrase for status in HTTPStatus}
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-INTERNAL_ERROR = Response(500, b"internal error, see the log\n")
-
-Guard = Callable[[asyncio.BaseTransport], Response | None]
-"""asked once per connection: what its guarded routes are refused with, if they are"""
-
-
-class IncomingRequest(NamedTuple):
-    """A request that is complete, or was refused before it was."""
-
-    handle: Handler | Response
-    request: Request = Request()
-    keeps_connection: bool = False
-    confirms_keep_alive: bool = False
-    """HTTP/1.0 asks for it, and expects a header that confirms it"""
-    is_head: bool = False
-    is_chunkable: bool = True
-    """HTTP/1.0 does not know chunks"""
-    is_complete: bool = True
 
 
 class _Refused(Exception):
     """Stops the parser."""
-
-
-class ServerState:
-    """What the connections of one listener share. Without a guard every route is open and every peer is limited."""
-
-    def __init__(
-        self,
-        router: Router,
-        limits: ConnectionLimits,
-        *,
-        guard: Guard | None = None,
-        tls: ssl.SSLContext | None = None,
-        headers: bytes = b"",
-        iteration: LoopIteration | None = None,
-    ) -> None:
-        """`headers` are lines of the head of every response. `iteration` is that of all listeners of a process."""
-        self.router = router
-        self.headers = headers
-        self.guard = guard
-        self.tls = tls
-        self.timer = time.thread_time
-        """measures what requests cost, in processor time: a clock would count other programs too"""
-        self.peers = PeerTable(limits)
-        iteration = iteration or LoopIteration()
-        self.small = LoopShare(SMALL_SHARE, iteration, SMALL_BURST_SECONDS)
-        self.large = LoopShare(LARGE_SHARE, iteration)
-        self.pieces = LoopShare(PIECES_SHARE, iteration)
-        self.shares = (self.small, self.large, self.pieces)
-        self.refusals = RefusalLog()
-        self.connections: set[ServerConnection] = set()
-        self.tasks: set[asyncio.Task[Response] | asyncio.Task[None]] = set()
-        self.keeps_connections = True
-        """false before a planned end: every response then ends its connection, and clients turn to another server"""
-        self.is_stopping = False
-        self.is_drained = asyncio.Event()
-        """set when the listener stops and no connection and no task is left"""
-
-    def admit(self, transport: asyncio.BaseTransport) -> str | None:
-        """The address of a limited peer, or None if it may not have a connection more."""
-        peername = transport.get_extra_info("peername")
-        peer = str(peername[0]) if peername else ""
-        if self.is_stopping:
-            return None
-        problem = self.peers.make_room(peer)
-        if problem:
-            self.refusals.note(problem, peer)
-            return None
-        self.small.charge(peer, ACCEPT_COST)
-        return peer
-
-    def check_drained(self) -> None:
-        if self.is_stopping and not self.connections and not self.tasks:
-            self.is_drained.set()
-
-    async def expire(self) -> None:
-        """End the connections that are past their deadline, a few in each turn of the loop."""
-        for number, connection in enumerate(tuple(self.connections)):
-            if connection in self.connections:
-                connection.expire()
-            if number % EXPIRED_PER_TURN == 0:
-                await asyncio.sleep(0)
-        for share in self.shares:
-            share.forget_paid()
 
 
 class TlsGate(asyncio.Protocol):
@@ -456,18 +358,8 @@ class ServerConnection(HttpConnection):
             return
         is_chunked = response.pieces is not None and incoming.is_chunkable
         keeps = incoming.keeps_connection and self._state.keeps_connections and (response.pieces is None or is_chunked)
-        extra = b"" if keeps else b"Connection: close\r\n"
-        if keeps and incoming.confirms_keep_alive:
-            extra = b"Connection: keep-alive\r\n"
-        if response.allow:
-            extra += b"Allow: %s\r\n" % response.allow.encode()
-        extra += self._state.headers + response.headers
-        if response.pieces is None:
-            length = b"Content-Length: %d\r\n" % len(response.body)
-        else:
-            length = b"Transfer-Encoding: chunked\r\n" if is_chunked else b""
-        start = _head_start(response.status, response.content_type)
-        head = b"%s%sDate: %s\r\n%s\r\n" % (start, length, _date(int(time.time())), extra)
+        headers = self._state.headers
+        head = response_head(incoming, response, keeps=keeps, second=int(time.time()), headers=headers)
         self._transport.write(head if incoming.is_head else head + response.body)
         if response.pieces is not None and not incoming.is_head:
             self._handled = incoming
@@ -589,7 +481,7 @@ class ServerConnection(HttpConnection):
         length = int(headers.get(b"Content-Length") or 0)
         self._is_large = length > LARGE_BODY_BYTES
         if length > self._max_body_bytes:
-            raise self._refuse(_body_too_large(self._max_body_bytes))
+            raise self._refuse(body_too_large(self._max_body_bytes))
         if headers.get(b"Expect", b"").lower() == b"100-continue" and parser.get_http_version() == "1.1":
             if isinstance(self._route_handler, Response):
                 raise self._refuse(self._route_handler)
@@ -599,7 +491,7 @@ class ServerConnection(HttpConnection):
         self._stalled_bytes = 0
         self._body_bytes += len(piece)
         if self._body_bytes > self._max_body_bytes:
-            raise self._refuse(_body_too_large(self._max_body_bytes))
+            raise self._refuse(body_too_large(self._max_body_bytes))
         if isinstance(self._route_handler, Response):
             return
         if self._is_limited:
@@ -639,20 +531,6 @@ class ServerConnection(HttpConnection):
         if self._body:
             self._state.peers.release(self, sum(map(len, self._body)))
             self._body = []
-
-
-def _body_too_large(most: int) -> Response:
-    return BODY_TOO_LARGE if most == MAX_BODY_BYTES else Response(413, f"a body has at most {most} bytes\n".encode())
-
-
-@lru_cache(maxsize=1)
-def _date(second: int) -> bytes:
-    return formatdate(second, usegmt=True).encode()
-
-
-@lru_cache(maxsize=64)
-def _head_start(status: int, content_type: str) -> bytes:
-    return f"HTTP/1.1 {status} {PHRASES[status]}\r\nContent-Type: {content_type}\r\n".encode()
 
 
 def _log_failure(incoming: IncomingRequest, error: BaseException) -> Response:

@@ -15,7 +15,7 @@ node has a foreign plugin that needs the node lock, an active pod takes it too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -65,17 +65,42 @@ class Ticket:
     """it is active only to wait for HAMi's node lock"""
     locks: list[HeldLock] = field(default_factory=list)
 
-    def is_blocked_by(self, ahead: Ticket, now: float) -> bool:
-        """Whether this pod has to wait for a pod ahead of it."""
-        if self.uid == ahead.uid:
-            return False
-        if self.depends_on_allocate and ahead.depends_on_allocate:
+
+class PodsAhead:
+    """The pods that are ahead in a node's queue, summed up, so that each next one is judged without a look at all."""
+
+    def __init__(self, tickets: Iterable[Ticket], now: float) -> None:
+        self._now = now
+        self._dependents: set[str] = set()
+        """uids"""
+        self._downward: dict[int, set[str]] = {}
+        """device count of a container -> uids of downward API pods"""
+        self._young_dependents: dict[int, set[str]] = {}
+        """device count -> uids of dependent pods for which downward API pods still wait"""
+        for ticket in tickets:
+            self.add(ticket)
+
+    def add(self, ticket: Ticket) -> None:
+        if not ticket.depends_on_allocate:
+            by_count = self._downward
+        else:
+            self._dependents.add(ticket.uid)
+            if self._now >= ticket.since + DOWNWARD_API_WAIT_S:
+                return
+            by_count = self._young_dependents
+        for count in ticket.device_counts:
+            by_count.setdefault(count, set()).add(ticket.uid)
+
+    def block(self, ticket: Ticket) -> bool:
+        """Whether this pod has to wait for one of them. No pod waits for itself."""
+        if ticket.depends_on_allocate and _has_other(self._dependents, ticket.uid):
             return True
-        if not self.depends_on_allocate and not ahead.depends_on_allocate:
-            return False
-        if self.device_counts.isdisjoint(ahead.device_counts):
-            return False
-        return self.depends_on_allocate or now < ahead.since + DOWNWARD_API_WAIT_S
+        by_count = self._downward if ticket.depends_on_allocate else self._young_dependents
+        return any(count in by_count and _has_other(by_count[count], ticket.uid) for count in ticket.device_counts)
+
+
+def _has_other(uids: set[str], uid: str) -> bool:
+    return len(uids) > (uid in uids)
 
 
 @dataclass(slots=True)
@@ -91,7 +116,7 @@ class _NodeQueue:
     def is_free_for(self, ticket: Ticket, now: float) -> bool:
         if not ticket.depends_on_allocate and not self.active_dependents and not self.waiting:
             return True  # By far the most common case, on nodes with many pods.
-        return not any(ticket.is_blocked_by(each, now) for each in self.ahead_of(ticket))
+        return not PodsAhead(self.ahead_of(ticket), now).block(ticket)
 
 
 class AllocationQueue:
@@ -293,14 +318,16 @@ class AllocationQueue:
     def _advance(self, node: str) -> None:
         """Activate every waiting ticket that nothing ahead blocks."""
         queue, now = self._queues[node], self._time()
-        ahead = list(queue.active)
-        for ticket in list(queue.waiting):
-            if not any(ticket.is_blocked_by(each, now) for each in ahead):
-                queue.waiting.remove(ticket)
+        ahead = PodsAhead(queue.active, now)
+        candidates, queue.waiting = queue.waiting, []
+        for ticket in candidates:
+            if ahead.block(ticket):
+                queue.waiting.append(ticket)
+            else:
                 self._activate(ticket)
                 if ticket.turn is not None and not ticket.turn.done():
                     ticket.turn.set_result(None)
-            ahead.append(ticket)
+            ahead.add(ticket)
         if not queue.active and not queue.waiting:
             del self._queues[node]
 

@@ -3,6 +3,9 @@
 The ring holds references to the core's frozen values, not text, so that recording costs little. When it is full, the
 oldest records leave. What a state record says then goes into the base, so base and ring are always a complete journal.
 Reading converts to the structs of `wire.journal`, a few at a time. A decision stands before the change that it causes.
+
+What is told is kept as it is, with its time, and recorded some events later, in the same order: a decision about many
+nodes leaves nothing of the journal in the processor's caches, so recording it at once takes three times as long.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import socket
 import uuid
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import structlog
 
 from tessera import __version__
 from tessera.core.arrays import CardArrays, NameOrder
@@ -28,7 +32,7 @@ from tessera.core.ledger import GrantState, Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest, PodRequest
-from tessera.core.selection import Candidates, Refused, Selected
+from tessera.core.selection import Candidates, Refused, Selected, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.journal_entries import (
     DECISION_BYTES,
@@ -71,6 +75,8 @@ from tessera.wire import journal
 from tessera.wire.journal import CandidateMask, PodRef, Record
 from tessera.wire.objects import Pod
 
+log = structlog.get_logger(__name__)
+
 AT_ONCE = 24
 """records made before other work gets its turn: about a millisecond for nodes with eight cards"""
 APPLIED_AT_ONCE = 2_000
@@ -81,6 +87,10 @@ LARGE_ASK = 16 << 10
 """bytes above which a request is not kept: no other pod shares it, and many would be more than the ring itself"""
 MASKS = 8
 """lists of candidates, as many as `candidate_lists` remembers"""
+TOGETHER = 32
+"""events that are recorded together"""
+NEWS_SECONDS = 0.05
+"""until a reader that follows sees events that are not recorded yet"""
 REFUSED_PODS = 16_384
 """refused pods whose last record is known; one that is forgotten is recorded again"""
 
@@ -109,6 +119,10 @@ def new_identity() -> str:
     return f"{socket.gethostname()}_{uuid.uuid4()}"
 
 
+Told = tuple[Callable[..., None], float, tuple[Any, ...]]
+"""what records an event, when it was told, and the event"""
+
+
 class RefusalKey(NamedTuple):
     """What makes two refusals of a pod the same."""
 
@@ -126,7 +140,11 @@ class Journal(SchedulerObserver):
         self._arrays = CardArrays()
         self._identity = identity or new_identity()
         start = start_entry(settings, identity=self._identity, time=now())
-        self._ring = JournalRing(start, limit=settings.journal.memory_bytes)
+        self._recorded = JournalRing(start, limit=settings.journal.memory_bytes)
+        self._told: list[Told] = []
+        """not recorded yet, in order"""
+        self._lost = 0
+        """events that could not be recorded"""
         self._changed = 0
         """number of the last record that changed the state"""
         self._forecast: DemandForecast | None = None
@@ -149,9 +167,42 @@ class Journal(SchedulerObserver):
     def attach(self, ledger: Ledger) -> None:
         """Record this ledger, which is empty."""
         self._arrays = ledger.arrays
-        ledger.listener = LedgerRecorder(self, self._now)
+        ledger.listener = LedgerRecorder(self)
+
+    # -- what is told
+
+    def tell(self, record: Callable[..., None], *event: object) -> None:
+        """`record(time, *event)` is called later, with the time of now. The event must not change any more."""
+        told = self._told
+        told.append((record, self._now(), event))
+        if len(told) >= TOGETHER:
+            self._record_told()
+        elif self._followers and len(told) == 1:
+            asyncio.get_running_loop().call_later(NEWS_SECONDS, self._record_told)
+
+    def _record_told(self) -> None:
+        told, self._told = self._told, []
+        for record, time, event in told:
+            try:
+                record(time, *event)
+            except Exception as error:  # It is the journal's own fault, not that of the event that is told now.
+                self._report(error)
+        if told and self._followers:
+            self._wake_followers()
+
+    def _report(self, error: Exception) -> None:
+        self._lost += 1
+        if self._lost == 1:
+            log.error("an event was not recorded; later ones may be missing too", exc_info=error)
 
     # -- what is kept
+
+    @property
+    def _ring(self) -> JournalRing:
+        """With all that was told."""
+        if self._told:
+            self._record_told()
+        return self._recorded
 
     @property
     def sequence(self) -> int:
@@ -179,22 +230,21 @@ class Journal(SchedulerObserver):
         return self._ring.bytes
 
     def add(self, entry: Entry, size: int = ENTRY_BYTES) -> None:
-        """The next record, and the bytes that it takes."""
-        self._ring.append(entry, size)
-        if self._followers:
-            self._wake_followers()
+        """The next record, and the bytes that it takes. Only for what records an event."""
+        self._recorded.append(entry, size)
 
     def add_change(self, entry: Entry, size: int = ENTRY_BYTES) -> None:
         """The same, of a record that changes the state."""
-        ring = self._ring
+        ring = self._recorded
         ring.append(entry, size)
         self._changed = ring.sequence
-        if self._followers:
-            self._wake_followers()
 
     def restart(self, settings: Settings) -> None:
         """The vendors are others from now on."""
-        self.add(start_entry(settings, identity=self._identity, time=self._now()))
+        self.tell(self._record_start, settings)
+
+    def _record_start(self, time: float, settings: Settings) -> None:
+        self.add(start_entry(settings, identity=self._identity, time=time))
 
     def close(self) -> None:
         """No reading waits for more."""
@@ -204,48 +254,55 @@ class Journal(SchedulerObserver):
     # -- decisions
 
     def on_filter_decision(self, event: FilterDecision) -> None:
+        if isinstance(event.answer, Unfinished):
+            event.candidates.resolve()  # Later it could be about other nodes; a refused list has been looked up.
+        self.tell(self._record_decision, event)
+
+    def on_bind_decision(self, event: BindDecision) -> None:
+        self.tell(self._record_bind_decision, event, self._mask_of_node(event.node))
+
+    def _record_decision(self, time: float, event: FilterDecision) -> None:
         request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
-        ask, size = self._ask(request)
+        ask, size = self._ask(request, time)
         if isinstance(answer, Selected):
             if event.refusals:
                 self._refused.pop(request.uid, None)
             candidates = self._mask_of_choice(event.candidates, answer)
             pod = PodRef(request.namespace, request.name, request.uid)
-            entry = PlacedEntry(self._now(), pod, ask, candidates, self._changed, took, answer.placement)
+            entry = PlacedEntry(time, pod, ask, candidates, self._changed, took, answer.placement)
             self.add(entry, size + ask.granted_bytes)
             return
         mask = self._mask_of(event.candidates.resolve())
         if isinstance(answer, Refused):
-            self._add_refused(event, RefusalKey(ask, mask, answer.reason_counts), size)
+            self._add_refused(time, event, RefusalKey(ask, mask, answer.reason_counts), size)
         else:
             pod = PodRef(request.namespace, request.name, request.uid)
-            self.add(UnfinishedEntry(self._now(), pod, ask, mask, self._changed, took), size)
+            self.add(UnfinishedEntry(time, pod, ask, mask, self._changed, took), size)
 
-    def on_bind_decision(self, event: BindDecision) -> None:
+    def _record_bind_decision(self, time: float, event: BindDecision, mask: CandidateMask) -> None:
         request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
-        ask, size = self._ask(request)
+        ask, size = self._ask(request, time)
         pod = PodRef(request.namespace, request.name, request.uid)
-        mask = self._mask_of_node(event.node)
         size += len(mask.mask or b"")
         if isinstance(answer, Misfit):
             reasons = ((answer.text, 1),)
-            refused = RefusedEntry(self._now(), pod, ask, mask, self._changed, took, reasons, at_bind=True)
+            refused = RefusedEntry(time, pod, ask, mask, self._changed, took, reasons, at_bind=True)
             self.add(refused, size + REASON_BYTES)
         else:
             self._refused.pop(request.uid, None)
-            placed = PlacedEntry(self._now(), pod, ask, mask, self._changed, took, answer, at_bind=True)
+            placed = PlacedEntry(time, pod, ask, mask, self._changed, took, answer, at_bind=True)
             self.add(placed, size + ask.granted_bytes)
 
-    def _add_refused(self, event: FilterDecision, key: RefusalKey, size: int) -> None:
+    def _add_refused(self, time: float, event: FilterDecision, key: RefusalKey, size: int) -> None:
         request = event.request
         uid = request.uid
         known = self._refused.get(uid)
-        if known is not None and known[0] >= self.oldest and known[1] == key:
+        if known is not None and known[0] > self._recorded.base.sequence and known[1] == key:
             return
         pod = PodRef(request.namespace, request.name, uid)
         took = int(event.seconds * 1e6)
         entry = RefusedEntry(
-            self._now(),
+            time,
             pod,
             key.ask,
             key.candidates,
@@ -257,11 +314,11 @@ class Journal(SchedulerObserver):
         )
         # A mask may be the entry's own: lists that nodes' labels narrow come and go.
         self.add(entry, size + REASON_BYTES * len(key.reasons) + len(key.candidates.mask or b""))
-        self._refused[uid] = self.sequence, key
+        self._refused[uid] = self._recorded.sequence, key
         if len(self._refused) > REFUSED_PODS:
             del self._refused[next(iter(self._refused))]
 
-    def _ask(self, request: PodRequest) -> tuple[SharedAsk, int]:
+    def _ask(self, request: PodRequest, time: float) -> tuple[SharedAsk, int]:
         """What a pod asks for, which pods that differ in name alone share, and the bytes of a decision about it,
         without those of grants."""
         if request.forecast is not self._forecast and request.forecast is not None:
@@ -269,7 +326,7 @@ class Journal(SchedulerObserver):
             self._forecasts += 1
             # Requests of the same shape refer to the newest number.
             self._asks.clear()
-            self.add_change(ForecastEntry(self._now(), self._forecasts, request.forecast), FORECAST_BYTES)
+            self.add_change(ForecastEntry(time, self._forecasts, request.forecast), FORECAST_BYTES)
         known, shape = self._asks.get(id(request.containers)), request.shape
         is_known = known is not None and known.containers is request.containers
         if known is not None and is_known and (known.shape is shape or known.shape == shape):
@@ -334,60 +391,47 @@ class Journal(SchedulerObserver):
 
     def on_bind(self, event: BindEvent) -> None:
         pod = PodRef(event.namespace, event.name, event.uid)
-        self._note(
-            journal.Bind(time=self._now(), sequence=self.sequence + 1, pod=pod, node=event.node, error=event.error),
-            event.error,
-        )
+        self._note(journal.Bind, event.error, pod=pod, node=event.node, error=event.error)
 
     def on_released(self, event: ReleasedEvent) -> None:
         pod = PodRef(event.namespace, event.name, event.uid)
-        self._note(
-            journal.Released(time=self._now(), sequence=self.sequence + 1, pod=pod, node=event.node, why=event.why)
-        )
+        self._note(journal.Released, pod=pod, node=event.node, why=event.why)
 
     def on_woken(self, request: PodRequest) -> None:
-        self._note(
-            journal.Woken(
-                time=self._now(), sequence=self.sequence + 1, pod=PodRef(request.namespace, request.name, request.uid)
-            )
-        )
+        self._note(journal.Woken, pod=PodRef(request.namespace, request.name, request.uid))
 
     def on_evicted(self, event: EvictedEvent) -> None:
         pod = PodRef(event.victim.namespace, event.victim.name, event.victim.uid)
-        self._note(
-            journal.Evicted(time=self._now(), sequence=self.sequence + 1, pod=pod, node=event.node, message=event.text)
-        )
+        self._note(journal.Evicted, pod=pod, node=event.node, message=event.text)
 
     def on_gang(self, event: GangEvent) -> None:
         self._note(
-            journal.Gang(
-                time=self._now(),
-                sequence=self.sequence + 1,
-                namespace=event.namespace,
-                name=event.name,
-                state=event.state,
-                text=event.text,
-            ),
-            event.text,
+            journal.Gang, event.text, namespace=event.namespace, name=event.name, state=event.state, text=event.text
         )
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
-        self._note(
-            journal.Denied(
-                time=self._now(), sequence=self.sequence + 1, namespace=namespace, name=name, message=message
-            ),
-            message,
-        )
+        self._note(journal.Denied, message, namespace=namespace, name=name, message=message)
 
     def on_tenure(self) -> None:
-        self._note(journal.TookOver(time=self._now(), sequence=self.sequence + 1))
+        self._note(journal.TookOver)
 
     def on_step_down(self) -> None:
-        self._note(journal.SteppedDown(time=self._now(), sequence=self.sequence + 1))
+        self._note(journal.SteppedDown)
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         if pod is None:
-            self._refused.pop(uid, None)
+            self.tell(self._forget_refused, uid)
+
+    def _note(self, kind: Callable[..., Record], text: str = "", /, **fields: object) -> None:
+        """`text`: what may be long in it."""
+        self.tell(self._record_note, kind, text, fields)
+
+    def _record_note(self, time: float, kind: Callable[..., Record], text: str, fields: Mapping[str, object]) -> None:
+        note = kind(time=time, sequence=self._recorded.sequence + 1, **fields)
+        self.add(NoteEntry(time, note), ENTRY_BYTES + NOTE_BYTES + len(text))
+
+    def _forget_refused(self, _time: float, uid: str) -> None:
+        self._refused.pop(uid, None)
 
     # -- reading
 
@@ -412,10 +456,10 @@ class Journal(SchedulerObserver):
 
         Only a reading that begins afresh holds entries that have left the ring, and at most as many as fit in it.
         """
-        ring = self._ring
-        until, position = ring.sequence, self._nearest(since)
+        until, position = self._ring.sequence, self._nearest(since)
         is_fresh = snapshot or position != since
         while True:
+            ring = self._ring
             if is_fresh:
                 position = max(position, ring.base.sequence)
                 async for batch in self._batches_afresh(position):
@@ -482,48 +526,56 @@ class Journal(SchedulerObserver):
         self._news.set()
         self._news = asyncio.Event()
 
-    # -- inside
-
-    def _note(self, record: Record, text: str = "") -> None:
-        """`text`: what may be long in it."""
-        self.add(NoteEntry(record.time, record), ENTRY_BYTES + NOTE_BYTES + len(text))
-
 
 class LedgerRecorder:
     """The ledger's listener."""
 
-    def __init__(self, journal: Journal, now: Callable[[], float]) -> None:
-        self._journal = journal
-        self._now = now
+    def __init__(self, journal: Journal) -> None:
+        self._tell = journal.tell
+        self._add_change = journal.add_change
 
     def on_node(self, name: str, facts: NodeFacts | None) -> None:
-        devices = 0 if facts is None else len(facts.devices)
-        self._journal.add_change(NodeEntry(self._now(), name, facts), ENTRY_BYTES + DEVICE_BYTES * devices)
+        self._tell(self._record_node, name, facts)
 
     def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
-        if victims is None:
-            self._journal.add_change(NominationEntry(self._now(), facts.uid, None, None))
-            return
-        size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
-        self._journal.add_change(NominationEntry(self._now(), facts.uid, facts, victims), size)
+        self._tell(self._record_nomination, facts, victims)
 
     def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
+        self._tell(self._record_pod, facts, state, observed)
+
+    def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
+        self._tell(self._record_quota, namespace, name, facts)
+
+    def on_host(self, name: str, free: HostRequest | None) -> None:
+        self._tell(self._record_host, name, free)
+
+    def _record_node(self, time: float, name: str, facts: NodeFacts | None) -> None:
+        devices = 0 if facts is None else len(facts.devices)
+        self._add_change(NodeEntry(time, name, facts), ENTRY_BYTES + DEVICE_BYTES * devices)
+
+    def _record_nomination(self, time: float, facts: PodFacts, victims: frozenset[str] | None) -> None:
+        if victims is None:
+            self._add_change(NominationEntry(time, facts.uid, None, None))
+            return
+        size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
+        self._add_change(NominationEntry(time, facts.uid, facts, victims), size)
+
+    def _record_pod(self, time: float, facts: PodFacts, state: GrantState | None, observed: bool) -> None:
         if state is None:
-            self._journal.add_change(PodEntry(self._now(), facts.uid, None))
+            self._add_change(PodEntry(time, facts.uid, None))
             return
         if observed:
             size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
         else:  # The grants are those of the decision, and a binding is about what was reserved: both are counted there.
             size = ENTRY_BYTES if state is GrantState.BOUND else ENTRY_BYTES + POD_BYTES
-        self._journal.add_change(PodEntry(self._now(), facts.uid, facts, state, observed), size)
+        self._add_change(PodEntry(time, facts.uid, facts, state, observed), size)
 
-    def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
+    def _record_quota(self, time: float, namespace: str, name: str, facts: QuotaFacts | None) -> None:
         limits = 0 if facts is None else len(facts.limits)
-        entry = QuotaEntry(self._now(), namespace, name, facts)
-        self._journal.add_change(entry, ENTRY_BYTES + LIMIT_BYTES * limits)
+        self._add_change(QuotaEntry(time, namespace, name, facts), ENTRY_BYTES + LIMIT_BYTES * limits)
 
-    def on_host(self, name: str, free: HostRequest | None) -> None:
-        self._journal.add_change(HostEntry(self._now(), name, free))
+    def _record_host(self, time: float, name: str, free: HostRequest | None) -> None:
+        self._add_change(HostEntry(time, name, free))
 
 
 async def _state_batches(state: JournalState) -> AsyncIterator[Sequence[Record]]:

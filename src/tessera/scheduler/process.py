@@ -21,7 +21,7 @@ import uvloop
 from tessera.core.audit import AuditFinding
 from tessera.http11.limits import LoopIteration
 from tessera.http11.router import Route
-from tessera.http11.server import Guard
+from tessera.http11.server_state import Guard
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError

@@ -1,7 +1,7 @@
 """Writes log lines in a thread of its own, so that neither a slow stream nor one that is not read stops the event loop.
 Calls that log can be left to the thread as well.
 
-Lines keep their order. They wait for some milliseconds and are written together; a process that is killed loses those.
+Lines keep their order. They wait for 50 milliseconds and are written together; a process that is killed loses those.
 The queue is bounded: while the stream takes nothing, lines are dropped and counted, and a line says so afterwards. A
 writer that is closed has written all that was queued, unless the stream stays blocked; later lines are written at once.
 """
@@ -9,8 +9,10 @@ writer that is closed has written all that was queued, unless the stream stays b
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -18,7 +20,7 @@ from typing import Any, TextIO
 
 MOST_LINES = 10_000
 """that wait: some seconds of decisions at full speed"""
-TOGETHER_SECONDS = 0.01
+TOGETHER_SECONDS = 0.05
 """that a line waits for others: to wake the thread takes the event loop longer than to queue a line"""
 CLOSE_SECONDS = 2.0
 """that closing waits for a stream that is blocked"""
@@ -38,12 +40,17 @@ class LogWriter:
         except OSError:  # It is in memory.
             self._descriptor = None
         self._report_loss = report_loss
-        self._queue: SimpleQueue[str | DeferredCall] = SimpleQueue()
+        self._queue: deque[str | DeferredCall] = deque()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._is_awake = False
+        """the thread writes what is in the queue now, however long it has waited"""
         self._dropped = self._reported = 0
         """lines"""
         self._rendered: list[str] = []
         """of the thread that writes"""
         self._deferred_at: int | None = None
+        self._is_closing = False
+        """the same as `_is_closed`, but quick to ask"""
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
@@ -52,7 +59,7 @@ class LogWriter:
         """`line` has its end."""
         if threading.current_thread() is self._thread:
             self._rendered.append(line)
-        elif self._has_ended():
+        elif self._is_closing and self._has_ended():
             with suppress(OSError, ValueError):  # What ends the process goes on with a full disk, too.
                 self._write_out(line)
         else:
@@ -63,7 +70,7 @@ class LogWriter:
 
     def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         """Make a call that logs in the thread that writes. What it gets must not change any more."""
-        if self._has_ended():
+        if self._is_closing and self._has_ended():
             call(*arguments)
         else:
             self._put((time.time_ns(), call, arguments))
@@ -74,15 +81,20 @@ class LogWriter:
         return deferred or time.time_ns()
 
     def close(self) -> None:
+        self._is_closing = True
         self._is_closed.set()
-        self._queue.put("")
+        self._wakes.put(None)
         self._thread.join(CLOSE_SECONDS)
 
     def _put(self, line: str | DeferredCall) -> None:
-        if self._queue.qsize() < MOST_LINES:
-            self._queue.put(line)
-        else:
+        queue = self._queue
+        if len(queue) >= MOST_LINES:
             self._dropped += 1
+            return
+        queue.append(line)
+        if not self._is_awake:
+            self._is_awake = True
+            self._wakes.put(None)
 
     def _has_ended(self) -> bool:
         return self._is_closed.is_set() and not self._thread.is_alive()
@@ -91,18 +103,17 @@ class LogWriter:
 
     def _run(self) -> None:
         while not self._is_closed.is_set():
-            first = self._queue.get()
+            self._wakes.get()
             self._is_closed.wait(TOGETHER_SECONDS)
-            self._write_queued(first)
+            self._is_awake = False  # What is queued after this wakes the thread again.
+            self._write_queued()
         self._write_queued()
 
-    def _write_queued(self, *first: str | DeferredCall) -> None:
-        queued, lost = list(first), self._dropped
+    def _write_queued(self) -> None:
+        lost = self._dropped
         # As many as there are now: others may come for as long as this takes.
-        for _ in range(self._queue.qsize()):
-            queued.append(self._queue.get())
-        for line in queued:
-            self._render(line)
+        for _ in range(len(self._queue)):
+            self._render(self._queue.popleft())
         if lost > self._reported:
             self._report_loss(lost - self._reported)
         try:
@@ -132,4 +143,8 @@ class LogWriter:
         # Not through the stream: at its end, the interpreter aborts if a thread is blocked in the stream's buffer.
         data = text.encode(errors="backslashreplace")
         while data:
-            data = data[os.write(self._descriptor, data) :]
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                # A program that shares the descriptor has made it non-blocking: wait here instead of there.
+                select.select([], [self._descriptor], [])

@@ -6,13 +6,16 @@ Log records of libraries have the same form. The process configures logging once
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO, cast
+
+import msgspec
 
 from tessera.services.log_writer import LogWriter
 from tessera.services.settings_table import Group, Setting, Sources, rows_of
@@ -125,6 +128,14 @@ def _report_loss(lines: int) -> None:
     structlog.get_logger(__name__).warning("log lines are lost: the log was not read", lines=lines)
 
 
+def _json(event: Mapping[str, object], *, default: Callable[[object], object]) -> str:
+    """A tenth of the time that the standard library takes, for almost all lines."""
+    try:
+        return msgspec.json.encode(event, enc_hook=default).decode()
+    except (TypeError, ValueError):  # Texts that are not Unicode, keys that are no texts.
+        return json.dumps(event, ensure_ascii=False, default=default)
+
+
 def _renderers(chosen: LogFormat, *, colors: bool) -> list[Processor]:
     import structlog
 
@@ -133,5 +144,5 @@ def _renderers(chosen: LogFormat, *, colors: bool) -> list[Processor]:
     return [
         structlog.processors.format_exc_info,
         structlog.processors.EventRenamer("message"),
-        structlog.processors.JSONRenderer(ensure_ascii=False),
+        structlog.processors.JSONRenderer(serializer=_json),
     ]

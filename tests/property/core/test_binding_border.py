@@ -17,6 +17,7 @@ from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Pod, decode_object
 from tests.support import strategies as some
+from tests.support.examples import examples
 
 NOW = 1_700_000_000.5
 
@@ -50,7 +51,7 @@ def bound(pod: Pod, request: PodRequest, placement: Placement) -> Pod:
 
 
 @each_vendor
-@settings(max_examples=max(settings().max_examples // 5, 10))
+@examples(1 / 5)
 @given(data=st.data())
 def test_a_bound_pod_is_read_as_it_was_reserved(vendor: str, data: st.DataObject) -> None:
     node, pods = data.draw(cases(vendor))

@@ -8,7 +8,7 @@ from math import ceil, sqrt
 from random import Random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandGroup, DemandSlice, HostLoad
@@ -24,6 +24,7 @@ from tessera.core.policies.fragmentation.waste import NO_DEMAND
 from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support.builders import vendors
+from tests.support.examples import examples
 
 NVIDIA = "NVIDIA"
 MODELS = ("small", "large")
@@ -165,7 +166,7 @@ def after(host: HostRequest | None, pod: PodRequest) -> HostRequest | None:
     return None if host is None else HostRequest(host.cpu - asked.cpu, host.memory - asked.memory)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 @given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=6), forecast=FORECASTS)
 def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
     made: list[tuple[NodeFacts, HostRequest | None]], wanted: list[PodRequest], forecast: DemandForecast
@@ -198,7 +199,7 @@ def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
             assert abs(float(grown[ledger.arrays.row(name)]) - (plain_loss(now, host, forecast) - old)) < 1e-5
 
 
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 @given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=8), forecast=FORECASTS)
 def test_no_pod_that_fits_somewhere_is_refused(
     made: list[tuple[NodeFacts, HostRequest | None]], wanted: list[PodRequest], forecast: DemandForecast
@@ -215,7 +216,7 @@ def test_no_pod_that_fits_somewhere_is_refused(
             ledger.reserve(asked, answer.placement, deadline=1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(0.6)
 @given(made=nodes(), pod=pods(), forecast=FORECASTS, order=st.randoms(use_true_random=True))
 def test_the_order_of_registration_and_of_the_candidates_does_not_matter(
     made: list[tuple[NodeFacts, HostRequest | None]], pod: PodRequest, forecast: DemandForecast, order: Random

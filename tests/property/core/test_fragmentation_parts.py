@@ -6,7 +6,7 @@ from functools import cache
 from math import sqrt
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
@@ -20,6 +20,7 @@ from tessera.core.policies.fragmentation.waste import NO_DEMAND
 from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selector
 from tests.support.builders import vendors
+from tests.support.examples import examples
 
 MEMORY = 10_000
 """MiB of every card"""
@@ -98,7 +99,7 @@ def plain_parts(
     )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 @given(made=NODES, wanted=st.lists(pods(), min_size=1, max_size=5), forecast=FORECASTS)
 def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
     made: list[tuple[int, str, HostRequest | None]], wanted: list[PodRequest], forecast: DemandForecast

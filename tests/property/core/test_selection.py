@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.ledger import Ledger
 from tessera.core.selection import Selected, Selector
 from tests.support import strategies as some
+from tests.support.examples import examples
 from tests.support.oracle import select_and_check
 
 PODS = 5
 
 
 @pytest.mark.parametrize("pool", some.POOLS, ids="+".join)
-@settings(max_examples=settings().max_examples // 3)
+@examples(1 / 3)
 @given(data=st.data())
 def test_selection_answers_as_the_plain_rule(pool: tuple[str, ...], data: st.DataObject) -> None:
     ledger = Ledger(some.VENDORS)

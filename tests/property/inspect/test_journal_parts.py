@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import fields
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.inspect.anonymize import FoundNames
@@ -16,10 +16,11 @@ from tessera.inspect.render.journal import difference_lines
 from tessera.inspect.replay import Timeline
 from tessera.wire.journal import Placed, PodRecord, Record, Refused, SnapshotEnd, Start, StateRecord, encode_record
 from tests.support import strategies as some
+from tests.support.examples import examples
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.recorded_lives import lives, written
 
-FEWER = settings(max_examples=settings().max_examples // 4)
+FEWER = examples(1 / 4)
 """a life takes long to draw"""
 
 

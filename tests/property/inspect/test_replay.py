@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.inspect.render.journal import difference_lines
 from tessera.inspect.replay import Timeline
 from tessera.wire.journal import Placed, Refused
+from tests.support.examples import examples
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.recorded_lives import lives, written
 
@@ -37,7 +38,7 @@ def changed(draw: st.DrawFn, decision: Placed | Refused) -> Placed | Refused:
     return msgspec.structs.replace(decision, grants={})
 
 
-@settings(max_examples=settings().max_examples // 2)
+@examples(1 / 2)
 @given(life=lives(), data=st.data())
 def test_a_journal_is_replayed_to_the_end_or_to_the_first_decision_that_differs(
     life: RecordedCluster, data: st.DataObject

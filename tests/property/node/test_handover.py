@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.wire.objects import Pod
 from tests.property.node.mixing import Kubelet, Plan
 from tests.support.event_loops import in_fake_time
+from tests.support.examples import examples
 from tests.unit.node.handover.world import HandoverNode, bound
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1", "c/1/1 b/1/1")
@@ -44,7 +45,7 @@ def pods(admitted: Sequence[Plan]) -> list[Pod]:
     ]
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(plans(), st.randoms(use_true_random=True), st.booleans(), st.booleans())
 def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
     admitted: list[Plan], rng: random.Random, speaks: bool, rests: bool
@@ -75,7 +76,7 @@ def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
     check()
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(plans(), st.randoms(use_true_random=True))
 def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan], rng: random.Random) -> None:
     # Init containers are not shown by kubelet, so what it gave up in them cannot be told.
@@ -93,7 +94,7 @@ def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan],
     check()
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(plans(), st.integers(0, 3), st.randoms(use_true_random=True))
 def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
     admitted: list[Plan], answered: int, rng: random.Random
@@ -113,7 +114,7 @@ def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
     check()
 
 
-@settings(max_examples=100)
+@examples(1)
 @given(
     st.lists(st.lists(st.sampled_from(SLICES), min_size=1, max_size=2), min_size=1, max_size=5),
     st.randoms(use_true_random=True),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from math import inf
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.node.handover.allocator import WATCH_LAG_S
 from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
 from tests.property.node.mixing import Node, Plan
 from tests.support.event_loops import in_fake_time
+from tests.support.examples import examples
 from tests.unit.node.handover.world import HandoverNode
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1")
@@ -29,7 +30,7 @@ def plans(draw: st.DrawFn) -> list[Plan]:
     return found
 
 
-@settings(max_examples=100)
+@examples(1)
 @given(plans(), st.randoms(use_true_random=True))
 def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
     coming: list[Plan], rng: random.Random
@@ -45,7 +46,7 @@ def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
     check()
 
 
-@settings(max_examples=100, derandomize=True)
+@examples(1, derandomize=True)
 @given(plans(), st.randoms(use_true_random=True))
 def test_a_watch_that_is_behind_mixes_no_pods_up(coming: list[Plan], rng: random.Random) -> None:
     @in_fake_time
@@ -58,7 +59,7 @@ def test_a_watch_that_is_behind_mixes_no_pods_up(coming: list[Plan], rng: random
     check()
 
 
-@settings(max_examples=100, derandomize=True)
+@examples(1, derandomize=True)
 @given(plans(), st.randoms(use_true_random=True))
 def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mixed_up(
     coming: list[Plan], rng: random.Random
@@ -73,7 +74,7 @@ def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mi
     check()
 
 
-@settings(max_examples=100)
+@examples(1)
 @given(plans(), st.randoms(use_true_random=True))
 def test_a_scheduler_without_these_turns_may_see_refusals_but_no_wrong_slice(
     coming: list[Plan], rng: random.Random

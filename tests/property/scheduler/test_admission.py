@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.ledger import Ledger
@@ -20,6 +20,7 @@ from tessera.vendors.pod_reader import pod_request
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Pod
 from tests.support.admission import Document, pod, sample, vendors
+from tests.support.examples import examples
 from tests.support.json_patches import patched
 
 SAMPLES = [sample(name) for name in ("plain", "kubectl-gpu", "generateName", "deployment")]
@@ -160,7 +161,7 @@ def decided(document: Any, how: AdmissionSettings, nvidia: dict[str, Any], limit
 
 
 @given(document=pods, how=settings_of, nvidia=configurations)
-@settings(max_examples=400)
+@examples(4)
 def test_admitting_a_pod_again_changes_nothing(
     document: Document, how: AdmissionSettings, nvidia: dict[str, Any]
 ) -> None:
@@ -180,7 +181,7 @@ def test_admitting_a_pod_again_changes_nothing(
 
 
 @given(document=pods, how=settings_of, nvidia=configurations)
-@settings(max_examples=200)
+@examples(2)
 def test_a_patch_touches_nothing_but_what_admission_decides(
     document: Document, how: AdmissionSettings, nvidia: dict[str, Any]
 ) -> None:
@@ -195,7 +196,7 @@ def test_a_patch_touches_nothing_but_what_admission_decides(
 
 
 @given(document=pods, nvidia=configurations)
-@settings(max_examples=300)
+@examples(3)
 def test_a_stored_pod_reads_all_its_slices_through_the_downward_api_or_none_can(
     document: Document, nvidia: dict[str, Any]
 ) -> None:
@@ -214,7 +215,7 @@ def test_a_stored_pod_reads_all_its_slices_through_the_downward_api_or_none_can(
 
 
 @given(document=st.one_of(broken(), documents), how=settings_of, nvidia=configurations)
-@settings(max_examples=600)
+@examples(6)
 def test_a_document_of_any_kind_gets_an_answer(document: Any, how: AdmissionSettings, nvidia: dict[str, Any]) -> None:
     answer = decided(document, how, nvidia, limit=1000)
     assert answer.code in (200, 400, 403)

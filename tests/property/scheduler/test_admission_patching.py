@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.scheduler.admission.json_patch import diff
+from tests.support.examples import examples
 from tests.support.json_patches import patched
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(allow_nan=False), st.text(max_size=3))
@@ -33,7 +34,7 @@ def exact(document: Any) -> Any:
 
 
 @given(original=documents, draft=documents)
-@settings(max_examples=500)
+@examples(5)
 def test_a_patched_original_is_the_draft(original: Any, draft: Any) -> None:
     before = copy.deepcopy((original, draft))
     operations = diff(original, draft)
@@ -48,7 +49,7 @@ def test_a_copy_needs_no_patch(document: Any) -> None:
 
 
 @given(original=members, added=members, data=st.data())
-@settings(max_examples=300)
+@examples(3)
 def test_members_that_stay_are_not_touched(original: list[Any], added: list[Any], data: st.DataObject) -> None:
     stay = [member for member in original if data.draw(st.booleans())]
     draft = [*added, *stay]

@@ -6,7 +6,6 @@ from collections.abc import Coroutine
 from typing import Any
 from unittest import mock
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +14,7 @@ from tessera.core import arrays
 from tessera.core.ledger import Ledger
 from tessera.scheduler.metrics.exposition import Exposition
 from tests.support import strategies as some
+from tests.support.examples import examples
 
 STEPS = 30
 
@@ -92,4 +92,4 @@ class Scraped(RuleBasedStateMachine):
 
 
 def test_an_updated_text_equals_one_written_from_scratch() -> None:
-    run_state_machine_as_test(Scraped, settings=settings(stateful_step_count=STEPS, max_examples=60))
+    run_state_machine_as_test(Scraped, settings=examples(0.6, stateful_step_count=STEPS))

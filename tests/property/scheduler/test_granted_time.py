@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,6 +20,7 @@ from tessera.scheduler.metrics.granted_time import GrantedTime, share_of
 from tessera.services.gpu_time import SeriesKey
 from tessera.wire.objects import Workload
 from tests.support import strategies as some
+from tests.support.examples import examples
 
 STEPS = 30
 WORKLOADS = st.sampled_from(
@@ -106,4 +106,4 @@ class Counted(RuleBasedStateMachine):
 
 
 def test_granted_and_idle_seconds_add_up_to_the_time_of_the_cards() -> None:
-    run_state_machine_as_test(Counted, settings=settings(stateful_step_count=STEPS, max_examples=60))
+    run_state_machine_as_test(Counted, settings=examples(0.6, stateful_step_count=STEPS))

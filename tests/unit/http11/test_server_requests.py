@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.http11.router import Response, Route, Router
-from tessera.http11.server import (
+from tessera.http11.responses import (
     BODY_TOO_LARGE,
     CONTINUE,
     HEAD_TOO_LARGE,
@@ -22,9 +21,10 @@ from tessera.http11.server import (
     MAX_HEAD_BYTES,
     NO_UPGRADE,
     NOT_HTTP,
-    ServerConnection,
-    ServerState,
 )
+from tessera.http11.router import Response, Route, Router
+from tessera.http11.server import ServerConnection
+from tessera.http11.server_state import ServerState
 from tessera.services.common_settings import ListenerLimits
 
 FORBIDDEN = Response(403, b"not you\n")

@@ -12,8 +12,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from tessera.http11.responses import MAX_BODY_BYTES
 from tessera.http11.router import Request, Response
-from tessera.http11.server import MAX_BODY_BYTES, Guard
+from tessera.http11.server_state import Guard
 from tessera.scheduler.http_api import (
     Refuse,
     Routes,

@@ -398,6 +398,33 @@ def test_the_state_after_any_record_is_the_state_that_a_replay_has_there() -> No
         assert_same_ledger(replayed(records_of(world.journal, since)), world.ledger)
 
 
+def test_an_event_that_cannot_be_recorded_takes_no_other_with_it() -> None:
+    with captured() as logs:
+        world = JournalledWorld(machine("n1", cards=2))
+        world.chosen(gpu_pod(mem=10))
+
+        def fail(time: float) -> None:
+            raise RuntimeError(str(time))
+
+        world.journal.tell(fail)
+        world.journal.tell(fail)
+        world.chosen(gpu_pod(mem=10).called("second"))
+        assert kinds(happened(world))[1:] == ["Placed", "PodRecord", "Placed", "PodRecord"]
+    assert len(logs.of("an event was not recorded; later ones may be missing too")) == 1
+
+
+@in_fake_time
+async def test_an_event_has_the_time_at_which_it_was_told() -> None:
+    world = JournalledWorld(machine("n1", cards=2))
+    times = []
+    for name in ("first", "second"):
+        await asyncio.sleep(100.0)
+        times.append(world.now())
+        world.chosen(gpu_pod(mem=10).called(name))
+    await asyncio.sleep(100.0)
+    assert [record.time for record in only(world, Placed)] == times
+
+
 @in_fake_time
 async def test_a_follower_gets_records_as_they_come_until_the_journal_closes() -> None:
     world = JournalledWorld(machine("n1", cards=8))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -19,6 +18,7 @@ from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
+from tests.support.examples import examples
 from tests.support.stepwise_scheduler import RESERVATION, World, answering, assert_cycles_match, uid
 
 POD = gpu_pod("p", mem=1000)
@@ -299,4 +299,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAnySequence = Machine.TestCase
-TestAnySequence.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestAnySequence.settings = examples(1 / 2, stateful_step_count=40)

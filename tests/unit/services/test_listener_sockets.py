@@ -15,15 +15,9 @@ import pytest
 import trustme
 
 from tessera.http11.limits import MAX_BUFFERED_BYTES
+from tessera.http11.responses import MAX_BODY_BYTES
 from tessera.http11.router import Request, Response, Route
-from tessera.http11.server import (
-    BODY_SECONDS,
-    HEAD_SECONDS,
-    KEEP_ALIVE_SECONDS,
-    LINGER_SECONDS,
-    MAX_BODY_BYTES,
-    WRITE_SECONDS,
-)
+from tessera.http11.server import BODY_SECONDS, HEAD_SECONDS, KEEP_ALIVE_SECONDS, LINGER_SECONDS, WRITE_SECONDS
 from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits
 from tessera.services.listener import EXPIRE_EVERY_SECONDS, Listener

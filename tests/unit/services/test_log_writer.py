@@ -46,6 +46,18 @@ def test_lines_and_deferred_calls_keep_their_order_and_closing_writes_all_of_the
     assert stream.getvalue().split() == [str(number) for number in range(3002)]
 
 
+def test_a_pipe_that_does_not_block_gets_whole_lines() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    line = "x" * 999 + "\n"
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "w") as stream:
+        writer = LogWriter(stream, report_loss=lambda lines: None)
+        for _ in range(500):  # More than a pipe holds.
+            writer.write(line)
+        assert reader.read(500_000) == line.encode() * 500
+        writer.close()
+
+
 def test_a_deferred_call_sees_the_time_at_which_it_was_deferred() -> None:
     stream = BlockedStream()
     writer = writer_on(stream)
@@ -135,7 +147,7 @@ def test_the_traceback_of_a_process_that_fails_stands_behind_all_its_lines() -> 
         [sys.executable, "-c", PROCESS, "200", "raise"], capture_output=True, text=True, timeout=TIMEOUT_S
     )
     lines = done.stderr.splitlines()
-    assert [f'"number": {number},' in line for number, line in enumerate(lines[:200])] == [True] * 200
+    assert [f'"number":{number},' in line for number, line in enumerate(lines[:200])] == [True] * 200
     assert lines[200].startswith("Traceback")
     assert lines[-1] == "RuntimeError: after the lines"
 

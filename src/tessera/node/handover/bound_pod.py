@@ -7,7 +7,7 @@ answered but not yet written to the API is in `allocation_state`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tessera.core.grants import Span
 from tessera.node.handover.claims import Claim, PodKey
@@ -69,6 +69,8 @@ class BoundPod:
     """why nothing can be handed out to it"""
     claims_problem: str = ""
     """why it cannot be known what it holds"""
+    version: str = field(default="", compare=False)
+    """of the API object that this was read from; most changes of that are none of this"""
 
     @property
     def terminal(self) -> bool:
@@ -146,6 +148,7 @@ def read_pod(pod: Pod, node: str) -> BoundPod | None:
         others_left=any(_has_something(each) for each in others),
         problem=problem,
         claims_problem=claims_problem,
+        version=pod.metadata.resource_version,
     )
 
 

@@ -66,7 +66,7 @@ class PodCache:
     # -- the sink
 
     def put(self, key: str, pod: Pod) -> None:
-        found = read_pod(pod, self.node)
+        found = self._read(pod)
         known = self._pods.get(key)
         if known is not None and (found is None or found.key.uid != known.key.uid):
             self.drop(key)
@@ -131,7 +131,7 @@ class PodCache:
                 pod = await self._cluster.get_pod(key.namespace, key.name)
         except (KubeError, TimeoutError):
             return False
-        found = read_pod(pod, self.node)
+        found = self._read(pod)
         return found is not None and found.key == key and found.in_handover
 
     async def read_all(self) -> list[BoundPod] | None:
@@ -142,7 +142,7 @@ class PodCache:
         except (KubeError, TimeoutError) as error:
             log.warning("pods of this node cannot be read", error=str(error) or type(error).__name__)
             return None
-        found = (read_pod(pod, self.node) for pod in pods)
+        found = (self._read(pod) for pod in pods)
         return sorted((pod for pod in found if pod is not None), key=lambda pod: pod.order)
 
     async def read_lock(self) -> Owner | None:
@@ -150,6 +150,14 @@ class PodCache:
         async with asyncio.timeout(READ_S):
             node = await self._cluster.get_node(self.node)
         return _owner(node.annotations.get(NODE_LOCK))
+
+    def _read(self, pod: Pod) -> BoundPod | None:
+        """Almost all that the API shows again has been read before: the same version of a pod is the same pod."""
+        meta = pod.metadata
+        known = self.named(meta.namespace, meta.name)
+        if known is not None and known.key.uid == meta.uid and known.version and known.version == meta.resource_version:
+            return known
+        return read_pod(pod, self.node)
 
     # -- news
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.pod_cache import PodCache
@@ -45,6 +46,26 @@ async def test_a_pod_that_was_replaced_under_its_name_is_another() -> None:
     assert gone == ["old"]
     assert pods.get("old") is None
     assert pods.get("new") is not None
+
+
+def at_version(pod: Pod, version: str) -> Pod:
+    return structs.replace(pod, metadata=structs.replace(pod.metadata, resource_version=version))
+
+
+@pytest.mark.parametrize(("version", "is_read_again"), [("1", False), ("2", True), ("", True)])
+async def test_only_another_version_of_a_pod_is_read_again(version: str, is_read_again: bool) -> None:
+    pods = cache()
+    put(pods, at_version(bound("p", A), version and "1"))
+    # No API changes a pod and keeps its version; it shows here whether the pod was read.
+    put(pods, at_version(bound("p", "b/3000/50"), version))
+    [found] = pods.all()
+    assert (found.claims[0].slices[0].uuid == "GPU-b") is is_read_again
+
+
+async def test_a_pod_of_another_uid_is_read_even_at_the_same_version() -> None:
+    pods = cache()
+    put(pods, at_version(bound("p", A, uid="old"), "1"), at_version(bound("p", A, uid="new"), "1"))
+    assert [pod.key.uid for pod in pods.all()] == ["new"]
 
 
 async def test_a_pod_that_loses_its_annotations_or_vanishes_is_gone() -> None:
