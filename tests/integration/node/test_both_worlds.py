@@ -67,7 +67,9 @@ async def test_health_and_cordon_reach_both_worlds(tmp_path: Path) -> None:
         await node.published(lambda devices: taints(devices[node.name(0)]) == [MANAGED, UNHEALTHY])
         await node.published(lambda devices: taints(devices[node.name(1)]) == [MANAGED, CORDONED])
         await node.agent.until(
-            lambda: [each.get("health", False) for each in json.loads(node.agent.annotations()[REGISTER])] == [False, True]
+            lambda: (
+                [each.get("health", False) for each in json.loads(node.agent.annotations()[REGISTER])] == [False, True]
+            )
         )
 
 

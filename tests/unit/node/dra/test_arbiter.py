@@ -81,7 +81,8 @@ def test_an_instance_needs_a_place_that_is_reserved_for_nothing_else() -> None:
     offered = {
         each.uuid: each
         for each in offers(
-            Fleet((card(A, mig_profiles=H200, mig_capable=True),)), AgentSettings(node_name="n", node=NodeSettings(mode="mig"))
+            Fleet((card(A, mig_profiles=H200, mig_capable=True),)),
+            AgentSettings(node_name="n", node=NodeSettings(mode="mig")),
         )
     }
     asked = [instance(2, 2, of_resource_claim=True)]
