@@ -39,16 +39,17 @@ async def replayed(client: KubeClient) -> Ledger:
     vendors = build_vendors(None, Switches())
     nodes = [node_facts(node, vendors) for node in (await client.list(NODES.path(), Node)).items]
     pods = [PodReader(vendors).facts(pod) for pod in (await client.list(PODS.path(), Pod)).items]
-    slices: dict[str, list[ResourceSlice]] = {}
+    found: dict[str, list[ResourceSlice]] = {}
     for each in (await client.list(RESOURCE_SLICES.path(), ResourceSlice)).items:
-        slices.setdefault(each.spec.pool.name, []).append(each)
-    pools = {name: pool_devices(found) for name, found in slices.items()}
-    pods += [claim_facts(claim, pools) for claim in (await client.list(RESOURCE_CLAIMS.path(), ResourceClaim)).items]
+        found.setdefault(each.spec.pool.name, []).append(each)
+    pools = {name: pool_devices(slices) for name, slices in found.items()}
+    claims = (await client.list(RESOURCE_CLAIMS.path(), ResourceClaim)).items
+    holders = [*pods, *(claim_facts(claim, pools) for claim in claims)]
     quotas = (await client.list(RESOURCE_QUOTAS.path(), ResourceQuota)).items
     return replay(
         vendors,
         nodes=[node for node in nodes if node.devices or node.problem],
-        pods=[pod for pod in pods if pod is not None],
+        pods=[holder for holder in holders if holder is not None],
         quotas=[quota_facts(quota, vendors) for quota in quotas],
     )
 

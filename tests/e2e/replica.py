@@ -133,7 +133,7 @@ class Replica:
         self._elects = bool(host)
         self.configuration = self._configuration(plane, elects=self._elects)
         if "--dra" in flags:
-            self._leave_claims_to_tessera()
+            allocate_claims(self.configuration)
         """of kube-scheduler"""
         file = self._file = plane.folder / f"kube-scheduler-{label}.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
@@ -179,17 +179,6 @@ class Replica:
         except aiohttp.ClientError:
             return False
 
-    def _leave_claims_to_tessera(self) -> None:
-        """Changes the profile of device pods, and asks the extender about pods without resources of its own too."""
-        del self.configuration["extenders"][0]["managedResources"]
-        self.configuration["profiles"] = [
-            {
-                "schedulerName": "hami-scheduler",
-                "plugins": {"multiPoint": {"disabled": [{"name": "DynamicResources"}]}},
-                "pluginConfig": [{"name": "NodeResourcesFit", "args": {"ignoredResources": list(MANAGED)}}],
-            }
-        ]
-
     def _configuration(self, plane: ControlPlane, *, elects: bool) -> Json:
         """The configuration of a stock kube-scheduler, for device pods and all others."""
         extender = {
@@ -214,3 +203,16 @@ class Replica:
             "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],
             "extenders": [extender],
         }
+
+
+def allocate_claims(configuration: Json) -> None:
+    """Leave the claims of Tessera's profile to Tessera, and ask it about pods that have nothing else."""
+    del configuration["extenders"][0]["managedResources"]
+    fit = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "NodeResourcesFitArgs",
+        "ignoredResources": [*MANAGED],
+    }
+    ours = next(each for each in configuration["profiles"] if each["schedulerName"] == "hami-scheduler")
+    ours["plugins"] = {"multiPoint": {"disabled": [{"name": "DynamicResources"}]}}
+    ours["pluginConfig"] = [{"name": "NodeResourcesFit", "args": fit}]

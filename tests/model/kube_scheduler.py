@@ -1,7 +1,7 @@
 """kube-scheduler as an extender sees it: one filter at a time, concurrent binds, and refused pods that sleep.
 
 As seen on v1.36: a refused pod is asked for again when any pod is bound, a bound pod goes, a node changes, or the pod
-itself is patched; otherwise it sleeps. It has caches of its own, which are late in their own way.
+itself is patched or names its claims; otherwise it sleeps. It has caches of its own, which are late in their own way.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ class KubeScheduler:
         elif queued is None:
             self.queue[uid] = Queued(key, pod, self._selected(uid))
         else:
-            changed = queued.pod.annotations != pod.annotations
+            old, new = queued.pod, pod
+            changed = (old.annotations, old.status.resource_claim_statuses) != (
+                new.annotations,
+                new.status.resource_claim_statuses,
+            )
             queued.pod = pod
             if changed:
                 self._move(queued)

@@ -107,7 +107,14 @@ class Engine:
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
-        self.claims = ClaimScheduling(self.cycles, api, tenure=tenure, spawn=spawn, listener=self)
+        self.claims = ClaimScheduling(
+            self.cycles,
+            api,
+            scheduler_name=settings.scheduler_name,
+            tenure=tenure,
+            spawn=spawn,
+            listener=self,
+        )
         self._reads_claims = settings.dra
         if settings.dra:
             self.requests.claims = self.claims

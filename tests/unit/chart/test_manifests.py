@@ -117,7 +117,7 @@ def test_rights_of_a_feature_are_tested_and_installed_with_it_alone(
 ) -> None:
     (rules_tested,) = rules(documents(tested), name).values()
     wanted = [
-        rule for rule in rules_tested if resources.issuperset(rule["resources"]) and CREATED != frozenset(rule["verbs"])
+        rule for rule in rules_tested if resources.issuperset(rule["resources"]) and frozenset(rule["verbs"]) != CREATED
     ]
     assert {resource for rule in wanted for resource in rule["resources"]} == resources
     text = (ROOT / "charts/tessera/templates" / template).read_text(encoding="utf-8")
