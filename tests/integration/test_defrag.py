@@ -37,7 +37,7 @@ def deployment(name: str, *, mem: int) -> Json:
 
 def pod_of(cluster: Product, name: str) -> Json | None:
     """The running pod of a Deployment."""
-    found = [pod for pod in cluster.plane.pods("default") if pod["metadata"]["labels"].get("app") == name]
+    found = [pod for pod in cluster.plane.pods("default") if pod["metadata"].get("labels", {}).get("app") == name]
     running = [pod for pod in found if pod["status"].get("phase") == "Running"]
     return running[0] if len(found) == len(running) == 1 else None
 

@@ -29,6 +29,7 @@ from tests.support.builders import NodeBuilder, PodBuilder, node
 from tests.support.stepwise_scheduler import World, assert_cycles_match, serving_downward_api
 
 MIB = 2**20
+SCHEDULER = "hami-scheduler"
 TAINT = {"key": MANAGED, "value": MANAGED_BY_TESSERA, "effect": NO_SCHEDULE}
 
 
@@ -54,13 +55,18 @@ def _device(card: Mapping[str, Any], *, managed: bool) -> dict[str, Any]:
         "name": card["id"].lower(),
         "attributes": {"uuid": {"string": card["id"]}, "model": {"string": card["type"]}, "type": {"string": "gpu"}},
         "capacity": {
-            "memory": {"value": str(card["devmem"] * MIB)},
-            "cores": {"value": str(card["devcore"])},
-            "shares": {"value": str(card["count"])},
+            "memory": _capacity(card["devmem"] * MIB, default=card["devmem"] * MIB, least=MIB),
+            "cores": _capacity(card["devcore"], default=0, least=0),
+            "shares": _capacity(card["count"], default=1, least=1),
         },
         "allowMultipleAllocations": True,
         "taints": [TAINT] if managed else [],
     }
+
+
+def _capacity(value: int, *, default: int, least: int) -> dict[str, Any]:
+    policy = {"default": str(default), "validRange": {"min": str(least), "max": str(value)}}
+    return {"value": str(value), "requestPolicy": policy}
 
 
 def resource_claim(name: str, *, uid: str = "", owner: PodBuilder | None = None, **asks: Any) -> ResourceClaim:
@@ -89,7 +95,7 @@ def claiming(pod: PodBuilder, *names: str) -> PodBuilder:
     """The pod with claims that exist."""
     claims = [{"name": name, "resourceClaimName": name} for name in names]
     built = pod if pod.containers else pod.container()
-    return replace(built, spec={**built.spec, "resourceClaims": claims})
+    return replace(built, spec={**built.spec, "resourceClaims": claims, "schedulerName": SCHEDULER})
 
 
 def templated(pod: PodBuilder, *, template: str = "small", claim: str = "") -> PodBuilder:
@@ -97,7 +103,8 @@ def templated(pod: PodBuilder, *, template: str = "small", claim: str = "") -> P
     built = pod if pod.containers else pod.container()
     own = [{"name": "gpu", "resourceClaimTemplateName": template}]
     status = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": claim}]} if claim else {}
-    return replace(built, spec={**built.spec, "resourceClaims": own}, status={**built.status, **status})
+    spec = {**built.spec, "resourceClaims": own, "schedulerName": SCHEDULER}
+    return replace(built, spec=spec, status={**built.status, **status})
 
 
 class ClaimWorld(World):

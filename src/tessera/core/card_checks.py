@@ -114,6 +114,8 @@ def refuse_quota(ask: Ask, card: Card, *, memory: int, cores: int) -> CardMisfit
 def refuse(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     """All checks of one card that need no knowledge of other cards."""
     request = ask.request
+    if request.is_admin:
+        return refuse_identity(rules, ask, card)
     refusal = (
         refuse_identity(rules, ask, card)
         or refuse_sharing(ask, card)

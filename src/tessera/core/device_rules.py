@@ -119,6 +119,8 @@ class Rules:
     def grant(self, card: Card, ask: Ask) -> Grant:
         """The grant that a chosen card (not a MIG one) turns into."""
         request, device = ask.request, card.device
+        if request.is_admin:
+            return Grant(uuid=device.uuid, vendor=self.key, memory=0, cores=0, index=device.index, slots=0)
         is_whole = request.accepts is not None and device.mode == WHOLE
         return Grant(
             uuid=device.uuid,

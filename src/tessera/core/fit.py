@@ -52,7 +52,27 @@ def _grant_all(
     granted = _each_alone(node, pod, rules, rooms, only)
     if len(pod.requests) > 1 and not isinstance(granted, Misfit):
         granted = _together(node, pod, rules, rooms, only)
+        if isinstance(granted, Misfit):
+            return _in_other_orders(node, pod, rules, rooms, only, granted)
     return granted
+
+
+def _in_other_orders(
+    node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms, only: Only, misfit: Misfit
+) -> Granted | Misfit:
+    """Claims of one pod often want different cards, and one that accepts all must not take the only card of another:
+    a claim that found none chooses first, each once."""
+    first: list[int] = []
+    last = misfit
+    while pod.containers[last.container].role is Role.CLAIM and last.container not in first:
+        first.insert(0, last.container)
+        ranks = {position: rank for rank, position in enumerate(first)}
+        order = sorted(pod.requests, key=lambda pair: ranks.get(pair[0], len(ranks)))
+        answer = _together(node, pod, rules, rooms, only, order)
+        if not isinstance(answer, Misfit):
+            return answer
+        last = answer
+    return misfit
 
 
 def _grant_matching(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:
@@ -155,7 +175,12 @@ def _each_alone(
 
 
 def _together(
-    node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms, only: Only
+    node: NodeInfo,
+    pod: PodRequest,
+    rules: Mapping[str, Rules],
+    rooms: QuotaRooms,
+    only: Only,
+    order: Sequence[tuple[int, Request]] | None = None,
 ) -> Granted | Misfit:
     """All containers: `running` is the node as claims, sidecars and app containers find it; an init container sees it
     without the app containers, since those start later."""
@@ -163,7 +188,7 @@ def _together(
     running = {card.device.uuid: card.copy() for card in node.cards}
     cards = tuple(running.values())
     earlier: defaultdict[str, set[str]] = defaultdict(set)
-    for position, request in pod.requests:
+    for position, request in pod.requests if order is None else order:
         vendor = request.vendor
         room = rooms.get(vendor, UNLIMITED)
         left = room if room.is_unlimited else _room_left(room, pod, granted, vendor)

@@ -129,8 +129,13 @@ class Request:
     accepts: Constraint | None = None
     """set for claims: which cards, instead of what the pod's annotations say"""
 
+    @property
+    def is_admin(self) -> bool:
+        """A claim that asks for no part of its cards: an administrator's access, whatever is in use of them."""
+        return self.accepts is not None and not self.memory and not self.percent
+
     def memory_on(self, total: int) -> int:
-        """MiB this request takes on a card of `total` MiB: the one place where the two ways to ask are resolved."""
+        """MiB this request takes on a card of `total` MiB: the one place where the ways to ask are resolved."""
         return self.memory if self.memory > 0 else total * self.percent // 100
 
 

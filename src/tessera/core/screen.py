@@ -68,23 +68,11 @@ def question(pod: PodRequest, request: Request, rules: Rules) -> Question:
 
 def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     """Codes of all cards in `columns`, shape (devices, columns)."""
-    request, rules = question.request, question.rules
-    kind = arrays.kind[:, columns]
-    used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
-    total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
-    memory = memory_asked(request, total_memory)
-    whole, cores = cores_asked(request, total_cores)
-
+    rules, kind = question.rules, arrays.kind[:, columns]
     codes = np.zeros(kind.shape, dtype=np.uint8)
     # Later assignments win, so the checks run from the last to the first.
-    if request.cores == 0:
-        np.copyto(codes, _EXHAUSTED, where=(total_cores > 0) & (used_cores >= total_cores))
-    np.copyto(codes, _EXCLUSIVE, where=(used > 0) & whole)
-    np.copyto(codes, _CORES, where=total_cores - used_cores < cores)
-    np.copyto(codes, _MEMORY, where=total_memory - arrays.used_memory[:, columns] < memory)
-    if question.unused_cards_only:
-        np.copyto(codes, _MUTEX, where=used > 0)
-    np.copyto(codes, _SLOTS, where=arrays.slots[:, columns] <= used)
+    if not question.request.is_admin:
+        _refuse_use(arrays, question, columns, codes)
     if question.constraint.filter is not None:
         np.copyto(codes, _SELECTOR, where=~arrays.selected(question.constraint.filter, columns))
     _refuse_uuids(arrays, question, columns, codes)
@@ -95,6 +83,23 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     np.copyto(codes, _SICK, where=arrays.sick[:, columns])
     np.copyto(codes, ABSENT, where=accepted == ABSENT)
     return codes
+
+
+def _refuse_use(arrays: CardArrays, question: Question, columns: Columns, codes: Codes) -> None:
+    """The checks that look at what is in use."""
+    request = question.request
+    used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
+    total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
+    memory = memory_asked(request, total_memory)
+    whole, cores = cores_asked(request, total_cores)
+    if request.cores == 0:
+        np.copyto(codes, _EXHAUSTED, where=(total_cores > 0) & (used_cores >= total_cores))
+    np.copyto(codes, _EXCLUSIVE, where=(used > 0) & whole)
+    np.copyto(codes, _CORES, where=total_cores - used_cores < cores)
+    np.copyto(codes, _MEMORY, where=total_memory - arrays.used_memory[:, columns] < memory)
+    if question.unused_cards_only:
+        np.copyto(codes, _MUTEX, where=used > 0)
+    np.copyto(codes, _SLOTS, where=arrays.slots[:, columns] <= used)
 
 
 def cores_asked(request: Request, total: Ints) -> tuple[Bools, Ints]:

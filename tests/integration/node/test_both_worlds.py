@@ -187,7 +187,7 @@ async def test_a_node_is_not_registered_while_other_schedulers_may_be_offered_it
     async def failing(self: SlicePublisher, contents: Any) -> None:
         if not go_on.is_set():
             tried.set()
-            raise ApiError(500, "no", reason="InternalError")
+            raise ApiError(status=500, message="no")
         await write(self, contents)
 
     monkeypatch.setattr(SlicePublisher, "_write", failing)

@@ -21,7 +21,6 @@ from tests.support.claim_scheduler import (
     device_class,
     exact_request,
     published,
-    resource_claim,
     settle,
     templated,
 )
@@ -159,20 +158,26 @@ def test_a_reservation_for_a_claim_expires() -> None:
 # -- the claim is not ready
 
 
-def test_a_pod_waits_for_a_claim_that_is_not_made_yet_and_is_woken_by_it() -> None:
+def test_a_pod_waits_for_a_claim_that_is_not_made_yet_and_is_not_woken_before_it_names_it() -> None:
     world = ClaimWorld(agent_node().gpus(1))
     early, late = templated(pod()), templated(pod(), claim="p-gpu-x7")
     world.create(early)
     assert refusal(world, early) == "the claim gpu of template small does not exist yet"
     assert len(world.unschedulable) == 0
-    made = resource_claim("p-gpu-x7", owner=early, **PART)
-    world.api.add_claim(made)
-    world.watch()
-    assert woken(world) == [], "the pod does not name it yet"
-    world.api.add_pod(late)
-    world.watch()
-    assert woken(world) == ["uid-p"]
+    world.claim("p-gpu-x7", owner=early, **PART)
+    world.create(late)
+    assert woken(world) == [], "kube-scheduler asks again by itself when the pod names its claim"
     assert world.chosen(late) == "n1"
+
+
+def test_a_pod_that_is_gone_is_not_woken_by_its_claim() -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    world.create(USER)
+    refusal(world, USER)
+    world.api.delete_pod("default/p")
+    world.watch()
+    world.claim("c", **PART)
+    assert woken(world) == []
 
 
 def test_a_pod_is_woken_by_its_claim_if_it_names_it_already() -> None:

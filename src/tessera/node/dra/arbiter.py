@@ -14,7 +14,7 @@ from typing import Protocol
 from tessera.core.devices import MigSlot
 from tessera.core.grants import NO_USE, Use, effective_use
 from tessera.core.requests import WHOLE_CARD_CORES
-from tessera.node.dra.claim_reader import RequestPart
+from tessera.node.dra.claim_reader import RequestPart, claims_of
 from tessera.node.dra.offers import Offer, offers
 from tessera.node.dra.prepared_claims import PreparedClaims
 from tessera.node.fleet import Fleet
@@ -61,7 +61,7 @@ class Arbiter:
             problem = self._find_excess(key, parts)
             if not problem:
                 # No await since the check: of two claims for the same room, one gets it.
-                self._prepared.begin(key.uid, [part.claim for part in parts])
+                self._prepared.begin(key.uid, claims_of(parts))
                 return
             if pause:
                 await self._pods.version.other_than(version, within=pause)
@@ -70,7 +70,7 @@ class Arbiter:
     def _find_excess(self, key: PodKey, parts: Sequence[RequestPart]) -> str:
         others = [claim for claim in self._prepared.live_claims() or () if claim.pod.uid != key.uid]
         offered = {each.uuid: each for each in self.offered().values()}
-        return find_excess([part.claim for part in parts], offered, pods=self._pods.all(), others=others)
+        return find_excess(claims_of(parts), offered, pods=self._pods.all(), others=others)
 
 
 def find_excess(

@@ -21,7 +21,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import PODS, RESOURCE_CLAIMS
 from tessera.node.dra.arbiter import Arbiter
-from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, read_claim
+from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, claims_of, read_claim
 from tessera.node.dra.consumers import find_conflict, other_claims
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims, cdi_device, cdi_kind, checked_uid
 from tessera.node.handover.claims import PodKey
@@ -111,7 +111,7 @@ class ClaimPreparer:
         await self._check_consumers(claim, key, [part.name for part in parts])
         await self._arbiter.admit(key, parts)
         try:
-            responses = {part.name: await self._mode.hand_over(part.claim, _ids(part)) for part in parts}
+            responses = {part.name: await self._respond(key, part) for part in parts}
             record = prepared_claim(key, parts, responses, boot=self._boot)
             await self._prepared.put(record)
         finally:
@@ -119,6 +119,13 @@ class ClaimPreparer:
             self._prepared.abandon(key.uid)
         log.info("claim prepared", claim=str(key), devices=[each.device for each in record.devices])
         return record
+
+    async def _respond(self, key: PodKey, part: RequestPart) -> ContainerResponse:
+        if part.claim is None:
+            return self._mode.show_cards(part.cards)
+        # One id per device, and of no other claim.
+        ids = [f"{key.uid}/{part.name}/{number}" for number in range(len(part.devices))]
+        return await self._mode.hand_over(part.claim, ids)
 
     async def _read(self, key: PodKey) -> ResourceClaim:
         claim = await self._find(RESOURCE_CLAIMS.path(key.namespace, key.name), ResourceClaim)
@@ -255,7 +262,7 @@ def _record(
         key=key,
         boot=boot,
         devices=_in_order(parts),
-        claims=tuple(part.claim for part in parts),
+        claims=claims_of(parts),
         cdi_devices=ids,
         spec=spec,
     )
@@ -267,8 +274,3 @@ def _in_order(parts: Sequence[RequestPart]) -> tuple[AllocatedDevice, ...]:
 
 def _qualified(uid: str, request: str) -> str:
     return f"{cdi_kind()}={cdi_device(uid, request)}"
-
-
-def _ids(part: RequestPart) -> list[str]:
-    """One per device, and of no other claim."""
-    return [f"{part.claim.pod.uid}/{part.name}/{number}" for number in range(len(part.devices))]

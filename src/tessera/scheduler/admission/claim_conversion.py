@@ -15,8 +15,9 @@ from typing import Any
 
 from tessera.core.requests import Constraint, PodRequest, Request, Role
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers
+from tessera.vendors.drafts import BadPod
 from tessera.vendors.nvidia import Nvidia
-from tessera.vendors.nvidia.sharing_modes import MODES
+from tessera.vendors.nvidia.sharing_modes import MODES, narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.resource_api import API_VERSION, CORES, DRIVER, MEMORY
 
@@ -65,8 +66,11 @@ def convert(
             return NotConverted(f"container {request.containers[position].name} is privileged")
         if (containers[position].get("resources") or {}).get("claims"):
             return NotConverted(f"container {request.containers[position].name} uses a claim of its own")
+    constraint = narrow_modes(request, Nvidia.key)
+    if isinstance(constraint, BadPod):
+        return NotConverted(constraint.text)
     asked = {name: request.containers[place].requests[0] for place, name in used.items() if name == f"c{place}"}
-    selectors = [{"cel": {"expression": each}} for each in _selectors(request.constraint(Nvidia.key))]
+    selectors = [{"cel": {"expression": each}} for each in _selectors(constraint)]
     template = _template(asked, selectors)
     changed = with_containers(
         document,

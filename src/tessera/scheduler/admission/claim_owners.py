@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Protocol
 
 from tessera.wire.claim_spec import ClaimSpec
-from tessera.wire.resource_api import ClaimingPod, PodClaim
+from tessera.wire.objects import PodClaim
+from tessera.wire.resource_api import ClaimingPod
 
 
 class Owner(Enum):

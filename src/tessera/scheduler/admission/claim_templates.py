@@ -9,7 +9,7 @@ the version that shows no use for a day: a replica that uses it meanwhile has re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -59,7 +59,7 @@ class ClaimTemplates:
 
     # -- those that are made of requests
 
-    async def use(self, namespace: str, template: dict[str, Any]) -> None:
+    async def use(self, namespace: str, template: Mapping[str, Any]) -> None:
         """Creates a template, or records that it is used. Raises KubeError."""
         key = f"{namespace}/{template['metadata']['name']}"
         found = self._found.get(key)
@@ -73,7 +73,7 @@ class ClaimTemplates:
             # The watch is behind: another replica has created it, or deleted it.
             self._found[key] = await self._write(namespace, template, is_new=found is not None)
 
-    async def _write(self, namespace: str, template: dict[str, Any], *, is_new: bool) -> ResourceClaimTemplate:
+    async def _write(self, namespace: str, template: Mapping[str, Any], *, is_new: bool) -> ResourceClaimTemplate:
         metadata, used = template["metadata"], {USED: str(int(self._now()))}
         if is_new:
             body = {**template, "metadata": {**metadata, "namespace": namespace, "annotations": used}}

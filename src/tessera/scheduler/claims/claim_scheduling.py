@@ -49,10 +49,12 @@ class ClaimScheduling:
         cycles: PodCycles,
         api: KubeApi,
         *,
+        scheduler_name: str,
         tenure: Tenure,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         listener: ClaimSchedulingListener,
     ) -> None:
+        self._scheduler_name = scheduler_name
         self._listener = listener
         self.pools = ClaimPools(self, listener.on_synced)
         self.book = ClaimBook(cycles, self.pools.by_name, self)
@@ -82,7 +84,8 @@ class ClaimScheduling:
     # -- filter
 
     def join(self, pod: Pod, prepared: PreparedRequest) -> PreparedRequest | BadPod:
-        return self.reader.join(pod, prepared)
+        """The pod's request with its claims. Those of other profiles of kube-scheduler are allocated there."""
+        return self.reader.join(pod, prepared) if pod.spec.scheduler_name == self._scheduler_name else prepared
 
     def reserve(self, prepared: PreparedRequest) -> None:
         """The pod has a reservation: no other pod gets one for the same claims before it is written or over."""

@@ -1,13 +1,11 @@
 """From a pod with ResourceClaims to the request that filter places, and the pods that wait for their claims.
 
 A claim that is allocated restricts its pod to a node. One that is not adds its requests to the pod's. A claim that is
-made of a template appears some time after its pod, so a pod may have to wait for it; it is reported once its claims
-can be read.
+made of a template appears some time after its pod, so a pod may have to wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -39,7 +37,7 @@ class PodClaimReader:
         self._waiting: dict[str, Pod] = {}
         """pods that were refused because of their claims, by uid"""
         self._waiting_for: dict[str, dict[str, None]] = {}
-        """the uids of these by what they wait for: the key of a claim, or the uid of the pod that one is made for"""
+        """their uids by the key of each claim"""
 
     def join(self, pod: Pod, prepared: PreparedRequest) -> PreparedRequest | BadPod:
         """The pod's request with its claims, or why there is none."""
@@ -126,27 +124,26 @@ class PodClaimReader:
         return list(self._waiting.values())
 
     def wait(self, pod: Pod) -> None:
-        """The pod was refused because of its claims: report it once they have changed for the better."""
-        uid = pod.metadata.uid
-        self._waiting[uid] = pod
-        for key in _awaited(pod):
-            self._waiting_for.setdefault(key, {})[uid] = None
+        """The pod was refused because of its claims: report it once they have changed for the better.
+
+        A pod that does not name its claims yet is not reported. kube-scheduler asks again by itself when it does.
+        """
+        uid, awaited = pod.metadata.uid, _claim_keys(pod)
+        self._forget(uid)
+        if awaited is not None:
+            self._waiting[uid] = pod
+            for key in awaited:
+                self._waiting_for.setdefault(key, {})[uid] = None
 
     def on_claim(self, record: ClaimRecord) -> None:
         """A claim has changed, appeared, or is gone."""
-        for key in (record.key, owner_uid(record.claim)):
-            for uid in list(self._waiting_for.get(key, ())):
-                self._try_again(self._waiting[uid])
+        for uid in list(self._waiting_for.get(record.key, ())):
+            self._try_again(self._waiting[uid])
 
     def on_pod(self, pod: Pod) -> None:
         """The API shows a pod."""
-        if pod.metadata.uid in self._waiting:
-            if pod.spec.node_name or pod.metadata.deletion_timestamp:
-                self.on_pod_gone(pod.metadata.uid)
-            else:
-                self._forget(pod.metadata.uid)
-                self.wait(pod)
-                self._try_again(pod)
+        if pod.metadata.uid in self._waiting and (pod.spec.node_name or pod.metadata.deletion_timestamp):
+            self._forget(pod.metadata.uid)
 
     def on_pod_gone(self, uid: str) -> None:
         self._forget(uid)
@@ -165,19 +162,24 @@ class PodClaimReader:
 
     def _forget(self, uid: str) -> None:
         pod = self._waiting.pop(uid, None)
-        for key in _awaited(pod) if pod is not None else ():
-            waiting = self._waiting_for.get(key, {})
-            waiting.pop(uid, None)
+        for key in (_claim_keys(pod) or ()) if pod is not None else ():
+            waiting = self._waiting_for[key]
+            del waiting[uid]
             if not waiting:
-                self._waiting_for.pop(key, None)
+                del self._waiting_for[key]
 
 
-def _awaited(pod: Pod) -> Iterator[str]:
-    """What a claim of the pod is recognised by."""
-    yield pod.metadata.uid
-    every = (*(pod.spec.resource_claims or ()), *(pod.status.resource_claim_statuses or ()))
-    for name in {each.resource_claim_name for each in every if each.resource_claim_name}:
-        yield f"{pod.metadata.namespace}/{name}"
+def _claim_keys(pod: Pod) -> list[str] | None:
+    """Of all claims of the pod; None if it does not name one of them yet."""
+    made = {each.name: each.resource_claim_name for each in pod.status.resource_claim_statuses or ()}
+    names: dict[str, None] = {}
+    for own in pod.spec.resource_claims or ():
+        if own.resource_claim_name is None and own.name not in made:
+            return None
+        name = own.resource_claim_name or made[own.name]
+        if name is not None:
+            names[name] = None
+    return [f"{pod.metadata.namespace}/{name}" for name in names]
 
 
 def _title(record: ClaimRecord) -> str:

@@ -223,7 +223,7 @@ class ClaimWriter:
                     continue
                 if refusal.status != CONFLICT:
                     break
-                found = await self._read(claim)
+                found = await self._read(write.record)
                 if found is None:
                     return error
                 if write.has_landed(found):
@@ -256,14 +256,17 @@ class ClaimWriter:
             return claim
         return await self._api.mark_claim(claim, {}, finalizers=[*finalizers, FINALIZER])
 
-    async def _read(self, claim: ResourceClaim) -> ResourceClaim | None:
+    async def _read(self, record: ClaimRecord) -> ResourceClaim | None:
         """The claim as it is now; None if it is gone."""
+        metadata = record.claim.metadata
         try:
-            return await self._api.get_claim(claim.metadata.namespace, claim.metadata.name)
+            found = await self._api.get_claim(metadata.namespace, metadata.name)
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
+        self._book.learn(record, found)
+        return found
 
     async def _touch(self, record: ClaimRecord) -> ResourceClaim:
         """The claim in a version for which no write was sent yet."""

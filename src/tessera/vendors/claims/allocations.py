@@ -43,7 +43,7 @@ def claim_facts(claim: ResourceClaim, pools: Mapping[str, PoolDevices]) -> PodFa
     grants: list[Grant] = []
     problem = ""
     for each in devices:
-        found = _grant(each, pool if pool is not None and each.pool == pool.name else None)
+        found = _grant(each, pool if each.pool == devices[0].pool else None)
         if isinstance(found, str):
             problem = problem or found
         elif found is not None:
@@ -63,7 +63,8 @@ def claim_facts(claim: ResourceClaim, pools: Mapping[str, PoolDevices]) -> PodFa
 
 
 def _grant(allocated: AllocatedDevice, pool: PoolDevices | None) -> Grant | str | None:
-    """What one device gives; None if there is no such card any more; or what is wrong."""
+    """What one device gives; None if there is no such card any more, or for an administrator's access, which takes
+    nothing; or what is wrong."""
     if pool is None or pool.problem:
         why = pool.problem if pool is not None else "it is not there, or the claim has devices of another pool"
         return f"pool {quoted(allocated.pool)}: {why}"
@@ -73,7 +74,7 @@ def _grant(allocated: AllocatedDevice, pool: PoolDevices | None) -> Grant | str 
         is_of_a_card = any(allocated.device.startswith(uuid) for uuid in cards)
         return f"device {quoted(allocated.device)} is not in its pool" if is_of_a_card else None
     if allocated.admin_access:
-        return Grant(device.uuid, Nvidia.key, memory=0, cores=0, slots=0, mig=device.slot)
+        return None
     consumed = allocated.consumed_capacity
     if not device.published.shared or not consumed:
         return whole_device(device)
@@ -106,14 +107,17 @@ def allocation(
             device = pool.device_of(grant)
             if device is None:
                 return BadClaim(ask.name, f"card {grant.uuid} is not in the pool {pool.name} any more")
+            is_admin = chosen[name].request.is_admin
+            is_part = device.published.shared and not is_admin
             results.append(
                 AllocatedDevice(
                     request=name,
                     driver=DRIVER,
                     pool=pool.name,
                     device=device.name,
-                    share_id=new_share() if device.published.shared else None,
-                    consumed_capacity=_consumed(grant) if device.published.shared else None,
+                    admin_access=True if is_admin else None,
+                    share_id=new_share() if is_part else None,
+                    consumed_capacity=_consumed(grant) if is_part else None,
                     tolerations=chosen[name].tolerations or None,
                 )
             )

@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import product
 from math import ceil, prod
 
-from tessera.core.devices import HAMI_CORE, MIG, WHOLE
+from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
 from tessera.core.grants import Grants
 from tessera.core.requests import (
     CLAIM_SEPARATOR,
@@ -171,8 +171,6 @@ def _alternative(name: str, asked: ExactRequest, classes: Mapping[str, DeviceCla
         return BadClaim("", f"{text}; leave pods with such claims to the default scheduler", is_foreign=True)
     if asked.allocation_mode == ALL:
         return BadClaim("", "allocationMode All is not supported; name a count")
-    if asked.admin_access:
-        return BadClaim("", "adminAccess is not supported")
     selectors = (*(device_class.spec.selectors or ()), *(asked.selectors or ()))
     for selector in selectors:
         if isinstance(fault := _compiled(selector), str):
@@ -186,16 +184,14 @@ def _alternative(name: str, asked: ExactRequest, classes: Mapping[str, DeviceCla
     count = 1 if asked.count is None else asked.count
     if not 0 < count <= INT32_MAX:
         return BadClaim("", f"a count of {count}")
-    # A process talks to one MPS daemon, and each card has its own.
-    mode = ",".join((HAMI_CORE, MIG, WHOLE)) if count > 1 else None
-    request = Request(
-        vendor=Nvidia.key,
-        count=count,
-        memory=memory,
-        percent=0 if memory else WHOLE_MEMORY,
-        cores=cores,
-        accepts=Constraint(mode=mode, filter=AllOf(DRIVER, texts)),
-    )
+    # A process talks to one MPS daemon, and each card has its own. An administrator's access is to cards.
+    modes = {HAMI_CORE, WHOLE} | (set() if count > 1 else {MPS}) | (set() if asked.admin_access else {MIG})
+    accepts = Constraint(mode=",".join(sorted(modes)), filter=AllOf(DRIVER, texts))
+    if asked.admin_access:
+        request = Request(vendor=Nvidia.key, count=count, accepts=accepts)
+    else:
+        percent = 0 if memory else WHOLE_MEMORY
+        request = Request(Nvidia.key, count, memory, percent, cores, accepts)
     return Alternative(name, request, asked.device_class_name, asked.tolerations or ())
 
 

@@ -25,12 +25,15 @@ from tessera.wire.cel.syntax import (
     Quantified,
     Select,
     Unsupported,
+    count_nodes,
     parse,
 )
 from tessera.wire.cel.values import Failed, Value, contains
 
-MAX_STEPS = 10_000
-"""items that the loops of one evaluation look at"""
+MAX_WORK = 500
+"""of loops and patterns on one device, some milliseconds"""
+NODES_OF_WORK, STATES_OF_WORK = 8, 100
+"""parts of an expression that a loop evaluates, and states that a pattern looks at, for one unit of work"""
 
 DEVICE, DOMAINS, DOMAIN, VALUE = "device", "domains", "domain", "value"
 
@@ -38,12 +41,17 @@ DEVICE, DOMAINS, DOMAIN, VALUE = "device", "domains", "domain", "value"
 class Scope:
     """The variables of one evaluation, and what it may still cost."""
 
-    __slots__ = ("device", "names", "steps")
+    __slots__ = ("device", "names", "work")
 
     def __init__(self, device: Mapping[str, Value]) -> None:
         self.device = device
         self.names: dict[str, Value | Failed] = {}
-        self.steps = MAX_STEPS
+        self.work = MAX_WORK
+
+    def spend(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0:
+            raise Failed("too much work")
 
 
 Evaluate = Callable[[Scope], Value]
@@ -89,10 +97,12 @@ def _compile(node: Node, kinds: Mapping[str, str], reads: Reads) -> Compiled:
             return _bind(name, _compile(value, kinds, reads), body, kinds, reads)
         case Quantified(is_all, target, name, body):
             inner = _value(body, {**kinds, name: VALUE}, reads)
-            return Compiled(_loop(_value(target, kinds, reads), name, inner, is_all=is_all))
+            cost = 1 + count_nodes(body) // NODES_OF_WORK
+            return Compiled(_loop(_value(target, kinds, reads), name, inner, is_all=is_all, cost=cost))
         case Call(name, args, target):
             if name == "in":
                 return _in(args[0], args[1], kinds, reads)
+            _check_call(name, len(args), is_method=target is not None)
             values = [_value(arg, kinds, reads) for arg in args]
             if target is not None:
                 return Compiled(_method(name, _value(target, kinds, reads), values, args))
@@ -201,15 +211,13 @@ def _with(scope: Scope, name: str, value: Value | Failed, evaluate: Evaluate) ->
             scope.names[name] = hidden
 
 
-def _loop(target: Evaluate, name: str, body: Evaluate, *, is_all: bool) -> Evaluate:
+def _loop(target: Evaluate, name: str, body: Evaluate, *, is_all: bool, cost: int) -> Evaluate:
     def loop(scope: Scope) -> bool:
         items, failure = target(scope), None
         if not isinstance(items, tuple):
             raise Failed("loops take a list")
         for item in items:
-            scope.steps -= 1
-            if scope.steps < 0:
-                raise Failed("too much work")
+            scope.spend(cost)
             try:
                 found = _with(scope, name, item, body)
             except Failed as error:
@@ -258,27 +266,46 @@ def _choice(condition: Evaluate, yes: Evaluate, no: Evaluate) -> Evaluate:
     return choice
 
 
+def _check_call(name: str, args: int, *, is_method: bool) -> None:
+    known = METHODS if is_method else FUNCTIONS
+    is_special = name in ("||", "&&", "?:") and not is_method
+    if not is_special and (name not in known or known[name][0] != args):
+        raise Unsupported(f"the {'method' if is_method else 'function'} {name}() with {args} arguments")
+
+
 def _function(name: str, args: list[Evaluate]) -> Evaluate:
     if name in ("||", "&&"):
         return _logic(args, decides=name == "||")
     if name == "?:":
         return _choice(*args)
-    count, apply = FUNCTIONS.get(name, (0, None))
-    if apply is None or count != len(args):
-        raise Unsupported(f"the function {name}() with {len(args)} arguments")
-    return _applied(apply, args)
+    return _applied(FUNCTIONS[name][1], args)
 
 
 def _method(name: str, target: Evaluate, args: list[Evaluate], nodes: tuple[Node, ...]) -> Evaluate:
-    count, apply = METHODS.get(name, (0, None))
-    if apply is None or count != len(args):
-        raise Unsupported(f"the method {name}() with {len(args)} arguments")
-    if name == "matches" and isinstance(nodes[0], Literal) and isinstance(nodes[0].value, str):
+    if name == "matches":
+        return _matches(target, args[0], nodes[0])
+    return _applied(METHODS[name][1], [target, *args])
+
+
+def _matches(target: Evaluate, wanted: Evaluate, node: Node) -> Evaluate:
+    if isinstance(node, Literal) and isinstance(node.value, str):
         try:
-            compile_pattern(nodes[0].value)
+            compile_pattern(node.value)
         except BadPattern as error:
             raise Unsupported(f"the pattern of matches(): {error}") from error
-    return _applied(apply, [target, *args])
+
+    def matches(scope: Scope) -> bool:
+        text, pattern = target(scope), wanted(scope)
+        if not isinstance(text, str) or not isinstance(pattern, str):
+            raise Failed("matches() takes texts")
+        try:
+            compiled = compile_pattern(pattern)
+        except BadPattern as error:
+            raise Failed(str(error)) from error
+        scope.spend(1 + compiled.work(text) // STATES_OF_WORK)
+        return compiled.is_in(text)
+
+    return matches
 
 
 def _applied(apply: Pure, parts: list[Evaluate]) -> Evaluate:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 MAX_STATES = 1000
-MAX_WORK = 200_000
-"""states times characters of one search, some ten milliseconds"""
 MAX_REPEATS = 100
 MAX_NESTING = 16
 
@@ -80,10 +78,12 @@ class Pattern:
         self._end = self._state()
         self._start = self._build(tree, self._end)
 
-    def is_in(self, text: str) -> bool | None:
-        """Whether some part of the text matches; None if that is too much work."""
-        if self._states * (len(text) + 1) > MAX_WORK:
-            return None
+    def work(self, text: str) -> int:
+        """States that a search in this text looks at, at most."""
+        return self._states * (len(text) + 1)
+
+    def is_in(self, text: str) -> bool:
+        """Whether some part of the text matches."""
         now: dict[int, _State] = {}
         for place, letter in enumerate((*text, "")):
             self._enter(self._start, now, place, len(text))

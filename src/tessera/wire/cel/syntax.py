@@ -116,6 +116,27 @@ class Token(NamedTuple):
     place: int
 
 
+def count_nodes(node: Node) -> int:
+    """The parts of a tree."""
+    children: tuple[Node, ...]
+    match node:
+        case Literal() | Name():
+            children = ()
+        case Select(target):
+            children = (target,)
+        case Index(target, key):
+            children = (target, key)
+        case ListOf(items):
+            children = items
+        case Bind(_, value, body):
+            children = (value, body)
+        case Quantified(_, target, _, body):
+            children = (target, body)
+        case Call(_, args, target):
+            children = args if target is None else (*args, target)
+    return 1 + sum(map(count_nodes, children))
+
+
 def parse(text: str) -> Node:
     """The tree of an expression. Raises Unsupported."""
     if len(text) > MAX_LENGTH:
