@@ -279,6 +279,9 @@ class Engine:
     def on_pool(self, node: str) -> None:
         self.nodes.refresh(node)
 
+    def on_claim(self, node: str) -> None:
+        self._observer.on_cards(node)
+
     def on_claims_ready(self, pod: Pod) -> None:
         self.gangs.observe(pod)  # What it asks for is known now.
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tessera.core.audit import audit
+from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict, explain
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -50,7 +51,9 @@ def told(found: Explanation) -> str:
 
 async def test_a_pod_with_a_claim_is_told_what_it_asks_for_and_where_it_fits() -> None:
     found = explain(cluster([claiming(pod("p"), "c")], [resource_claim("c", memory=12000, cores=30)]), "default/p")
-    assert (found.status, found.verdict.node if found.verdict is not None else "") == (PodVerdict.FITS, "n1")
+    assert found.status is PodVerdict.FITS
+    assert isinstance(found.verdict, Fits)
+    assert found.verdict.node == "n1"
     assert "c: not allocated" in told(found)
     assert "1 NVIDIA card with 12000 MiB and 30 % of the cores" in told(found)
     assert "claim c, request gpu: card 1, 12000 MiB, 30 cores" in told(found)

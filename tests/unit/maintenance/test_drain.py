@@ -22,7 +22,7 @@ from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tessera.maintenance.cordon import NamedCard
 from tessera.maintenance.drain import Drain, DrainOptions, DrainResult, Holders, PodStage, find_holders
 from tessera.maintenance.render import LATE_BIND, drain_document, holders_table, result_lines
-from tests.support.builders import NOW, PodBuilder, gpu_pod, node, pod
+from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.claim_scheduler import claiming, resource_claim
 from tests.support.cluster_states import claim_objects, held, state_of
 from tests.support.event_loops import in_fake_time
@@ -346,7 +346,7 @@ async def test_a_pod_that_one_look_did_not_find_is_not_gone_when_the_next_one_do
 
 
 async def test_pods_that_hold_a_card_through_claims_are_holders_and_a_claim_without_pods_is_a_doubt() -> None:
-    users = [claiming(pod(name).on("n1"), "shared") for name in ("one", "other")]
+    users = [claiming(PodBuilder(name).on("n1"), "shared") for name in ("one", "other")]
     both = claiming(holding("classic"), "own")
     claims = [
         held(resource_claim("shared"), "n1-0", *users),

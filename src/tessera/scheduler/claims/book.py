@@ -115,6 +115,11 @@ class ClaimBook:
             record.ask = read_claim(record.claim, self._classes)
         return record.ask
 
+    @property
+    def holding(self) -> int:
+        """How many claims have devices of ours."""
+        return sum(1 for record in self._records.values() if record.facts is not None)
+
     def count(self, state: WriteState) -> int:
         return sum(1 for record in self._records.values() if record.state is state)
 

@@ -32,6 +32,10 @@ class ClaimSchedulingListener(Protocol):
         """A node offers other devices to claims than before."""
         ...
 
+    def on_claim(self, node: str) -> None:
+        """A claim that has devices of a node has changed; other pods may use it than before."""
+        ...
+
     def on_claims_ready(self, pod: Pod) -> None:
         """A pod that was refused because of its claims can be asked for again."""
         ...
@@ -105,6 +109,8 @@ class ClaimScheduling:
 
     def on_claim(self, record: ClaimRecord) -> None:
         self.reader.on_claim(record)
+        if record.facts is not None:
+            self._listener.on_claim(record.facts.node)
 
     def on_pool(self, node: str) -> None:
         self.book.recount(node)
