@@ -13,7 +13,7 @@ from tessera.host.simulated.hardware import simulated_hardware
 from tessera.lab.demo.agents import AgentNode, paths_in
 from tessera.lab.demo.ascend import AscendNode, ascend_chips
 from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
-from tessera.node.settings import AgentSettings
+from tessera.node.settings import AgentSettings, DraAllocator
 from tessera.wire.node_config import Mode, NodeSettings
 
 CARDS_FILE = "cards.yaml"
@@ -69,6 +69,8 @@ def _node(machine: Machine, folder: Path) -> AgentNode:
         node_name=machine.name,
         node=NodeSettings(mode=machine.mode),
         topology_scores=True,
+        dra=True,
+        dra_allocator=DraAllocator.TESSERA,
         paths=paths_in(folder),
     )
     hardware = simulated_hardware(file, node_name=machine.name)
