@@ -49,7 +49,7 @@ MACHINES = (
         links=({"cards": [0, 1, 2, 3], "nvlinks": 18}, {"cards": [4, 5, 6, 7], "nvlinks": 18}),
     ),
     Machine("l4-1", ({"model": "L4", "count": 2},)),
-    Machine("mig-1", ({"model": "A100-SXM4-40GB", "count": 1, "mig": True},), mode="mig"),
+    Machine("mig-1", ({"model": "A100-SXM4-80GB", "count": 1, "mig": True},), mode="mig"),
 )
 ASCEND_NODE, ASCEND_CHIPS = "ascend-1", 2
 

@@ -113,8 +113,9 @@ class ResourceClaimController:
         status: Json = claim.get("status", {})
         reserved = status.get("reservedFor") or []
         kept = [each for each in reserved if self._is_live(stored.namespace, each)]
-        is_free = bool(reserved) and not kept
-        if len(kept) < len(reserved):
+        # A scheduler protects a claim before it allocates it, so one that never was reserved is left alone.
+        is_free = not kept and (bool(reserved) or is_being_deleted(claim))
+        if len(kept) < len(reserved) or (is_free and status.get("allocation")):
             changed = {key: value for key, value in status.items() if key != "reservedFor"}
             if kept:
                 changed["reservedFor"] = kept
@@ -127,7 +128,7 @@ class ResourceClaimController:
                 subresource=STATUS,
                 call=self._call,
             )
-        if is_free or not (reserved or status.get("allocation")):
+        if is_free:
             await self._unprotect(stored)
         for reference in owner_references(claim):
             owner = self._store.get(PODS, stored.namespace, reference.get("name", ""))
