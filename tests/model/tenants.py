@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from tessera.wire.objects import Metadata, Pod
-from tests.model import device_usage, shapes
+from tests.model import claims, device_usage, shapes
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
 
@@ -41,7 +41,9 @@ class Tenants:
         recipe = self.rng.choice(self.recipes)
         if f"{namespace}/{name}" in self.api.pods.objects or (recipe in shapes.RARE and self.rng.random() < 0.8):
             return None
-        pod = self.api.create_pod(shapes.template(recipe), namespace=namespace, name=name)
+        is_left = recipe in claims.recipes() and self.rng.random() < 0.2
+        template = claims.stock_pod(recipe) if is_left else claims.template(recipe)
+        pod = self.api.create_pod(template, namespace=namespace, name=name)
         return f"{namespace}/{name} {pod.metadata.uid}: {recipe}"
 
     def create_gang(self) -> str | None:

@@ -14,7 +14,7 @@ from tessera.core.devices import MIG
 from tessera.core.ledger import Ledger
 from tessera.core.mismatches import unmet_wishes
 from tessera.core.near_misses import FewCards, NearMiss, near_miss, near_miss_by_rule
-from tessera.core.requests import PodRequest, Request
+from tessera.core.requests import PodRequest, Request, container_title
 from tessera.core.selection import Candidates, Selected, Selector
 
 
@@ -33,7 +33,7 @@ class RequestChange:
     @property
     def text(self) -> str:
         what = {"memory": "MiB of memory", "percent": "% of memory", "cores": "cores", "count": "cards"}[self.field]
-        return f"container {self.container}: {self.fits} instead of {self.asked} {what} would fit on {self.node}"
+        return f"{container_title(self.container)}: {self.fits} instead of {self.asked} {what} would fit on {self.node}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class DemandHistory:
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
         """Count a pod that was not counted before; True if that renewed the forecast."""
         asked = [
-            CountedRequest(request, pod.constraint(request.vendor), pod.host or HostRequest())
+            CountedRequest(request, pod.constraint_of(request), pod.host or HostRequest())
             for _, request in pod.requests
             if request.count > 0
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -19,7 +20,8 @@ def admit_copy(cluster: OfflineCluster, manifest: Manifest, number: int) -> tupl
         document,
         namespace=manifest.namespace,
         vendors=cluster.vendors,
-        settings=AdmissionSettings.of(cluster.settings),
+        # A claim that replaces the pod's requests is placed as they are.
+        settings=replace(AdmissionSettings.of(cluster.settings), converts=False),
         ledger=cluster.ledger,
     )
     if not verdict.allowed:

@@ -1,0 +1,246 @@
+"""Selectors of devices: values as CEL has them, failures that do not match, and what is refused by name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tessera.core.devices import Attribute, Published
+from tessera.wire.cel import AllOf, Selector, compile_selector
+from tessera.wire.cel.patterns import BadPattern, compile_pattern
+from tessera.wire.cel.syntax import MAX_LENGTH
+
+DRIVER = "gpu.tessera.io"
+CARD = Published(
+    common=(
+        Attribute(f"{DRIVER}/computeCapability", "version", "9.0.0"),
+        Attribute(f"{DRIVER}/driverVersion", "version", "580.65.6"),
+        Attribute(f"{DRIVER}/index", "int", 1),
+        Attribute(f"{DRIVER}/model", "string", "NVIDIA H200"),
+        Attribute(f"{DRIVER}/spare", "bool", True),
+        Attribute("resource.kubernetes.io/pcieRoot", "string", "pci0000:00"),
+    ),
+    own=(Attribute(f"{DRIVER}/uuid", "string", "GPU-1"),),
+    capacity=((f"{DRIVER}/cores", 100), (f"{DRIVER}/memory", 140 * 2**30)),
+    shared=True,
+)
+G = "device.attributes['gpu.tessera.io']"
+C = "device.capacity['gpu.tessera.io']"
+
+TRUE = [
+    "true",
+    "device.driver == 'gpu.tessera.io'",
+    "device.allowMultipleAllocations",
+    f"{G}.spare",
+    f"{G}.model == 'NVIDIA H200'",
+    f'{G}["model"] == "NVIDIA H200"',
+    f"{G}.model.startsWith('NVIDIA') && {G}.model.endsWith('200') && {G}.model.contains(' ')",
+    f"{G}.model.lowerAscii() == 'nvidia h200' && {G}.model.upperAscii() == 'NVIDIA H200'",
+    f"{G}.model.size() == 11 && size({G}.model) == 11",
+    f"{G}.model.matches('^NVIDIA (H|B)[0-9]+$')",
+    f"{G}.model in ['NVIDIA A100', 'NVIDIA H200']",
+    f"{G}.index == 1 && {G}.index >= 1 && {G}.index < 2 && {G}.index != 0",
+    f"{G}.index * 3 + 4 - 1 == 6 && 7 / 2 == 3 && -7 / 2 == -3 && 7 % -2 == 1 && -7 % 2 == -1 && 0x10 == 16",
+    f"{G}.driverVersion.isGreaterThan(semver('580.9.0'))",
+    f"{G}.driverVersion.isLessThan(semver('580.65.7-rc.1'))",
+    f"{G}.computeCapability.compareTo(semver('9.0.0')) == 0 && {G}.computeCapability == semver('9.0.0')",
+    f"{G}.driverVersion.major() == 580 && {G}.driverVersion.minor() == 65 && {G}.driverVersion.patch() == 6",
+    "semver('1.0.0-alpha.2').isLessThan(semver('1.0.0-alpha.10')) && semver('1.0.0-1').isLessThan(semver('1.0.0-a'))",
+    "isSemver('1.2.3') && !isSemver('1.2') && !isSemver('01.2.3') && isQuantity('1Gi') && !isQuantity('1Q')",
+    f"{C}.memory.isGreaterThan(quantity('100Gi')) && {C}.memory.compareTo(quantity('140Gi')) == 0",
+    f"{C}.memory == quantity('140Gi') && {C}.cores.asInteger() == 100 && {C}.cores.isInteger()",
+    f"{C}.cores.sub(quantity('1')).isLessThan({C}.cores) && {C}.cores.add(20).compareTo(quantity('120')) == 0",
+    "device.attributes['resource.kubernetes.io'].pcieRoot == 'pci0000:00'",
+    f"has({G}.model) && !has({G}.nothing) && !has(device.attributes['nowhere'].model)",
+    f"'gpu.tessera.io' in device.attributes && !('nowhere' in device.attributes) && 'model' in {G}",
+    f"cel.bind(g, {G}, g.index == 1 && g.spare)",
+    f"cel.bind(n, {G}.nothing, {G}.spare)",  # A value that fails counts where it is used, and it is not.
+    f"cel.bind(a, 1, cel.bind(a, 2, a == 2) && a == 1) && {G}.spare",
+    f"['A100', 'H200'].exists(m, {G}.model.endsWith(m)) && [1, 2].all(n, n >= {G}.index)",
+    f"[1, 2].exists(n, n == 2 || {G}.nothing == n)",
+    f"{G}.index == 1 ? {G}.spare : {G}.nothing",
+    f"{G}.nothing == 1 || {G}.spare",  # One side decides, whatever the other is.
+    f"{G}.spare || {G}.nothing == 1",
+    f"!({G}.nothing == 1 && false)",
+    f"{G}.index != '1' && !({G}.index == true)",  # Values of different types are different, not wrong.
+    "[1, 'a', true] == [1, 'a', true] && [1] + [2] == [1, 2] && [1, 2][1] == 2 && 'a' + 'b' == 'ab'",
+    r"""'tab\t' == "tab	" && r'\d' == '\\d' && '\x41\u0042' == 'AB' && '''it's''' == "it's" """,
+    "'a' < 'b' && 'B' < 'a' && false < true",
+    "// a comment\ntrue",
+]
+FALSE = [
+    "false",
+    f"{G}.model == 'A100'",
+    "!device.allowMultipleAllocations",
+    f"{G}.index in []",
+    f"{G}.spare ? false : true",
+]
+FAILED = [
+    f"{G}.nothing == 1",
+    "device.attributes['nowhere'].model == 'x'",
+    f"{G}.model",  # not a truth value
+    f"{G}.model && true",
+    f"{G}.model > 1",
+    f"{G}.model.startsWith(1)",
+    f"{G}.index.startsWith('1')",
+    f"{G}.index + 'a' == ''",
+    f"!{G}.index",
+    "1 / 0 == 1",
+    "1 % 0 == 1",
+    "9223372036854775807 + 1 > 0",
+    "[1][1] == 1",
+    "[1]['a'] == 1",
+    "semver('1') == semver('1')",
+    "quantity('many') == quantity('many')",
+    f"{G}.driverVersion.isGreaterThan(quantity('1'))",
+    f"{C}.memory > 1",
+    "quantity('0.5').asInteger() == 0",
+    f"{G}.spare && {G}.nothing == 1",
+    f"{G}.model.matches({G}.model + '(')",
+    "'a'.matches('a') && ['a'].exists(x, 1)",
+    "'a'.exists(x, true)",
+    "1 in 2",
+    "size(1) == 1",
+]
+REFUSED = {
+    "": "ends too early",
+    "true true": '"true" at character 6',
+    "(true": "ends too early",
+    "devices.driver == 'x'": "the name devices",
+    "device.name == 'x'": "device.name",
+    "device": "as a whole",
+    "device.attributes == device.attributes": "as a whole",
+    f"{G} == {G}": "as a whole",
+    f"{G}.size() == 1": "as a whole",
+    f"{G}.exists(k, true)": "as a whole",
+    "has(device.attributes)": "has(device.attributes)",
+    "has(device)": "has() takes a field",
+    "device.attributes['x'].?y.orValue(true)": '"?"',
+    "1.5 == 1.5": '"1.5',
+    "1u == 1u": '"1u',
+    "{'a': 1} == {'a': 1}": '"{',
+    "null == null": '"null"',
+    "'a'.split(',') == []": "the method split()",
+    "dyn(1) == 1": "the function dyn()",
+    "quantity('1', '2')": "the function quantity() with 2 arguments",
+    "'a'.matches('(?P<n>a)')": "the pattern of matches(): groups",
+    "'a": "a string without an end",
+    "'\\q'": "the escape",
+    "99999999999999999999 == 1": "too large",
+    "[1].map(x, x) == [1]": "the method map()",
+    "cel.bind(1, 2, true)": "cel.bind() takes",
+    "(" * 30 + "true" + ")" * 30: "nested more than",
+    "!" * 30 + "true": "nested more than",
+    "1" + "+1" * 100 + " == 1": "steps deep",
+    "true" + " " * MAX_LENGTH: "characters",
+    "true \\ false": "cannot be read",
+}
+
+
+def selector(text: str) -> Selector:
+    found = compile_selector(text)
+    assert isinstance(found, Selector), found
+    return found
+
+
+@pytest.mark.parametrize("text", TRUE)
+def test_matches(text: str) -> None:
+    assert selector(text).accepts(CARD, driver=DRIVER)
+
+
+@pytest.mark.parametrize("text", FALSE)
+def test_does_not_match(text: str) -> None:
+    assert selector(text).accepts(CARD, driver=DRIVER) is False
+
+
+@pytest.mark.parametrize("text", FAILED)
+def test_a_failure_is_no_match_and_its_opposite_none_either(text: str) -> None:
+    assert not selector(text).accepts(CARD, driver=DRIVER)
+    assert not selector(f"!({text})").accepts(CARD, driver=DRIVER)
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED.items(), ids=[text[:30] for text in REFUSED])
+def test_the_rest_of_the_language_is_refused_by_name(text: str, reason: str) -> None:
+    found = compile_selector(text)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("text", "reads_own"),
+    [
+        (f"{G}.model == 'GPU-1'", False),
+        (f"{G}.uuid == 'GPU-1'", True),
+        (f"has({G}.uuid)", True),
+        (f"{G}['uuid'] == 'GPU-1'", True),
+        (f"'uuid' in {G}", True),
+        (f"{G}['uu' + 'id'] == 'GPU-1'", True),
+        (f"cel.bind(g, {G}, g.uuid == 'GPU-1')", True),
+        ("device.attributes['resource.kubernetes.io'].pciBusID == '0000:01:00.0'", True),
+        ("'uuid' in device.attributes || 'uuid' == 'uuid'", False),
+    ],
+)
+def test_what_is_the_cards_own_is_known_to_be_read(text: str, reads_own: bool) -> None:
+    assert AllOf(DRIVER, ("true", text)).reads_own is reads_own
+
+
+def test_several_selectors_must_all_match() -> None:
+    assert AllOf(DRIVER, ("true", f"{G}.index == 1")).accepts(CARD)
+    assert not AllOf(DRIVER, ("true", f"{G}.index == 2")).accepts(CARD)
+    assert AllOf(DRIVER).accepts(CARD)
+
+
+# -- regular expressions
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "", "a", "^a", "a$", "^a$", "^$", "a|b", "(a|b)c", "(?:ab)+", "a*b", "a+b", "a?b", "a{2}", "a{1,2}b", "a{2,}",
+        "^(a{2}){2}$", "[abc]", "[^abc]", "[a-c]x", "[]a]", "[a-]", "[^-a]", r"\d+", r"\D", r"\w\s\w",
+        r"\.", r"[\d.]+$", ".",
+        "a.c", "^(a|ab)(c|bcd)$", "(a*)*b", "(a|a)*c", "x*", "^x*$", r"a\{1\}", "(?i)ABC",
+        "(?i)[a-c]+$", "a*?b",
+    ],
+)  # fmt: skip
+def test_patterns_match_as_pythons_do(pattern: str) -> None:
+    texts = [
+        "",
+        "a",
+        "b",
+        "ab",
+        "abc",
+        "aab",
+        "aaaa",
+        "abcd",
+        "cx",
+        "x",
+        "]",
+        "-",
+        "1.2",
+        "a b",
+        "A",
+        "aBC",
+        "a{1}",
+        "a{,2}",
+        "ü",
+    ]
+    ours, theirs = compile_pattern(pattern), re.compile(pattern)
+    assert [ours.is_in(text) for text in texts] == [theirs.search(text) is not None for text in texts]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(", ")", "a)", "[a", "*", "a**", "a{2}{3}", "a{3,2}", "a{1000}", "(?P<n>a)", "(?=a)", r"\b", r"\1", "[[:alpha:]]",
+     "^*", "[b-a]", "\\", "(" * 20 + ")" * 20, "((a{100}){100})"],
+)  # fmt: skip
+def test_other_patterns_are_refused(pattern: str) -> None:
+    with pytest.raises(BadPattern):
+        compile_pattern(pattern)
+
+
+def test_a_pattern_that_would_take_pythons_engine_years_is_answered_at_once() -> None:
+    assert compile_pattern("^(a+)+$").is_in("a" * 60 + "b") is False
+    assert compile_pattern("a{,2}").is_in("aa") is False  # As RE2 reads it: letters.
+    assert not selector(f"'{'a' * 4000}'.matches('(a{{50}}){{10}}')").accepts(CARD, driver=DRIVER)  # too much work
