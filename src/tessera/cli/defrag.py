@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, LazyCommand] = {
     "apply": LazyCommand("tessera.cli.defrag:apply", "Make the moves of a plan, one at a time."),
     "plan": LazyCommand("tessera.cli.defrag:plan", "Which pods would have to move where. Changes nothing."),
+    "run": LazyCommand("tessera.cli.defrag_run:command", "Move pods on a schedule, for pods that wait."),
 }
 """by name"""
 
