@@ -32,7 +32,11 @@ class Selector:
 
     def accepts(self, published: Published, *, driver: str) -> bool:
         """Whether a device of this driver matches."""
-        return self.evaluate(_device(published, driver)) is True
+        return self.answer(published, driver=driver) is True
+
+    def answer(self, published: Published, *, driver: str) -> bool | None:
+        """None if the expression fails on the device."""
+        return self.evaluate(_device(published, driver))
 
     def evaluate(self, device: Mapping[str, Value]) -> bool | None:
         """None if there is no value, or one that is neither true nor false."""
