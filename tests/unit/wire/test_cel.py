@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tessera.core.devices import Attribute, Published
 from tessera.wire.cel import AllOf, Selector, compile_selector
+from tessera.wire.cel.functions import FUNCTIONS, METHODS
 from tessera.wire.cel.patterns import BadPattern, compile_pattern
 from tessera.wire.cel.syntax import MAX_LENGTH
 from tests.support.selectors import FAILED, FALSE, TRUE, G
@@ -167,3 +169,20 @@ def test_a_pattern_that_would_take_pythons_engine_years_is_answered_at_once() ->
     assert compile_pattern("^(a+)+$").is_in("a" * 60 + "b") is False
     assert compile_pattern("a{,2}").is_in("aa") is False  # As RE2 reads it: letters.
     assert not selector(f"'{'a' * 4000}'.matches('(a{{50}}){{10}}')").accepts(CARD, driver=DRIVER)  # too much work
+
+
+# -- the page that lists what is there
+
+PAGE = (Path(__file__).parents[3] / "docs/selectors.md").read_text()
+OPERATORS = frozenset(["==", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "!"]) | {"negate"}
+
+
+def test_the_examples_of_the_page_are_served() -> None:
+    (block,) = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert [line for line in block.splitlines() if not isinstance(compile_selector(line), Selector)] == []
+    assert len(block.splitlines()) > 4
+
+
+def test_the_page_lists_every_function_and_method() -> None:
+    listed = set(re.findall(r"`([a-zA-Z]+)`", PAGE))
+    assert {*FUNCTIONS, *METHODS} - OPERATORS <= listed
