@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tessera.core.arrays import CardArrays
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
 from tessera.core.device_rules import Rules
@@ -63,7 +65,7 @@ class DemandHistory:
 
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
         """Count a pod that was not counted before; True if that renewed the forecast."""
-        asked = [request for _, request in pod.requests if request.count > 0]
+        asked = [request for _, request in pod.requests if request.count > 0 and not request.is_admin]
         for request in asked:
             counted = CountedRequest(request, pod.constraint_of(request), pod.host or HostRequest())
             self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
@@ -240,6 +242,9 @@ def _only_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping[str
         return ()
     kinds = [kind.sample for kind in arrays.kinds if kind.vendor == vendor]
     accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
+    if counted.constraint.filter is not None:
+        selected = arrays.kind[arrays.selected(counted.constraint.filter, slice(None))]
+        accepted &= {arrays.kinds[number].sample.model for number in np.unique(selected).tolist()}
     return () if len(accepted) == len({kind.model for kind in kinds}) else tuple(sorted(accepted))
 
 
