@@ -144,9 +144,6 @@ class World:
         self.filter, self.binder = engine.filter, engine.binder
         self.pods, self.nodes, self.quotas = engine.pods, engine.nodes, engine.quotas
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        work.close()
-
     def observer(self) -> SchedulerObserver:
         return self.reports
 

@@ -193,7 +193,13 @@ class Engine:
             listener=self,
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable, on_synced=self.on_synced)
-        self.takeover = Takeover(api, tenure, is_ours=self._is_ours, now=clock.now, reads_claims=settings.dra)
+        self.takeover = Takeover(
+            api,
+            tenure,
+            is_ours=self._is_ours,
+            now=clock.now,
+            is_ours_claim=self.claims.book.may_be_ours if settings.dra else None,
+        )
 
     @property
     def is_leader(self) -> bool:

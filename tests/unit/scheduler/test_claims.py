@@ -426,13 +426,17 @@ async def test_a_binding_that_failed_for_now_is_sent_again_without_writing_the_c
 @in_fake_time
 async def test_a_take_over_touches_what_an_earlier_decider_may_be_about_to_write() -> None:
     world = ready()
-    version = world.stored("c").metadata.resource_version
-    world.claim("used", **PART)
+    world.claims.classes.put("net", device_class("net", "net.example.com"))
+    for name, asks in (("used", PART), ("half", PART), ("net", {"of_class": "net"}), ("early", {"of_class": "none"})):
+        world.claim(name, **asks)
+    mine = Consumer(resource="pods", name="p", uid="uid-p")
     world.api.change_claim("default/used", _allocated(world, "n1", "used").status)
-    used = world.stored("used")
+    half = _allocated(world, "n1", "half").status.allocation
+    world.api.change_claim("default/half", ClaimStatus(half, (mine,)))
+    before = dict(world.api.claims)
     assert await world.engine.takeover.run(0) is not None
-    assert world.stored("used") == used
-    assert world.stored("c").metadata.resource_version != version
+    touched = {key for key, claim in world.api.claims.items() if claim != before[key]}
+    assert touched == {"default/c", "default/half", "default/early"}
     assert "409" in await world.bound(USER)
     world.watch()
     assert await world.bound(USER) == "pod default/p: another replica has taken over"
@@ -540,6 +544,39 @@ async def test_a_bind_that_is_cut_off_while_its_claim_is_written_keeps_the_slice
     assert (record(world), world.cards()) == (WriteState.UNCERTAIN, HELD)
     await world.claims.writer.look_up_uncertain()
     assert world.cards() == FREE
+
+
+@in_fake_time
+async def test_a_bind_that_is_cut_off_before_its_claims_are_sent_leaves_none_of_them_in_writing() -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    for name in ("a", "b"):
+        world.claim(name, **PART)
+    asking = claiming(pod(), "a", "b")
+    world.create(asking)
+    world.chosen(asking)
+    binding = asyncio.ensure_future(world.bound(asking))
+    await asyncio.sleep(0)
+    binding.cancel()
+    await settle()
+    assert [record(world, name) for name in ("a", "b")] == [WriteState.UNCERTAIN] * 2
+    await world.claims.writer.look_up_uncertain()
+    assert world.cards() == FREE
+    world.watch()
+    await world.run(asking)
+
+
+@in_fake_time
+async def test_a_binding_of_unknown_effect_is_not_void_because_a_claim_is_gone() -> None:
+    asking = using_downward_api(claiming(gpu_pod(mem=1000), "c"))
+    world = ready(asking=asking)
+    world.api.always("bind", lost_answer())
+    world.api.always("get_pod", never_sent())
+    assert await world.bound(asking) != ""
+    world.api.delete_claim("default/c")
+    world.watch()
+    assert await world.bound(asking) == "ResourceClaim default/c was deleted"
+    assert world.cycle_state(asking) is CycleState.UNCERTAIN
+    assert world.cards()["n1-0"][1] == 1000
 
 
 @in_fake_time

@@ -110,7 +110,12 @@ class ClaimWriter:
             self._book.start(each.record, pod=prepared.request.uid, facts=each.facts)
         if len(writes) == 1:
             return await self._send(writes[0])
-        problems = await asyncio.gather(*map(self._send, writes))
+        try:
+            problems = await asyncio.gather(*map(self._send, writes))
+        except BaseException:
+            for each in writes:  # A bind that is cut off may end them before they have begun.
+                self._book.lose_track(each.record)
+            raise
         return next(filter(None, problems), "")
 
     def release(self, key: str, *, pod: str) -> None:
