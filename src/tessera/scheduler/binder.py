@@ -313,8 +313,6 @@ class Binder:
             return Outcome(WriteResult.VOID, f"{name} was changed after it was placed")
         if self._is_taken_over(fresh, known=prepared.fence):
             return Outcome(WriteResult.VOID, f"{name}: {TAKEN_OVER}")
-        # What was placed for its claims stays as it was chosen; they may have been written since.
-        fresh = msgspec.structs.replace(prepared, version=fresh.version, fence=fresh.fence)
         self._cycles.renew(cycle, fresh)
         return fresh
 

@@ -70,8 +70,8 @@ class Takeover:
         now: Callable[[], float],
         is_ours_claim: Callable[[ResourceClaim], bool] | None = None,
     ) -> None:
-        """`is_ours`: whether this scheduler, or an earlier one, may have decided about the pod. `is_ours_claim`: whether
-        it may have written the claim; None if it writes none."""
+        """`is_ours`, `is_ours_claim`: whether this scheduler, or an earlier one, may have decided about the pod, or
+        written the claim. None: it writes no claims."""
         self._api = api
         self._tenure = tenure
         self._is_ours = is_ours

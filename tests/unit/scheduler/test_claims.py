@@ -81,7 +81,9 @@ async def test_a_claim_is_allocated_and_reserved_before_its_pod_is_bound() -> No
     assert world.cards() == HELD
     [bind] = [write for write in world.api.writes if write.verb == "bind"]
     assert (bind.annotations, bind.labels) == ({}, {})
+    rooms = world.room
     assert world.agrees()
+    assert world.room == rooms, "nothing became free"
     assert world.held() == {"uid-claim-c": 4096}
 
 
@@ -601,7 +603,8 @@ async def test_an_answer_that_comes_after_the_claim_is_gone_changes_nothing() ->
     assert found is not None
     await world.bound(USER)
     world.claims.book.finish(found, found.claim)
-    assert world.cards() == FREE
+    world.claims.book.learn(found, found.claim)
+    assert (world.cards(), world.claims.book.get("default/c")) == (FREE, None)
 
 
 @in_fake_time
@@ -610,6 +613,40 @@ async def test_a_claim_is_not_written_by_a_replica_that_does_not_lead_any_more()
     world.api.script("mark_claim", Step(meanwhile=world.stop_leading))
     assert await world.bound(USER) != ""
     assert world.stored("c").status == ClaimStatus()
+
+
+@in_fake_time
+async def test_a_write_of_unknown_effect_is_kept_by_a_replica_that_does_not_lead_any_more() -> None:
+    world = ready()
+    world.api.script("write_claim_status", Step(lost_answer(), meanwhile=world.stop_leading))
+    assert await world.bound(USER) != ""
+    assert (record(world), world.cards()) == (WriteState.UNCERTAIN, HELD)
+    await world.claims.writer.look_up_uncertain()
+    assert record(world) is WriteState.UNCERTAIN, "only the decider may touch it"
+
+
+@in_fake_time
+async def test_a_pod_that_another_client_has_reserved_a_claim_for_keeps_it() -> None:
+    world = ready()
+    await world.bound(USER)
+    world.create(other := claiming(pod("q"), "c"))
+    assert world.chosen(other, ["n1"]) == "n1"
+    status = world.stored("c").status
+    third = Consumer(resource="pods", name="r", uid="uid-r")
+    world.api.change_claim("default/c", ClaimStatus(status.allocation, (*(status.reserved_for or ()), third)))
+    assert "409" in await world.bound(other)
+    assert reserved_for(world.stored("c")) == ["uid-p", "uid-r"]
+    assert world.chosen(other, ["n1"]) == "n1"
+    assert await world.bound(other) == ""
+    assert reserved_for(world.stored("c")) == ["uid-p", "uid-r", "uid-q"]
+
+
+@in_fake_time
+async def test_a_pod_that_was_changed_after_its_claim_was_written_is_bound_in_its_new_version() -> None:
+    world = ready()
+    world.api.script("bind", Step(meanwhile=lambda: world.api.mark_pod("default/p", {"note": "changed"})))
+    assert await world.bound(USER) == ""
+    assert world.agrees()
 
 
 # -- alternatives

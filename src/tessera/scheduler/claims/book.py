@@ -138,8 +138,6 @@ class ClaimBook:
             if record.state is WriteState.UNCERTAIN:
                 # What was sent before was for an older version, and lands no more.
                 record.state = WriteState.IDLE
-        elif claim.metadata.resource_version != record.claim.metadata.resource_version:
-            return
         self._charge(record)
         self._listener.on_claim(record)
 

@@ -235,7 +235,7 @@ class ClaimWriter:
                     return found
                 if not write.may_follow(found) or self._is_taken_over(found, write.known_fence):
                     return error
-                claim, pause, may_have_landed = found, 0.0, False
+                claim, pause = found, 0.0
             except Unreachable as fault:
                 error, may_have_landed = str(fault), may_have_landed or fault.maybe_done
             except KubeError as fault:
