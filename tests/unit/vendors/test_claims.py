@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tessera.core.devices import Device, MigPlacement, MigSlot, NodeFacts
@@ -335,7 +336,8 @@ def test_answers_about_many_nodes_follow_what_cards_publish(name: str) -> None:
 
     def selected() -> list[str]:
         names = ledger.arrays.names
-        return [names[row] for row in ledger.arrays.selected(accepts, slice(0, len(names))).any(axis=0).nonzero()[0]]
+        columns = ledger.arrays.selected(accepts, slice(0, len(names)))
+        return [names[row] for row in np.flatnonzero(columns.any(axis=0)).tolist()]
 
     observe("a")
     observe("b")
@@ -344,6 +346,7 @@ def test_answers_about_many_nodes_follow_what_cards_publish(name: str) -> None:
     assert selected() == ["a"]
     observe("a", **matching, managed=False)
     assert selected() == []
+    observe("a", **matching)
     observe("b", **matching)
     ledger.forget_node("a")
     assert selected() == ["b"]
