@@ -126,7 +126,8 @@ class ClaimWorld(World):
             self.claims.pools.put(key, each)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> object:
-        return self.background.append(work)
+        self.background.append(work)
+        return work
 
     def restart(self) -> None:
         super().restart()

@@ -77,7 +77,7 @@ async def test_a_claim_is_allocated_and_reserved_before_its_pod_is_bound() -> No
     [result] = world.stored("c").devices_of(DRIVER)
     assert (result.pool, result.device, result.request) == ("n1", "n1-0", "gpu")
     assert reserved_for(world.stored("c")) == ["uid-p"]
-    assert world.held() == {"uid-claim-c": 4096, "uid-p": 0}
+    assert world.held() == {"uid-claim-c": 4096}
     assert world.cards() == HELD
     [bind] = [write for write in world.api.writes if write.verb == "bind"]
     assert (bind.annotations, bind.labels) == ({}, {})
@@ -85,6 +85,17 @@ async def test_a_claim_is_allocated_and_reserved_before_its_pod_is_bound() -> No
     assert world.agrees()
     assert world.room == rooms, "nothing became free"
     assert world.held() == {"uid-claim-c": 4096}
+
+
+@in_fake_time
+async def test_a_pod_with_claims_alone_that_is_asked_for_again_after_it_was_bound_leaves_nothing_behind() -> None:
+    world = ready()
+    assert await world.bound(USER) == ""
+    world.watch()
+    assert world.chosen(USER, ["n1"]) == "n1"
+    assert await world.bound(USER) == ""
+    assert world.cycles.get("uid-p") is None
+    assert world.agrees()
 
 
 @in_fake_time
