@@ -4,15 +4,16 @@ profile of the same kube-scheduler allocates those that are not Tessera's."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
 from tessera.core.audit import audit
-from tessera.core.devices import Device
+from tessera.core.devices import NOTHING, Device
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
@@ -92,11 +93,23 @@ async def make_claim(found: Cluster, name: str, **asks: Any) -> None:
     await found.api.create(RESOURCE_CLAIMS.path(found.namespace), body)
 
 
-def claiming(name: str, *, template: str = "", claim: str = "", scheduler: str = SCHEDULER, **amounts: int) -> Json:
+def claiming(
+    name: str,
+    *,
+    template: str = "",
+    claim: str = "",
+    scheduler: str = SCHEDULER,
+    amounts: Mapping[str, int] = NOTHING,
+) -> Json:
+    """A pod with one claim, and perhaps classic amounts beside it."""
     own = {"name": "gpu"} | ({"resourceClaimTemplateName": template} if template else {"resourceClaimName": claim})
     main = container("main", **amounts)
     main["resources"] = {**main["resources"], "claims": [{"name": "gpu"}]}
     return pod(name, main, resourceClaims=[own], schedulerName=scheduler)
+
+
+def is_bound(found: Cluster, name: str) -> bool:
+    return bool(node_of(found.pod(name)))
 
 
 async def claims(found: Cluster) -> list[ResourceClaim]:
@@ -117,9 +130,10 @@ async def no_claims(found: Cluster) -> None:
 async def test_pods_with_claims_and_classic_pods_share_cards(plane: ControlPlane, tell: Tell) -> None:
     async with claim_cluster(plane) as found:
         names = [f"p{number}" for number in range(12)]
+        classic = {"gpu": 1, "mem": 1000, "cores": 10}
         manifests = [
-            claiming(name, template="small", **({"gpu": 1, "mem": 1000, "cores": 10} if i % 3 == 0 else {}))
-            for i, name in enumerate(names)
+            claiming(name, template="small", amounts=classic if number % 3 == 0 else {})
+            for number, name in enumerate(names)
         ]
         began = time.perf_counter()
         await found.create(*manifests)
@@ -150,7 +164,7 @@ async def test_a_pod_is_bound_soon_after_its_claim_was_made(plane: ControlPlane,
             name = f"p{number}"
             began = time.perf_counter()
             await found.create(claiming(name, template="small"))
-            await found.wait_for(lambda name=name: node_of(found.pod(name)), what=f"{name} to be bound")
+            await found.wait_for(partial(is_bound, found, name), what=f"{name} to be bound")
             times.append(time.perf_counter() - began)
         told = ", ".join(f"{each:.2f}" for each in sorted(times))
         tell(f"claims: seconds from pod to bound, its claim made after it: {told}")
@@ -195,14 +209,9 @@ async def test_a_stock_profile_allocates_what_is_not_tesseras_and_nothing_else(p
 
 async def test_a_claim_for_another_driver_is_refused_with_a_reason(plane: ControlPlane) -> None:
     async with claim_cluster(plane) as found:
-        await found.create(claiming("p", template="net"))
-
-        def named() -> str:
-            text = str(next(iter(found.pod("p")["status"].get("conditions", [])), {}).get("message", ""))
-            return text if "DeviceClass" in text else ""
-
-        text = await found.wait_for(named, what="the reason")
-        assert "leave pods with such claims to the default scheduler" in text
+        await make_claim(found, "card", of_class="net")
+        await found.create(claiming("p", claim="card"))
+        assert "leave pods with such claims to the default scheduler" in await found.refused("p")
 
 
 @pytest.mark.parametrize(
