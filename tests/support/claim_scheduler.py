@@ -125,8 +125,8 @@ class ClaimWorld(World):
         for key, each in self.slices.items():
             self.claims.pools.put(key, each)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self.background.append(work)
+    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
+        return self.background.append(work)
 
     def restart(self) -> None:
         super().restart()

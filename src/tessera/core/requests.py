@@ -99,6 +99,9 @@ class Constraint:
 
 UNCONSTRAINED = Constraint()
 
+CLAIM_SEPARATOR = ":"
+"""between claim and request in the name under which a request of a claim is placed; no name in the API has it"""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -147,6 +147,8 @@ class PlanRun:
                 left[progress.move.uid] = progress, _check_source(cluster, progress.move)
         if not left:
             return
+        if len({workload for _, workload in left.values()}) > 1:
+            raise Deviation("the pods of its gang have several controllers")
         deadline = asyncio.get_running_loop().time() + self.options.step_timeout_s
         until = self.now() + self.options.step_timeout_s
         asked = [_hold_of(progress.move, workload, until=until) for progress, workload in left.values()]
@@ -158,9 +160,8 @@ class PlanRun:
             for progress, _ in left.values():
                 await self._evict(progress.move, deadline)
             self._set_all(left.values(), MoveStage.EVICTED)
-            for workload in {workload for _, workload in left.values()}:
-                moves = [progress.move for progress, of in left.values() if of == workload]
-                await self._await_successors(moves, workload, known, deadline)
+            [workload] = {workload for _, workload in left.values()}
+            await self._await_successors([progress.move for progress, _ in left.values()], workload, known, deadline)
         finally:
             await self.holds.release(asked)
         self._set_all(left.values(), MoveStage.MOVED)

@@ -188,6 +188,7 @@ async def test_a_successor_that_does_not_fit_any_more_goes_elsewhere() -> None:
             MoveHold("default", "Job", "j", FAR, (HeldCard("u", "NVIDIA", 1, 1, 1, (HeldInstance("1g", 0, 1),) * 17),))
         ),
         "x" * 20_000,
+        encode_move_hold(HOLD)[:-1] + ', "x": "\ud800"}',
     ],
 )
 async def test_what_is_no_hold_is_left_alone(text: str) -> None:
@@ -264,6 +265,37 @@ async def test_a_place_is_held_for_longer_if_that_is_asked_but_never_for_more_th
     held = moves.world.cycles.moves.get("uid-old")
     assert held is not None
     assert held.until == until
+
+
+async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for_them() -> None:
+    world = World(*(node(name).gpus(1, memory=CARD) for name in ("n0", "n1", "n2", "n3")))
+    moves = Moves(world)
+    names, members = (
+        ("n2", "n3"),
+        [gpu_pod(f"m{number}", mem=30_000).in_gang("g", 2).of("Job", "g") for number in (0, 1)],
+    )
+    for number, name in enumerate(names):
+        hold = MoveHold("default", "Job", "g", FAR, (HeldCard(f"{name}-0", "NVIDIA", 1, 30_000),))
+        await world.api.annotate_node(name, {f"{keys.MOVE_PREFIX}old-{number}": encode_move_hold(hold)})
+        moves.holds.put_node(world.api.nodes[name])
+    other = gpu_pod("other", mem=30_000).in_gang("h", 2).of("Job", "h")
+    world.create(other, other.called("other2"), members[0])
+    assert {world.chosen(other), world.chosen(other.called("other2"))} == {"n0", "n1"}
+    found = {world.chosen(members[0])}
+    world.create(members[1])
+    assert found | {world.chosen(members[1])} == set(names)
+    assert not moves.world.cycles.moves
+    await moves.settle()
+    assert [world.cards(name)[f"{name}-0"][1] for name in names] == [30_000, 30_000]
+
+
+async def test_places_that_are_too_few_for_a_gang_are_released_and_it_is_planned_like_any_other() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    members = [gpu_pod(f"m{number}", mem=30_000).in_gang("g", 2).of("Job", "train") for number in (0, 1)]
+    moves.world.create(*members)
+    assert {moves.world.chosen(member) for member in members} == {"n1", "n2"}
+    assert moves.used == 30_000
 
 
 async def test_a_mig_place_is_held_and_another_that_overlaps_it_refused() -> None:

@@ -159,7 +159,8 @@ class GangCoordinator:
             gang, member = self._meet(group, request)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = named.resolve()
-                await self._planner.plan_in_slices(gang, member)
+                if not self._follow_moves(gang, pod, request, named):
+                    await self._planner.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
     def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
@@ -180,7 +181,7 @@ class GangCoordinator:
             member.candidates = named.resolve()
         if problem is None and gang.state is NOMINATED:
             problem = gang.misfit
-        elif problem is None and gang.state is WAITING:
+        elif problem is None and gang.state is WAITING and not self._follow_moves(gang, pod, request, named):
             problem = self._planner.plan(gang, member)
         if problem is None and gang.state is PLANNED:
             placement: Placement | Misfit | None
@@ -326,6 +327,15 @@ class GangCoordinator:
         """Whether the API shows the pod, not bound."""
         cycle = self.cycles.get(uid)
         return cycle is not None and cycle.is_shown
+
+    def _follow_moves(self, gang: Gang, pod: Pod, request: PodRequest, named: CandidateNames) -> bool:
+        """WAITING -> PLANNED: the members were moved, and go where places are held for them."""
+        if not len(self.cycles.moves) or self._completion.is_begun(gang):
+            return False
+        is_held = self._holds.hold_moved(gang, request, pod.workload, named)
+        if is_held:
+            self._plans.begin(gang)
+        return is_held
 
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)

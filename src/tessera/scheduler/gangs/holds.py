@@ -25,7 +25,7 @@ from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
-from tessera.wire.objects import Node
+from tessera.wire.objects import Node, Workload
 
 HOLD_PREFIX = "gang/"
 """of the uids of holds; no pod's uid has a slash"""
@@ -94,14 +94,18 @@ class GangHolds:
     def plan(self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf) -> Planning:
         """Hold places for all members that have none, and for `missing` ones that do not exist yet, in slices.
 
-        These ask for what the `asking` member asks for. Nothing is held if not all required members fit.
+        These ask for what the `asking` member asks for. Nothing is held if not all required members fit. Pods beyond
+        the size of the gang have no place in its plan: there may be any number of them.
         """
         waiting = self.unplaced(gang)
+        placed = gang.present() - len(waiting)
+        if gang.present() > gang.group.size:
+            waiting.sort(key=lambda member: member is not asking)
+            del waiting[max(gang.group.size - placed, 1) :]
         members = [GangMember(member.request, _candidates(member, asking)) for member in waiting]
         model = asking or (waiting[0] if waiting else None)
         if model is not None:
             members += [GangMember(_to_come(gang, model.request, i), model.candidates) for i in range(missing)]
-        placed = gang.present() - len(waiting)
         planning = GangPlanning(
             self._selector,
             members,
@@ -158,6 +162,18 @@ class GangHolds:
         """For the member that asks for it."""
         held = self.named(gang, request)
         self.put(gang, Hold(held.uid, held, placement, request.uid))
+
+    def hold_moved(self, gang: Gang, request: PodRequest, workload: Workload, named: CandidateNames) -> bool:
+        """Hold for the gang what is held for the successors of its members, which were moved (`move_holds`): whether it
+        is enough for the gang. The members are alike: one controller made them."""
+        moves = self._cycles.moves
+        while len(moves) and (found := moves.take(workload, request, named)) is not None:
+            held = self.named(gang, request)
+            self.put(gang, Hold(held.uid, held, found[1]))
+        if gang.free_holds and gang.free_holds + gang.present() - len(self.unplaced(gang)) >= gang.required:
+            return True
+        self.release(gang)
+        return False
 
     def named(self, gang: Gang, request: PodRequest) -> PodRequest:
         """The request under the next name of the gang's holds and claims."""

@@ -16,6 +16,7 @@ from math import ceil, prod
 from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
 from tessera.core.grants import Grants
 from tessera.core.requests import (
+    CLAIM_SEPARATOR,
     WHOLE_CARD_CORES,
     AttributeMatch,
     Constraint,
@@ -48,8 +49,6 @@ from tessera.wire.resource_api import CORES, DRIVER, MEMORY, SHARES, ResourceCla
 
 MAX_VARIANTS = 32
 """combinations of alternatives of one pod: each is placed like a pod of its own"""
-SEPARATOR = ":"
-"""between claim and request in the name under which a request is placed; no name in the API has it"""
 OTHER_DRIVER = "other.invalid"
 UUID = full_name("uuid")
 
@@ -244,7 +243,7 @@ def with_claims(request: PodRequest, asks: Sequence[ClaimAsk]) -> tuple[PodReque
     found = []
     for chosen in product(*lists):
         parts = [
-            ContainerRequest(f"{owner.name}{SEPARATOR}{each.name}", Role.CLAIM, (each.request,))
+            ContainerRequest(f"{owner.name}{CLAIM_SEPARATOR}{each.name}", Role.CLAIM, (each.request,))
             for owner, each in zip(owners, chosen, strict=True)
         ]
         containers = (*request.containers, *parts)
@@ -277,7 +276,7 @@ def claim_grants(request: PodRequest, grants: Mapping[str, tuple[Grants, ...]]) 
     found: dict[str, dict[str, Grants]] = {}
     for position, container in enumerate(request.containers):
         if container.role is Role.CLAIM:
-            claim, _, name = container.name.partition(SEPARATOR)
+            claim, _, name = container.name.partition(CLAIM_SEPARATOR)
             given = tuple(grant for containers in grants.values() for grant in containers[position])
             found.setdefault(claim, {})[name] = given
     return found
