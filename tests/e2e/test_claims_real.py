@@ -25,7 +25,7 @@ from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed
 from tests.e2e.conftest import Tell
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.replica import until
+from tests.e2e.replica import STOCK, until
 from tests.support.builders import NodeBuilder
 from tests.support.claim_scheduler import SCHEDULER, device_class, exact_request, published
 from tests.support.product import container, pod
@@ -196,13 +196,13 @@ async def test_a_stock_profile_allocates_what_is_not_tesseras_and_nothing_else(p
         ours, theirs = [f"p{n}" for n in range(4)], [f"d{n}" for n in range(3)]
         await found.create(
             *(claiming(name, template="small") for name in ours),
-            *(claiming(name, template="small", scheduler="default-scheduler") for name in theirs),
+            *(claiming(name, template="small", scheduler=STOCK) for name in theirs),
         )
         await found.running(*ours, *theirs)
         assert {node_of(found.pod(name)) for name in theirs} == {"s0"}
         assert {node_of(found.pod(name)) for name in ours} <= {"n1", "n2"}
-        await found.create(claiming("d9", template="large", scheduler="default-scheduler"))
-        await found.create(claiming("d8", template="large", scheduler="default-scheduler"))
+        await found.create(claiming("d9", template="large", scheduler=STOCK))
+        await found.create(claiming("d8", template="large", scheduler=STOCK))
         assert "cannot allocate all claims" in await found.refused("d8")
         await found.at_rest()
 
