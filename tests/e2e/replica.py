@@ -205,6 +205,10 @@ class Replica:
         }
 
 
+STOCK = "stock-scheduler"
+"""a profile that allocates claims itself; the webhook takes pods of the default one for Tessera"""
+
+
 def allocate_claims(configuration: Json) -> None:
     """Leave the claims of Tessera's profile to Tessera, and ask it about pods that have nothing else."""
     del configuration["extenders"][0]["managedResources"]
@@ -216,3 +220,4 @@ def allocate_claims(configuration: Json) -> None:
     ours = next(each for each in configuration["profiles"] if each["schedulerName"] == "hami-scheduler")
     ours["plugins"] = {"multiPoint": {"disabled": [{"name": "DynamicResources"}]}}
     ours["pluginConfig"] = [{"name": "NodeResourcesFit", "args": fit}]
+    configuration["profiles"].append({"schedulerName": STOCK})

@@ -4,15 +4,16 @@ profile of the same kube-scheduler allocates those that are not Tessera's."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
 from tessera.core.audit import audit
-from tessera.core.devices import Device
+from tessera.core.devices import NOTHING, Device
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
@@ -24,7 +25,7 @@ from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed
 from tests.e2e.conftest import Tell
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.replica import until
+from tests.e2e.replica import STOCK, until
 from tests.support.builders import NodeBuilder
 from tests.support.claim_scheduler import SCHEDULER, device_class, exact_request, published
 from tests.support.product import container, pod
@@ -92,11 +93,23 @@ async def make_claim(found: Cluster, name: str, **asks: Any) -> None:
     await found.api.create(RESOURCE_CLAIMS.path(found.namespace), body)
 
 
-def claiming(name: str, *, template: str = "", claim: str = "", scheduler: str = SCHEDULER, **amounts: int) -> Json:
+def claiming(
+    name: str,
+    *,
+    template: str = "",
+    claim: str = "",
+    scheduler: str = SCHEDULER,
+    amounts: Mapping[str, int] = NOTHING,
+) -> Json:
+    """A pod with one claim, and perhaps classic amounts beside it."""
     own = {"name": "gpu"} | ({"resourceClaimTemplateName": template} if template else {"resourceClaimName": claim})
     main = container("main", **amounts)
     main["resources"] = {**main["resources"], "claims": [{"name": "gpu"}]}
     return pod(name, main, resourceClaims=[own], schedulerName=scheduler)
+
+
+def is_bound(found: Cluster, name: str) -> bool:
+    return bool(node_of(found.pod(name)))
 
 
 async def claims(found: Cluster) -> list[ResourceClaim]:
@@ -117,9 +130,10 @@ async def no_claims(found: Cluster) -> None:
 async def test_pods_with_claims_and_classic_pods_share_cards(plane: ControlPlane, tell: Tell) -> None:
     async with claim_cluster(plane) as found:
         names = [f"p{number}" for number in range(12)]
+        classic = {"gpu": 1, "mem": 1000, "cores": 10}
         manifests = [
-            claiming(name, template="small", **({"gpu": 1, "mem": 1000, "cores": 10} if i % 3 == 0 else {}))
-            for i, name in enumerate(names)
+            claiming(name, template="small", amounts=classic if number % 3 == 0 else {})
+            for number, name in enumerate(names)
         ]
         began = time.perf_counter()
         await found.create(*manifests)
@@ -150,7 +164,7 @@ async def test_a_pod_is_bound_soon_after_its_claim_was_made(plane: ControlPlane,
             name = f"p{number}"
             began = time.perf_counter()
             await found.create(claiming(name, template="small"))
-            await found.wait_for(lambda name=name: node_of(found.pod(name)), what=f"{name} to be bound")
+            await found.wait_for(partial(is_bound, found, name), what=f"{name} to be bound")
             times.append(time.perf_counter() - began)
         told = ", ".join(f"{each:.2f}" for each in sorted(times))
         tell(f"claims: seconds from pod to bound, its claim made after it: {told}")
@@ -182,27 +196,22 @@ async def test_a_stock_profile_allocates_what_is_not_tesseras_and_nothing_else(p
         ours, theirs = [f"p{n}" for n in range(4)], [f"d{n}" for n in range(3)]
         await found.create(
             *(claiming(name, template="small") for name in ours),
-            *(claiming(name, template="small", scheduler="default-scheduler") for name in theirs),
+            *(claiming(name, template="small", scheduler=STOCK) for name in theirs),
         )
         await found.running(*ours, *theirs)
         assert {node_of(found.pod(name)) for name in theirs} == {"s0"}
         assert {node_of(found.pod(name)) for name in ours} <= {"n1", "n2"}
-        await found.create(claiming("d9", template="large", scheduler="default-scheduler"))
-        await found.create(claiming("d8", template="large", scheduler="default-scheduler"))
+        await found.create(claiming("d9", template="large", scheduler=STOCK))
+        await found.create(claiming("d8", template="large", scheduler=STOCK))
         assert "cannot allocate all claims" in await found.refused("d8")
         await found.at_rest()
 
 
 async def test_a_claim_for_another_driver_is_refused_with_a_reason(plane: ControlPlane) -> None:
     async with claim_cluster(plane) as found:
-        await found.create(claiming("p", template="net"))
-
-        def named() -> str:
-            text = str(next(iter(found.pod("p")["status"].get("conditions", [])), {}).get("message", ""))
-            return text if "DeviceClass" in text else ""
-
-        text = await found.wait_for(named, what="the reason")
-        assert "leave pods with such claims to the default scheduler" in text
+        await make_claim(found, "card", of_class="net")
+        await found.create(claiming("p", claim="card"))
+        assert "leave pods with such claims to the default scheduler" in await found.refused("p")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ class Tenants:
         recipes = self.rng.choices(high if high and self.rng.random() < 0.6 else self.recipes, k=2)
         missing = self.rng.random() < 0.15
         for number in range(size - missing):
-            template = shapes.in_gang(recipes[self.rng.random() < 0.2], name, size, is_whole=not missing)
+            built = claims.template(recipes[self.rng.random() < 0.2])
+            template = shapes.in_gang(built, name, size, is_whole=not missing)
             self.api.create_pod(template, namespace=namespace, name=f"{name}-{number}")
         return f"{namespace}/{name}: {size - missing} of {size} members, {' or '.join(recipes)}"
 

@@ -125,8 +125,9 @@ class ClaimWorld(World):
         for key, each in self.slices.items():
             self.claims.pools.put(key, each)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
         self.background.append(work)
+        return work
 
     def restart(self) -> None:
         super().restart()

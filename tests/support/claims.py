@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from tessera.core.devices import NodeFacts
+from tessera.core.devices import WHOLE, Attribute, Device, MigSlot, NodeFacts, Published
 from tessera.core.grants import Grants
 from tessera.node.dra.offers import Surrounding, offers, slice_contents
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable
 from tessera.node.settings import AgentSettings
-from tessera.vendors.claims import ClaimAsk, PoolDevices, pool_devices, read_claim, with_published
+from tessera.vendors.claims import ClaimAsk, PoolDevice, PoolDevices, pool_devices, read_claim, with_published
+from tessera.vendors.claims.pools import MIB
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.node_config import Mode, NodeSettings
 from tessera.wire.resource_api import (
@@ -128,3 +130,47 @@ def node(fleet: Fleet, settings: AgentSettings, *, managed: bool = True) -> Node
 def cards(grants: Mapping[str, Grants]) -> dict[str, list[str]]:
     """The uuids by request."""
     return {name: [grant.uuid for grant in given] for name, given in grants.items()}
+
+
+# -- cards that no agent made
+
+
+def publish(card: Device) -> Device:
+    """The card as an agent would publish it, with a few attributes."""
+    profiles = [(each.name, each.memory, each.cores) for each in card.mig_profiles] or [("", card.memory, card.cores)]
+    return replace(card, published=tuple(sorted((name, _published(card, name, *size)) for name, *size in profiles)))
+
+
+def _published(card: Device, profile: str, memory: int, cores: int) -> Published:
+    common = [
+        Attribute(f"{DRIVER}/index", "int", card.index),
+        Attribute(f"{DRIVER}/model", "string", card.model),
+        Attribute(f"{DRIVER}/numaNode", "int", card.numa),
+        Attribute(f"{DRIVER}/type", "string", "mig" if profile else "gpu"),
+        *([Attribute(f"{DRIVER}/profile", "string", profile)] if profile else []),
+    ]
+    return Published(
+        common=tuple(sorted(common)),
+        own=(Attribute(f"{DRIVER}/uuid", "string", card.uuid),),
+        capacity=((f"{DRIVER}/cores", cores), (f"{DRIVER}/memory", memory * MIB)),
+        shared=not profile and card.mode != WHOLE,
+    )
+
+
+def pool_of(facts: NodeFacts) -> PoolDevices:
+    """The pool of a node whose cards are published."""
+    found: list[PoolDevice] = []
+    for each in facts.devices:
+        by_profile = dict(each.published)
+        sizes = {profile.name: profile for profile in each.mig_profiles}
+        for name, published in by_profile.items():
+            if not name:
+                found.append(PoolDevice(each.uuid, each.uuid, published, each.memory, each.cores, is_managed=True))
+                continue
+            size = sizes[name]
+            for at in size.placements:
+                slot, device = MigSlot(name, at), f"{each.uuid}-{name}-{at.start}"
+                found.append(
+                    PoolDevice(device, each.uuid, published, size.memory, size.cores, slot=slot, is_managed=True)
+                )
+    return PoolDevices(facts.name, facts.name, {each.name: each for each in found})

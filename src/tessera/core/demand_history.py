@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
+import numpy as np
+
 from tessera.core.arrays import CardArrays
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
 from tessera.core.device_rules import Rules
@@ -74,7 +76,7 @@ class DemandHistory:
         asked = [
             CountedRequest(request, pod.constraint_of(request), pod.host or HostRequest())
             for _, request in pod.requests
-            if request.count > 0
+            if request.count > 0 and not request.is_admin
         ]
         for counted in asked:
             self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
@@ -258,6 +260,9 @@ def _only_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping[str
         return ()
     kinds = [kind.sample for kind in arrays.kinds if kind.vendor == vendor]
     accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
+    if counted.constraint.filter is not None:
+        selected = arrays.kind[arrays.selected(counted.constraint.filter, slice(None))]
+        accepted &= {arrays.kinds[number].sample.model for number in np.unique(selected).tolist()}
     return () if len(accepted) == len({kind.model for kind in kinds}) else tuple(sorted(accepted))
 
 

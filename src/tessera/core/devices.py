@@ -7,7 +7,7 @@ A `Device` is immutable: a changed registration is a new object. What is in use 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -75,10 +75,14 @@ class Published:
     shared: bool = False
     """whether several claims may have parts of it"""
     _hash: int = field(init=False, compare=False, repr=False, default=0)
+    shareable: Published = field(init=False, compare=False, repr=False)
+    """the same without what is the card's own"""
 
     def __post_init__(self) -> None:
         # Every selector looks its answers up by this value, so the hash of its many parts is computed once.
         object.__setattr__(self, "_hash", hash((self.common, self.own, self.capacity, self.shared)))
+        shareable = replace(self, own=()) if self.own else self
+        object.__setattr__(self, "shareable", shareable)
 
     def __hash__(self) -> int:
         return self._hash

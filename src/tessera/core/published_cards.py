@@ -8,7 +8,6 @@ and follow the registrations.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +42,7 @@ class PublishedCards:
         self._cards.setdefault(row, {})[place] = everything
         for accepts, mask in self._masks.items():
             mask[place, row] = _accepts(accepts, everything)
-        common = tuple(replace(published, own=()) for published in everything)
+        common = tuple(published.shareable for published in everything)
         number = self._numbers.get(common)
         if number is None:
             number = self._numbers[common] = len(self._kinds)

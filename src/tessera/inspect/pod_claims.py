@@ -114,14 +114,8 @@ def unmet_selectors(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> It
     for name, vendor, selectors in wanted:
         if cards is None:
             cards = [device for node in names for device in ledger.devices(node).values()]
-        of_vendor = [device for device in cards if device.vendor == vendor]
-        published = [device for device in of_vendor if device.published]
-        if of_vendor and not published:
-            yield (
-                f"{container_title(name)}: no {vendor} card is for claims; their agents need --dra and"
-                " --dra-allocator=tessera (tessera doctor says more)"
-            )
-        elif published and not any(_accepts(selectors, device) for device in published):
+        published = [device for device in cards if device.vendor == vendor and device.published]
+        if published and not any(_accepts(selectors, device) for device in published):
             yield f"{container_title(name)}: {_unmatched(selectors, published)}"
 
 

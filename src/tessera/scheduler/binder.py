@@ -190,15 +190,13 @@ class Binder:
             elif not cycles.may_be_written(cycle):
                 outcome = Outcome(WriteResult.NOT_BOUND, NOT_LEADING)
             elif not cycles.has_cards(placement):
-                may_land = cycle.written_at is not None
-                result = WriteResult.NOT_BOUND if may_land else WriteResult.VOID
-                outcome = Outcome(result, f"node {args.node} lost its devices")
+                outcome = self._given_up(cycle, f"node {args.node} lost its devices")
             else:
                 own = prepared.classic_part(placement)
                 if prepared.claims is not None:
                     problem = await self._claims.write(cycle, prepared, placement)
                 if problem:
-                    outcome = Outcome(WriteResult.VOID, problem)
+                    outcome = self._given_up(cycle, problem)
                 elif cycle.state is not CycleState.BINDING:
                     outcome = self._overtaken(args)
                 elif not own.grants and prepared.claims is not None:
@@ -315,8 +313,6 @@ class Binder:
             return Outcome(WriteResult.VOID, f"{name} was changed after it was placed")
         if self._is_taken_over(fresh, known=prepared.fence):
             return Outcome(WriteResult.VOID, f"{name}: {TAKEN_OVER}")
-        # What was placed for its claims stays as it was chosen; they may have been written since.
-        fresh = msgspec.structs.replace(prepared, version=fresh.version, fence=fresh.fence)
         self._cycles.renew(cycle, fresh)
         return fresh
 
@@ -336,6 +332,11 @@ class Binder:
             await touch(self._api, args.pod_namespace, args.pod_name, self._tenure.next_touch())
         except KubeError as error:
             log.warning("pod not fenced again", pod=f"{args.pod_namespace}/{args.pod_name}", error=str(error))
+
+    @staticmethod
+    def _given_up(cycle: PodCycle, error: str) -> Outcome:
+        """The placement is not bound; it is void unless an earlier binding may land yet."""
+        return Outcome(WriteResult.VOID if cycle.written_at is None else WriteResult.NOT_BOUND, error)
 
     # -- after the write
 

@@ -193,7 +193,13 @@ class Engine:
             listener=self,
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable, on_synced=self.on_synced)
-        self.takeover = Takeover(api, tenure, is_ours=self._is_ours, now=clock.now, reads_claims=settings.dra)
+        self.takeover = Takeover(
+            api,
+            tenure,
+            is_ours=self._is_ours,
+            now=clock.now,
+            is_ours_claim=self.claims.book.may_be_ours if settings.dra else None,
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -376,14 +382,6 @@ class Engine:
             async for pod in self.unschedulable.wake(self.selector):
                 await self._wake(pod, self.unschedulable.on_wake_failed)
 
-    def _ready_after_moves(self) -> Iterator[PodRequest]:
-        """Pods for which others were moved away, each once until it is refused again."""
-        for uid in self.cycles.moves.ready():
-            pod = self.unschedulable.get(uid)
-            if pod is not None and not pod.is_woken:
-                pod.is_woken = True
-                yield pod.request
-
     async def wake_claimants(self) -> None:
         """For ever: make kube-scheduler ask again for pods whose claims exist now. That must not wait for others."""
         while True:
@@ -396,6 +394,14 @@ class Engine:
     async def _wake_each(self, pods: Iterator[PodRequest], on_failed: Callable[[str], None]) -> None:
         for pod in pods:
             await self._wake(pod, on_failed)
+
+    def _ready_after_moves(self) -> Iterator[PodRequest]:
+        """Pods for which others were moved away, each once until it is refused again."""
+        for uid in self.cycles.moves.ready():
+            pod = self.unschedulable.get(uid)
+            if pod is not None and not pod.is_woken:
+                pod.is_woken = True
+                yield pod.request
 
     async def _wake(self, pod: PodRequest, on_failed: Callable[[str], None]) -> None:
         if self.missing():

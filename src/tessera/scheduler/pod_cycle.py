@@ -21,7 +21,7 @@
        | the API shows the binding, from any state
        v
     HANDING_OVER
-       | Allocate is over, the pod ended, or it is gone, from any state
+       | Allocate is over, the pod ended, or it is gone, from any state; at once if its claims have everything
        v
     SETTLED --> (absent)
 
@@ -329,10 +329,19 @@ class PodCycles:
             cycle.prepared, cycle.written_at = prepared, None
 
     def confirm(self, cycle: PodCycle) -> None:
-        """BINDING, UNCERTAIN -> BOUND: the binding is written."""
+        """BINDING, UNCERTAIN -> BOUND: the binding is written.
+
+        A pod whose claims have everything is settled at once. It holds nothing that the API could show, and if it is
+        asked for again because another cache is late, perhaps no event follows.
+        """
         if cycle.state in (BINDING, UNCERTAIN):
             self._apply(Transition.CONFIRM, cycle)
             self.ledger.bind(cycle.uid)
+        entry = self.ledger.pod(cycle.uid)
+        if cycle.state is BOUND and entry is not None and not entry.facts.grants:
+            self.ledger.release(cycle.uid)
+            self._settle(cycle.uid)
+            return
         if cycle.state is BOUND:
             cycle.written_at = self.clock.monotonic()
         if cycle.ticket is not None:

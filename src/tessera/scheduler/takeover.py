@@ -68,15 +68,15 @@ class Takeover:
         *,
         is_ours: Callable[[Pod], bool],
         now: Callable[[], float],
-        reads_claims: bool = False,
+        is_ours_claim: Callable[[ResourceClaim], bool] | None = None,
     ) -> None:
-        """`is_ours`: whether this scheduler, or an earlier one, may have decided about the pod. `reads_claims`: whether
-        they may have written ResourceClaims."""
+        """`is_ours`, `is_ours_claim`: whether this scheduler, or an earlier one, may have decided about the pod, or
+        written the claim. None: it writes no claims."""
         self._api = api
         self._tenure = tenure
         self._is_ours = is_ours
         self._now = now
-        self._reads_claims = reads_claims
+        self._is_ours_claim = is_ours_claim
         self._rng = random.Random(random.random())
         self.problem = ""
         """why it does not get on; empty if it does, or none runs"""
@@ -101,7 +101,7 @@ class Takeover:
                     if not is_listed:
                         found = await self._api.unbound_pods()
                         pods = [pod for pod in found if self._is_ours(pod)]
-                        claims = await self._claims_to_touch(pods) if self._reads_claims else []
+                        claims = await self._claims_to_touch(pods)
                         everything: list[Pod | ResourceClaim] = [*pods, *claims]
                         self._left = {each.metadata.uid: each for each in everything}
                         self._nominated = [pod for pod in pods if _is_nominated(pod)]
@@ -134,11 +134,14 @@ class Takeover:
 
     async def _claims_to_touch(self, unbound: Sequence[Pod]) -> list[ResourceClaim]:
         """Claims that an earlier decider may have been about to write, for pods that may be gone."""
+        if self._is_ours_claim is None:
+            return []
         uids = {pod.metadata.uid for pod in unbound}
         return [
             claim
             for claim in await self._api.list_claims()
-            if claim.status.allocation is None or any(each.uid in uids for each in claim.status.reserved_for or ())
+            if (claim.status.allocation is None and self._is_ours_claim(claim))
+            or any(each.uid in uids for each in claim.status.reserved_for or ())
         ]
 
     async def _touch_all(self, number: int, fence: str) -> str:
@@ -146,7 +149,7 @@ class Takeover:
         objects = iter(list(self._left.values()))
         workers = [self._touch_some(objects, number, fence) for _ in range(min(AT_ONCE, self.left))]
         problems = [problem for problem in await asyncio.gather(*workers) if problem]
-        what = "pods or claims" if self._reads_claims else "pods"
+        what = "pods" if self._is_ours_claim is None else "pods or claims"
         return f"{self.left} {what} cannot be touched, {problems[0]}" if problems else ""
 
     async def _touch_some(self, objects: Iterator[Pod | ResourceClaim], number: int, fence: str) -> str:

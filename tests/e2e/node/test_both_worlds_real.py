@@ -211,3 +211,41 @@ async def test_pods_and_claims_share_cards_over_restarts_and_leave_nothing(node:
         await until(nothing_left, what="nothing to be left", within_s=PATIENCE_S)
         await found.at_rest()
         assert not any(any(use) for use in (await found.replica.scrape()).use.values())
+
+
+async def test_requests_become_claims_and_replicas_have_their_own(node: Node) -> None:
+    replicas = 3
+    async with shared_cluster(node, {"operatingmode": "hami-core"}, "--dra-convert", shares=CARDS * 10) as found:
+        asking = talking(pod("x", container("c", gpu=1, mem=4096, cores=20), container("without")))
+        spec = {"metadata": {"labels": {"app": "r"}}, "spec": asking["spec"]}
+        replica_set = {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {"name": "r"},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": "r"}}, "template": spec},
+        }
+        await found.api.create(f"/apis/apps/v1/namespaces/{found.namespace}/replicasets", replica_set)
+        # Only in per cent: it stays as it is, on the same cards.
+        await found.create(talking(pod("percent", container("c", gpu=1, percent=10))))
+        await found.wait_for(lambda: len(found.pods) == replicas + 1, what="all pods")
+        await found.running(*(each["metadata"]["name"] for each in found.pods), within_s=PATIENCE_S)
+
+        seen = await found.environments(found.pods)
+        claims = await claims_of(found)
+        assert len(claims) == len({each["metadata"]["name"] for each in claims}) == replicas
+        templates = (await found.api.list(RESOURCE_CLAIM_TEMPLATES.path(found.namespace), dict[str, Any])).items
+        assert [each["metadata"]["labels"]["tessera.io/converted"] for each in templates] == ["true"]
+        for each in found.pods:
+            first = each["spec"]["containers"][0]
+            environment = seen[uid_of(each), "c"]
+            if each["metadata"]["name"] == "percent":
+                assert (first["resources"]["limits"]["nvidia.com/gpu"], "claims" in first["resources"]) == ("1", False)
+                assert environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{MEMORY // 10}m"
+                continue
+            assert first["resources"] == {"claims": [{"name": "tessera-gpu", "request": "c0"}]}
+            assert each["spec"]["schedulerName"] == "hami-scheduler"
+            assert environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "4096m"
+            assert environment["CUDA_DEVICE_SM_LIMIT"] == "20"
+            assert "CUDA_DEVICE_MEMORY_LIMIT_0" not in seen[uid_of(each), "without"]
+        await found.at_rest()
+        await found.api.delete(f"/apis/apps/v1/namespaces/{found.namespace}/replicasets/r")

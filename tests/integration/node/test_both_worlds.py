@@ -15,15 +15,20 @@ import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardEvent
+from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api import defaults
 from tessera.node import cleanup
 from tessera.node.dra import arbiter
 from tessera.node.dra.publisher import SlicePublisher
+from tessera.node.fleet import Fleet
 from tessera.node.modes.mps import mode as mps
+from tessera.node.registration import registrar
+from tessera.node.registration.registrar import NodeRegistrar
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
+from tessera.wire.objects import Node
 from tessera.wire.resource_api import CORDONED, MANAGED, MANAGED_BY_TESSERA, UNHEALTHY
 from tests.support.agent import NODE, Json
 from tests.support.dra import ClaimNode, claim_node
@@ -52,7 +57,6 @@ async def delete_pod(node: ClaimNode, name: str) -> None:
 
 async def test_cards_are_registered_and_published_for_tessera_only(tmp_path: Path) -> None:
     async with claim_node(tmp_path, flags=BOTH) as node:
-        await node.agent.bound_pod("classic", [[node.agent.slice(0, memory=1000)]])
         assert len(json.loads(node.agent.annotations()[REGISTER])) == 2
         assert list(Path(node.agent.flags["plugin-dir"]).glob("nvidia-*.sock"))
         for device in node.devices().values():
@@ -61,6 +65,9 @@ async def test_cards_are_registered_and_published_for_tessera_only(tmp_path: Pat
 
 async def test_health_and_cordon_reach_both_worlds(tmp_path: Path) -> None:
     async with claim_node(tmp_path, flags=BOTH) as node:
+        # That pods without claims hold a card is no reason for a taint.
+        await node.agent.bound_pod("classic", [[node.agent.slice(0, memory=1000)]])
+        await node.agent.until(node.agent.process.around.handover.pods.all)
         cordon = {"metadata": {"annotations": {"hami.io/device-cordon": node.agent.card(1).uuid}}}
         await node.agent.plane.client.patch(NODES.path(name=NODE), cordon)
         node.agent.hardware.push(CardEvent(node.agent.card(0).uuid, xid=79))
@@ -219,10 +226,27 @@ async def test_a_server_that_drops_taints_is_offered_no_devices(
         await node.agent.until(lambda: "enable DRADeviceTaints" in node.agent.process.missing())
 
 
-async def test_a_node_that_leaves_its_cards_to_kube_scheduler_again_is_not_registered(tmp_path: Path) -> None:
+async def test_cards_are_left_to_kube_scheduler_only_after_their_registration_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, tries, go_on = NodeRegistrar._wanted, 0, asyncio.Event()
+
+    async def failing(self: NodeRegistrar, node: Node, fleet: Fleet) -> dict[str, str | None]:
+        nonlocal tries
+        if not go_on.is_set():
+            tries += 1
+            raise ApiError(status=500, message="no")
+        return await wanted(self, node, fleet)
+
     async with claim_node(tmp_path, flags=BOTH) as node:
         await node.agent.kill()
+        monkeypatch.setattr(NodeRegistrar, "_wanted", failing)
+        monkeypatch.setattr(registrar, "PAUSES", Backoff(initial=0.1, cap=0.1))
         node.agent.flags["dra-allocator"] = "kube-scheduler"
-        await node.agent.start()
+        await node.agent.start(ready=False)
+        await node.agent.until(lambda: tries == 3)
+        assert REGISTER in node.agent.annotations()
+        assert all(taints(each) == [MANAGED] for each in node.devices().values())
+        go_on.set()
         await node.published(lambda devices: not any(taints(each) for each in devices.values()))
         assert REGISTER not in node.agent.annotations()

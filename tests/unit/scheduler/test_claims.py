@@ -77,12 +77,25 @@ async def test_a_claim_is_allocated_and_reserved_before_its_pod_is_bound() -> No
     [result] = world.stored("c").devices_of(DRIVER)
     assert (result.pool, result.device, result.request) == ("n1", "n1-0", "gpu")
     assert reserved_for(world.stored("c")) == ["uid-p"]
-    assert world.held() == {"uid-claim-c": 4096, "uid-p": 0}
+    assert world.held() == {"uid-claim-c": 4096}
     assert world.cards() == HELD
     [bind] = [write for write in world.api.writes if write.verb == "bind"]
     assert (bind.annotations, bind.labels) == ({}, {})
+    rooms = world.room
     assert world.agrees()
+    assert world.room == rooms, "nothing became free"
     assert world.held() == {"uid-claim-c": 4096}
+
+
+@in_fake_time
+async def test_a_pod_with_claims_alone_that_is_asked_for_again_after_it_was_bound_leaves_nothing_behind() -> None:
+    world = ready()
+    assert await world.bound(USER) == ""
+    world.watch()
+    assert world.chosen(USER, ["n1"]) == "n1"
+    assert await world.bound(USER) == ""
+    assert world.cycles.get("uid-p") is None
+    assert world.agrees()
 
 
 @in_fake_time
@@ -426,13 +439,17 @@ async def test_a_binding_that_failed_for_now_is_sent_again_without_writing_the_c
 @in_fake_time
 async def test_a_take_over_touches_what_an_earlier_decider_may_be_about_to_write() -> None:
     world = ready()
-    version = world.stored("c").metadata.resource_version
-    world.claim("used", **PART)
+    world.claims.classes.put("net", device_class("net", "net.example.com"))
+    for name, asks in (("used", PART), ("half", PART), ("net", {"of_class": "net"}), ("early", {"of_class": "none"})):
+        world.claim(name, **asks)
+    mine = Consumer(resource="pods", name="p", uid="uid-p")
     world.api.change_claim("default/used", _allocated(world, "n1", "used").status)
-    used = world.stored("used")
+    half = _allocated(world, "n1", "half").status.allocation
+    world.api.change_claim("default/half", ClaimStatus(half, (mine,)))
+    before = dict(world.api.claims)
     assert await world.engine.takeover.run(0) is not None
-    assert world.stored("used") == used
-    assert world.stored("c").metadata.resource_version != version
+    touched = {key for key, claim in world.api.claims.items() if claim != before[key]}
+    assert touched == {"default/c", "default/half", "default/early"}
     assert "409" in await world.bound(USER)
     world.watch()
     assert await world.bound(USER) == "pod default/p: another replica has taken over"
@@ -543,6 +560,39 @@ async def test_a_bind_that_is_cut_off_while_its_claim_is_written_keeps_the_slice
 
 
 @in_fake_time
+async def test_a_bind_that_is_cut_off_before_its_claims_are_sent_leaves_none_of_them_in_writing() -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    for name in ("a", "b"):
+        world.claim(name, **PART)
+    asking = claiming(pod(), "a", "b")
+    world.create(asking)
+    world.chosen(asking)
+    binding = asyncio.ensure_future(world.bound(asking))
+    await asyncio.sleep(0)
+    binding.cancel()
+    await settle()
+    assert [record(world, name) for name in ("a", "b")] == [WriteState.UNCERTAIN] * 2
+    await world.claims.writer.look_up_uncertain()
+    assert world.cards() == FREE
+    world.watch()
+    await world.run(asking)
+
+
+@in_fake_time
+async def test_a_binding_of_unknown_effect_is_not_void_because_a_claim_is_gone() -> None:
+    asking = using_downward_api(claiming(gpu_pod(mem=1000), "c"))
+    world = ready(asking=asking)
+    world.api.always("bind", lost_answer())
+    world.api.always("get_pod", never_sent())
+    assert await world.bound(asking) != ""
+    world.api.delete_claim("default/c")
+    world.watch()
+    assert await world.bound(asking) == "ResourceClaim default/c was deleted"
+    assert world.cycle_state(asking) is CycleState.UNCERTAIN
+    assert world.cards()["n1-0"][1] == 1000
+
+
+@in_fake_time
 async def test_an_object_that_is_older_than_what_was_written_changes_nothing() -> None:
     world = ready()
     old = world.stored("c")
@@ -564,7 +614,8 @@ async def test_an_answer_that_comes_after_the_claim_is_gone_changes_nothing() ->
     assert found is not None
     await world.bound(USER)
     world.claims.book.finish(found, found.claim)
-    assert world.cards() == FREE
+    world.claims.book.learn(found, found.claim)
+    assert (world.cards(), world.claims.book.get("default/c")) == (FREE, None)
 
 
 @in_fake_time
@@ -573,6 +624,40 @@ async def test_a_claim_is_not_written_by_a_replica_that_does_not_lead_any_more()
     world.api.script("mark_claim", Step(meanwhile=world.stop_leading))
     assert await world.bound(USER) != ""
     assert world.stored("c").status == ClaimStatus()
+
+
+@in_fake_time
+async def test_a_write_of_unknown_effect_is_kept_by_a_replica_that_does_not_lead_any_more() -> None:
+    world = ready()
+    world.api.script("write_claim_status", Step(lost_answer(), meanwhile=world.stop_leading))
+    assert await world.bound(USER) != ""
+    assert (record(world), world.cards()) == (WriteState.UNCERTAIN, HELD)
+    await world.claims.writer.look_up_uncertain()
+    assert record(world) is WriteState.UNCERTAIN, "only the decider may touch it"
+
+
+@in_fake_time
+async def test_a_pod_that_another_client_has_reserved_a_claim_for_keeps_it() -> None:
+    world = ready()
+    await world.bound(USER)
+    world.create(other := claiming(pod("q"), "c"))
+    assert world.chosen(other, ["n1"]) == "n1"
+    status = world.stored("c").status
+    third = Consumer(resource="pods", name="r", uid="uid-r")
+    world.api.change_claim("default/c", ClaimStatus(status.allocation, (*(status.reserved_for or ()), third)))
+    assert "409" in await world.bound(other)
+    assert reserved_for(world.stored("c")) == ["uid-p", "uid-r"]
+    assert world.chosen(other, ["n1"]) == "n1"
+    assert await world.bound(other) == ""
+    assert reserved_for(world.stored("c")) == ["uid-p", "uid-r", "uid-q"]
+
+
+@in_fake_time
+async def test_a_pod_that_was_changed_after_its_claim_was_written_is_bound_in_its_new_version() -> None:
+    world = ready()
+    world.api.script("bind", Step(meanwhile=lambda: world.api.mark_pod("default/p", {"note": "changed"})))
+    assert await world.bound(USER) == ""
+    assert world.agrees()
 
 
 # -- alternatives

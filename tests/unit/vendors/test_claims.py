@@ -6,14 +6,18 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.devices import Device, MigPlacement, MigSlot, NodeFacts
+from tessera.core.event_text import refusal_sentence
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
+from tessera.core.quota import QuotaFacts
 from tessera.core.requests import PodRequest
+from tessera.core.selection import Refused, Selector
 from tessera.host.simulated.models import MODELS
 from tessera.node.fleet import Fleet
 from tessera.node.settings import AgentSettings
@@ -28,6 +32,7 @@ from tessera.vendors.claims import (
     with_claims,
 )
 from tessera.vendors.drafts import BadPod
+from tessera.wire.cel import AllOf
 from tessera.wire.resource_api import Allocation, ResourceClaim
 from tests.support import claims
 from tests.support.builders import pod as pod_builder
@@ -317,6 +322,40 @@ def test_several_cards_are_not_given_in_mode_mps() -> None:
     assert answer.text == "2/2 CardTypeMismatch"
 
 
+@pytest.mark.parametrize("name", ["uuid", "model"])
+def test_answers_about_many_nodes_follow_what_cards_publish(name: str) -> None:
+    """Both that are kept for each card, and those that cards share."""
+    wanted = {"uuid": "GPU-1", "model": "A100"}[name]
+    matching: dict[str, Any] = {name: wanted}
+    ledger = Ledger(vendors())
+    accepts = AllOf("gpu.tessera.io", (f"{attribute(name)} == '{wanted}'",))
+
+    def observe(node: str, *, uuid: str = "GPU-0", model: str = "T4", managed: bool = True) -> None:
+        card = Device(uuid, "NVIDIA", 0, 10, 1000, model=model, mode="hami-core")
+        ledger.observe_node(NodeFacts(node, (claims.publish(card) if managed else card,)))
+
+    def selected() -> list[str]:
+        names = ledger.arrays.names
+        columns = ledger.arrays.selected(accepts, slice(0, len(names)))
+        return [names[row] for row in np.flatnonzero(columns.any(axis=0)).tolist()]
+
+    observe("a")
+    observe("b")
+    assert selected() == []
+    observe("a", **matching)
+    assert selected() == ["a"]
+    observe("a", **matching, managed=False)
+    assert selected() == []
+    observe("a", **matching)
+    observe("b", **matching)
+    ledger.forget_node("a")
+    assert selected() == ["b"]
+    observe("c", **matching)  # It gets the place of the first one.
+    for number in range(100):
+        observe(f"n{number}", uuid=f"GPU-{number + 10}")
+    assert sorted(selected()) == ["b", "c"]
+
+
 def test_selectors_choose_the_card() -> None:
     assert uuids(place(claim("c", gpu=exactly(f"{attribute('uuid')} == '{B}'")))) == [[B]]
     assert uuids(place(claim("c", gpu=exactly(f"{attribute('index')} == 0", memory="1Gi")))) == [[A]]
@@ -459,3 +498,71 @@ def test_a_card_that_left_the_pool_meanwhile_is_not_written() -> None:
     found = ask(claim("c", gpu=exactly()))
     given = {"gpu": (Grant(B, "NVIDIA", 1, 0),)}
     assert isinstance(allocation(found, given, claims.pool(fleet(A), agent()), new_share=str), BadClaim)
+
+
+# -- what users read, and quotas
+
+
+def refusal(asked: ResourceClaim, *nodes: NodeFacts) -> str:
+    ledger = Ledger(vendors())
+    for each in nodes:
+        ledger.observe_node(each)
+    selector = Selector(ledger)
+    candidates = selector.candidates([each.name for each in nodes])
+    variants = with_claims(EMPTY, [ask(asked)])
+    assert not isinstance(variants, BadPod)
+    answer = selector.select(variants[0], candidates)
+    assert isinstance(answer, Refused)
+    rows = ledger.arrays.rows([each.name for each in nodes])
+    return refusal_sentence(ledger, variants[0], rows, answer)
+
+
+def test_a_refusal_names_the_request_whose_selectors_match_no_card() -> None:
+    asked = claim("team", gpu=exactly(f"{attribute('model')} == 'A100'", memory="1Gi"))
+    published, other = claims.node(fleet(), agent()), claims.node(fleet(C), agent(node="m"), managed=False)
+    assert refusal(asked, published, other) == (
+        "ResourceClaim team, request gpu: 2 of 3 NVIDIA cards are for claims; the selectors match none of them"
+    )
+    assert refusal(asked, other) == (
+        "ResourceClaim team, request gpu: 0 of 1 NVIDIA cards are for claims; "
+        "nodes publish them with --dra and --dra-allocator=tessera"
+    )
+
+
+def test_a_refusal_says_how_much_is_missing_on_the_cards_that_match() -> None:
+    asked = claim("team", gpu=exactly(f"{attribute('uuid')} == '{B}'", memory="200Gi"))
+    assert refusal(asked, claims.node(fleet(), agent())).startswith(
+        f"needs 204800 MiB; the most free on one card is {H200_MIB} of {H200_MIB} MiB on n ({B})"
+    )
+
+
+def test_a_claim_is_not_told_to_name_a_mode() -> None:
+    asked = claim("team", gpu=exactly(f"{attribute('profile')} == '3g.71gb'", memory="100Gi"))
+    assert "annotation" not in refusal(asked, claims.node(mig_fleet(), agent("mig")))
+
+
+def test_claims_count_in_quotas_of_memory_and_cores() -> None:
+    cards, settings = fleet(A), agent()
+    ledger = Ledger(vendors())
+    ledger.observe_node(claims.node(cards, settings))
+    limits = {"nvidia.com/gpumem": 10_000, "nvidia.com/gpucores": 50}
+    ledger.observe_quota(QuotaFacts("default", "q", limits))
+    node = ledger.node("n")
+    assert node is not None
+
+    def answer(**amounts: Any) -> Placement | Misfit:
+        variants = with_claims(EMPTY, [ask(claim("c", gpu=exactly(**amounts)))])
+        assert not isinstance(variants, BadPod)
+        return fit_pod(node, variants[0], ledger.rules, ledger.rooms("default", ["NVIDIA"]))
+
+    assert isinstance(answer(memory="9Gi", cores="50"), Placement)
+    assert isinstance(answer(memory="10Gi"), Misfit)
+    assert isinstance(answer(), Misfit)
+    assert isinstance(answer(memory="1Gi", cores="51"), Misfit)
+    held = claims.allocated(claim("c"), written(claim("c", gpu=exactly(memory="9Gi", cores="30")), cards, settings))
+    facts = claim_facts(held, {"n": claims.pool(cards, settings)})
+    assert facts is not None
+    ledger.observe_pod(facts)
+    assert isinstance(answer(memory="784Mi", cores="20"), Placement)
+    assert isinstance(answer(memory="785Mi"), Misfit)
+    assert isinstance(answer(memory="1Mi", cores="21"), Misfit)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tessera.core.devices import Attribute, Published
 from tessera.wire.cel import AllOf, Selector, compile_selector
+from tessera.wire.cel.functions import FUNCTIONS, METHODS
 from tessera.wire.cel.patterns import BadPattern, compile_pattern
 from tessera.wire.cel.syntax import MAX_LENGTH
+from tests.support.selectors import FAILED, FALSE, TRUE, G
 
 DRIVER = "gpu.tessera.io"
 CARD = Published(
@@ -25,84 +28,6 @@ CARD = Published(
     capacity=((f"{DRIVER}/cores", 100), (f"{DRIVER}/memory", 140 * 2**30)),
     shared=True,
 )
-G = "device.attributes['gpu.tessera.io']"
-C = "device.capacity['gpu.tessera.io']"
-
-TRUE = [
-    "true",
-    "device.driver == 'gpu.tessera.io'",
-    "device.allowMultipleAllocations",
-    f"{G}.spare",
-    f"{G}.model == 'NVIDIA H200'",
-    f'{G}["model"] == "NVIDIA H200"',
-    f"{G}.model.startsWith('NVIDIA') && {G}.model.endsWith('200') && {G}.model.contains(' ')",
-    f"{G}.model.lowerAscii() == 'nvidia h200' && {G}.model.upperAscii() == 'NVIDIA H200'",
-    f"{G}.model.size() == 11 && size({G}.model) == 11",
-    f"{G}.model.matches('^NVIDIA (H|B)[0-9]+$')",
-    f"{G}.model in ['NVIDIA A100', 'NVIDIA H200']",
-    f"{G}.index == 1 && {G}.index >= 1 && {G}.index < 2 && {G}.index != 0",
-    f"{G}.index * 3 + 4 - 1 == 6 && 7 / 2 == 3 && -7 / 2 == -3 && 7 % -2 == 1 && -7 % 2 == -1 && 0x10 == 16",
-    f"{G}.driverVersion.isGreaterThan(semver('580.9.0'))",
-    f"{G}.driverVersion.isLessThan(semver('580.65.7-rc.1'))",
-    f"{G}.computeCapability.compareTo(semver('9.0.0')) == 0 && {G}.computeCapability == semver('9.0.0')",
-    f"{G}.driverVersion.major() == 580 && {G}.driverVersion.minor() == 65 && {G}.driverVersion.patch() == 6",
-    "semver('1.0.0-alpha.2').isLessThan(semver('1.0.0-alpha.10')) && semver('1.0.0-1').isLessThan(semver('1.0.0-a'))",
-    "isSemver('1.2.3') && !isSemver('1.2') && !isSemver('01.2.3') && isQuantity('1Gi') && !isQuantity('1Q')",
-    f"{C}.memory.isGreaterThan(quantity('100Gi')) && {C}.memory.compareTo(quantity('140Gi')) == 0",
-    f"{C}.memory == quantity('140Gi') && {C}.cores.asInteger() == 100 && {C}.cores.isInteger()",
-    f"{C}.cores.sub(quantity('1')).isLessThan({C}.cores) && {C}.cores.add(20).compareTo(quantity('120')) == 0",
-    "device.attributes['resource.kubernetes.io'].pcieRoot == 'pci0000:00'",
-    f"has({G}.model) && !has({G}.nothing) && !has(device.attributes['nowhere'].model)",
-    f"'gpu.tessera.io' in device.attributes && !('nowhere' in device.attributes) && 'model' in {G}",
-    f"cel.bind(g, {G}, g.index == 1 && g.spare)",
-    f"cel.bind(n, {G}.nothing, {G}.spare)",  # A value that fails counts where it is used, and it is not.
-    f"cel.bind(a, 1, cel.bind(a, 2, a == 2) && a == 1) && {G}.spare",
-    f"['A100', 'H200'].exists(m, {G}.model.endsWith(m)) && [1, 2].all(n, n >= {G}.index)",
-    f"[1, 2].exists(n, n == 2 || {G}.nothing == n)",
-    f"{G}.index == 1 ? {G}.spare : {G}.nothing",
-    f"{G}.nothing == 1 || {G}.spare",  # One side decides, whatever the other is.
-    f"{G}.spare || {G}.nothing == 1",
-    f"!({G}.nothing == 1 && false)",
-    f"{G}.index != '1' && !({G}.index == true)",  # Values of different types are different, not wrong.
-    "[1, 'a', true] == [1, 'a', true] && [1] + [2] == [1, 2] && [1, 2][1] == 2 && 'a' + 'b' == 'ab'",
-    r"""'tab\t' == "tab	" && r'\d' == '\\d' && '\x41\u0042' == 'AB' && '''it's''' == "it's" """,
-    "'a' < 'b' && 'B' < 'a' && false < true",
-    "// a comment\ntrue",
-]
-FALSE = [
-    "false",
-    f"{G}.model == 'A100'",
-    "!device.allowMultipleAllocations",
-    f"{G}.index in []",
-    f"{G}.spare ? false : true",
-]
-FAILED = [
-    f"{G}.nothing == 1",
-    "device.attributes['nowhere'].model == 'x'",
-    f"{G}.model",  # not a truth value
-    f"{G}.model && true",
-    f"{G}.model > 1",
-    f"{G}.model.startsWith(1)",
-    f"{G}.index.startsWith('1')",
-    f"{G}.index + 'a' == ''",
-    f"!{G}.index",
-    "1 / 0 == 1",
-    "1 % 0 == 1",
-    "9223372036854775807 + 1 > 0",
-    "[1][1] == 1",
-    "[1]['a'] == 1",
-    "semver('1') == semver('1')",
-    "quantity('many') == quantity('many')",
-    f"{G}.driverVersion.isGreaterThan(quantity('1'))",
-    f"{C}.memory > 1",
-    "quantity('0.5').asInteger() == 0",
-    f"{G}.spare && {G}.nothing == 1",
-    f"{G}.model.matches({G}.model + '(')",
-    "'a'.matches('a') && ['a'].exists(x, 1)",
-    "'a'.exists(x, true)",
-    "1 in 2",
-    "size(1) == 1",
-]
 REFUSED = {
     "": "ends too early",
     "true true": '"true" at character 6',
@@ -244,3 +169,20 @@ def test_a_pattern_that_would_take_pythons_engine_years_is_answered_at_once() ->
     assert compile_pattern("^(a+)+$").is_in("a" * 60 + "b") is False
     assert compile_pattern("a{,2}").is_in("aa") is False  # As RE2 reads it: letters.
     assert not selector(f"'{'a' * 4000}'.matches('(a{{50}}){{10}}')").accepts(CARD, driver=DRIVER)  # too much work
+
+
+# -- the page that lists what is there
+
+PAGE = (Path(__file__).parents[3] / "docs/selectors.md").read_text()
+OPERATORS = frozenset(["==", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "!"]) | {"negate"}
+
+
+def test_the_examples_of_the_page_are_served() -> None:
+    (block,) = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert [line for line in block.splitlines() if not isinstance(compile_selector(line), Selector)] == []
+    assert len(block.splitlines()) > 4
+
+
+def test_the_page_lists_every_function_and_method() -> None:
+    listed = set(re.findall(r"`([a-zA-Z]+)`", PAGE))
+    assert {*FUNCTIONS, *METHODS} - OPERATORS <= listed

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from tessera.core.devices import MigSlot
 from tessera.core.grants import NO_USE, Use, effective_use
-from tessera.core.requests import WHOLE_CARD_CORES
 from tessera.node.dra.claim_reader import RequestPart, claims_of
 from tessera.node.dra.offers import Offer, offers
 from tessera.node.dra.prepared_claims import PreparedClaims
@@ -115,12 +114,8 @@ def _amounts_exceeded(claims: Sequence[Claim], offer: Offer, pods: Sequence[Boun
 
 
 def _uses(claim: Claim, offer: Offer) -> list[Use]:
-    """What a container or request takes of a card; all cores count as the card's, as in the ledger."""
-    return [
-        Use(1, each.memory, offer.cores if each.cores >= min(WHOLE_CARD_CORES, offer.cores) else each.cores)
-        for each in claim.slices
-        if split_legacy_uuid(each.uuid)[0] == offer.uuid
-    ]
+    """What a container or request takes of a card. Whether 100 cores exclude others is the scheduler's to say."""
+    return [Use(1, each.memory, each.cores) for each in claim.slices if split_legacy_uuid(each.uuid)[0] == offer.uuid]
 
 
 def _sum(uses: Iterable[Use]) -> Use:

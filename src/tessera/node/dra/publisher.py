@@ -46,6 +46,8 @@ LOOK_EVERY_S = 30.0
 """without a change, e.g. for links between cards that could not be read"""
 CONFLICT, NOT_FOUND = 409, 404
 MOST_NAME = 253
+TRIAL = 9999
+"""number of a slice that is never stored"""
 
 
 class _NodeView:
@@ -232,7 +234,7 @@ class SlicePublisher:
         device = SliceDevice(name=first[0].name, taints=first[0].taints)
         spec = SliceSpec(driver=DRIVER, pool=pool, node_name=node, devices=(device,))
         stored = await self._client.create_dry_run(
-            RESOURCE_SLICES.path(), self._body(f"{slice_name(node, 0)}-trial", spec), ResourceSlice
+            RESOURCE_SLICES.path(), self._body(slice_name(node, TRIAL), spec), ResourceSlice
         )
         self._keeps_taints = stored.spec.devices == (device,)
         if self._keeps_taints:

@@ -123,6 +123,11 @@ class ClaimBook:
     def count(self, state: WriteState) -> int:
         return sum(1 for record in self._records.values() if record.state is state)
 
+    def may_be_ours(self, claim: ResourceClaim) -> bool:
+        """Whether a scheduler with these classes, or earlier ones, may have been about to allocate it."""
+        ask = read_claim(claim, self._classes)
+        return not isinstance(ask, BadClaim) or not ask.is_foreign
+
     # -- what the API shows
 
     def observe(self, claim: ResourceClaim) -> None:
@@ -141,8 +146,6 @@ class ClaimBook:
             if record.state is WriteState.UNCERTAIN:
                 # What was sent before was for an older version, and lands no more.
                 record.state = WriteState.IDLE
-        elif claim.metadata.resource_version != record.claim.metadata.resource_version:
-            return
         self._charge(record)
         self._listener.on_claim(record)
 

@@ -112,7 +112,12 @@ class ClaimWriter:
             self._book.start(each.record, pod=prepared.request.uid, facts=each.facts)
         if len(writes) == 1:
             return await self._send(writes[0])
-        problems = await asyncio.gather(*map(self._send, writes))
+        try:
+            problems = await asyncio.gather(*map(self._send, writes))
+        except BaseException:
+            for each in writes:  # A bind that is cut off may end them before they have begun.
+                self._book.lose_track(each.record)
+            raise
         return next(filter(None, problems), "")
 
     def release(self, key: str, *, pod: str) -> None:
@@ -242,7 +247,7 @@ class ClaimWriter:
                     return found
                 if not write.may_follow(found) or self._is_taken_over(found, write.known_fence):
                     return error
-                claim, pause, may_have_landed = found, 0.0, False
+                claim, pause = found, 0.0
             except Unreachable as fault:
                 error, may_have_landed = str(fault), may_have_landed or fault.maybe_done
             except KubeError as fault:

@@ -110,7 +110,7 @@ class Metrics:
                 registry=registry,
             ),
             "awaiting_claims": Gauge(
-                "tessera_pods_awaiting_claims", "Pods that wait for one of their ResourceClaims.", registry=registry
+                "tessera_pods_awaiting_claims", "Pods that wait for a ResourceClaim that they name.", registry=registry
             ),
         }
         self._preemptions = Counter(

@@ -7,7 +7,7 @@ the pod at all then, unless an earlier device is enough.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from tessera.wire.cel.values import Failed, Quantity, Value, semver
 OWN_ATTRIBUTES = frozenset({"uuid", "pciBusID"})
 """that no two cards have in common"""
 CACHED_ANSWERS = 4096
-"""of one selector; when there are more, all are dropped"""
+"""of one request's selectors; when there are more, all are dropped"""
 
 
 class Selector:
@@ -29,16 +29,14 @@ class Selector:
         self.text = text
         self._evaluate, reads = compile_text(text)
         self.reads_own = not reads.is_complete or not OWN_ATTRIBUTES.isdisjoint(reads.names)
-        self._answers: dict[Published, bool] = {}
 
     def accepts(self, published: Published, *, driver: str) -> bool:
         """Whether a device of this driver matches."""
-        answer = self._answers.get(published)
-        if answer is None:
-            if len(self._answers) >= CACHED_ANSWERS:
-                self._answers.clear()
-            answer = self._answers[published] = self.evaluate(_device(published, driver)) is True
-        return answer
+        return self.answer(published, driver=driver) is True
+
+    def answer(self, published: Published, *, driver: str) -> bool | None:
+        """None if the expression fails on the device."""
+        return self.evaluate(_device(published, driver))
 
     def evaluate(self, device: Mapping[str, Value]) -> bool | None:
         """None if there is no value, or one that is neither true nor false."""
@@ -65,6 +63,7 @@ class _Domains(dict[str, Value]):
         return {}
 
 
+@lru_cache(maxsize=1024)
 def _device(published: Published, driver: str) -> dict[str, Value]:
     attributes, capacity = _Domains(), _Domains()
     for name, kind, value in (*published.common, *published.own):
@@ -87,25 +86,49 @@ def _put(domains: _Domains, name: str, driver: str, value: Value) -> None:
     found[local] = value
 
 
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    """Several selectors of one driver's devices: implements `core.requests.CardFilter`."""
+class Answers:
+    """What some selectors say of devices, each asked once: of all cards that share what they read."""
 
-    driver: str
-    texts: tuple[str, ...] = ()
-
-    @property
-    def reads_own(self) -> bool:
-        return any(each.reads_own for each in self._selectors())
+    def __init__(self, driver: str, texts: tuple[str, ...]) -> None:
+        self._driver = driver
+        self._selectors = [_known(text) for text in texts]
+        self._known: dict[Published, bool] = {}
+        self.reads_own = any(each.reads_own for each in self._selectors)
 
     def accepts(self, published: Published) -> bool:
-        return all(each.accepts(published, driver=self.driver) for each in self._selectors())
-
-    def _selectors(self) -> list[Selector]:
-        return [_known(text) for text in self.texts]
+        seen = published if self.reads_own else published.shareable
+        answer = self._known.get(seen)
+        if answer is None:
+            if len(self._known) >= CACHED_ANSWERS:
+                self._known.clear()
+            answer = all(each.accepts(seen, driver=self._driver) for each in self._selectors)
+            self._known[seen] = answer
+        return answer
 
 
 def _known(text: str) -> Selector:
     found = compile_selector(text)
     assert isinstance(found, Selector)  # it was compiled when the request was read
     return found
+
+
+_answers = lru_cache(maxsize=1024)(Answers)
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Several selectors of one driver's devices: implements `core.requests.CardFilter`. Equal ones share answers."""
+
+    driver: str
+    texts: tuple[str, ...] = ()
+    _answers: Answers = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_answers", _answers(self.driver, self.texts))
+
+    @property
+    def reads_own(self) -> bool:
+        return self._answers.reads_own
+
+    def accepts(self, published: Published) -> bool:
+        return self._answers.accepts(published)

@@ -49,6 +49,8 @@ def pod(*memory: int, spans: tuple[Span, ...] = (), status: str = "Running", **m
         ([part(slice_of(A, 1, 41))], [pod(1), pod(1)], [], "100 cores"),
         ([part(slice_of(A, 1, 40))], [pod(1), pod(1)], [], ""),
         ([part(slice_of(A, 1, 0))], [pod(1)], [part(slice_of(A, 1, 0)), part(slice_of(A, 1, 0))], "3 shares"),
+        ([part(slice_of(A, 1, 100))], [], [part(slice_of(A, 1, 0))], ""),
+        ([part(slice_of(A, 1, 100))], [], [part(slice_of(A, 1, 1))], "100 cores"),
         # A pod that has ended, and an init container that has: they hold nothing.
         ([part(slice_of(A, HALF + 2))], [pod(HALF, status="Succeeded")], [], ""),
         ([part(slice_of(A, HALF))], [pod(H200_MIB, HALF, spans=(ENDED_INIT, APP))], [], ""),

@@ -229,9 +229,10 @@ class Attempts:
 
 
 def _essence(pod: Json) -> Json:
-    """The pod without metadata that changes with every write."""
+    """The pod without metadata that changes with every write; of its status, the claims that were made for it."""
     metadata = {key: value for key, value in pod["metadata"].items() if key not in _BESIDE}
-    return {"metadata": metadata, "spec": pod["spec"]}
+    claims = (pod.get("status") or {}).get("resourceClaimStatuses")
+    return {"metadata": metadata, "spec": pod["spec"], "claims": claims}
 
 
 def fit_error(nodes: int, misfits: Reasons) -> str:
