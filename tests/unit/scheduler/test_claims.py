@@ -21,6 +21,7 @@ from tests.support.claim_scheduler import (
     device_class,
     exact_request,
     published,
+    resource_claim,
     settle,
     templated,
 )
