@@ -21,6 +21,7 @@ from tests.support.claim_scheduler import (
     device_class,
     exact_request,
     published,
+    resource_claim,
     settle,
     templated,
 )
@@ -258,6 +259,19 @@ def test_a_pod_is_woken_when_the_class_of_its_claim_appears() -> None:
     refusal(world, USER)
     world.claims.classes.put("gold", device_class("gold"))
     assert woken(world) == ["uid-p"]
+    assert world.chosen(USER) == "n1"
+
+
+def test_a_claim_that_was_read_before_its_class_was_known_is_read_again_once_it_is_released() -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    world.claim("c", of_class="gold", **PART)
+    world.create(USER)
+    refusal(world, USER)
+    world.api.change_claim("default/c", _allocated(world, "n1").status)
+    world.watch()
+    world.claims.classes.put("gold", device_class("gold"))
+    world.api.change_claim("default/c", ClaimStatus())
+    world.watch()
     assert world.chosen(USER) == "n1"
 
 
@@ -599,6 +613,21 @@ async def test_an_object_that_is_older_than_what_was_written_changes_nothing() -
     await world.bound(USER)
     world.claims.claims.put("default/c", old)
     assert world.cards() == HELD
+
+
+@in_fake_time
+async def test_a_claim_that_was_made_again_is_known_when_the_informer_shows_it() -> None:
+    world = ready()
+    world.api.delete_claim("default/c")
+    world.api.add_claim(resource_claim("c", uid="uid-again", **PART))
+    assert "409" in await world.bound(USER)
+    found = world.claims.book.get("default/c")
+    assert (found is not None and found.uid) == "uid-claim-c"
+    world.watch()
+    assert world.cards() == FREE
+    await world.bound(USER, world.chosen(USER, ["n1"]))
+    assert world.held() == {"uid-again": 4096}
+    assert world.agrees()
 
 
 @in_fake_time

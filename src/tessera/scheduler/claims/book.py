@@ -150,8 +150,11 @@ class ClaimBook:
         self._listener.on_claim(record)
 
     def learn(self, record: ClaimRecord, claim: ResourceClaim) -> None:
-        """An answer shows the claim. What is sent next is for this version, and only a later one shows its end."""
-        if self._records.get(record.key) is record:
+        """An answer shows the claim. What is sent next is for this version, and only a later one shows its end.
+
+        A claim of the same name that was made since is left to the informer, which shows the end of the old one first.
+        """
+        if self._records.get(record.key) is record and claim.metadata.uid == record.uid:
             self.observe(claim)
 
     def drop(self, key: str) -> None:
@@ -173,8 +176,8 @@ class ClaimBook:
 
     def _read_again(self) -> None:
         for record in self:
+            record.ask = None
             if not record.is_allocated:
-                record.ask = None
                 self._listener.on_claim(record)
 
     def recount(self, pool: str) -> None:
