@@ -21,6 +21,7 @@ from typing import Any
 
 from tessera import __version__
 from tessera.core.policies import POLICIES
+from tessera.maintenance.defragmenter.settings import TABLE as DEFRAG
 from tessera.monitor.settings import TABLE as MONITOR
 from tessera.node.settings import TABLE as DEVICE_PLUGIN
 from tessera.scheduler.settings import TABLE as SCHEDULER
@@ -321,6 +322,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "docs/concepts.md": with_blocks(policies=policy_table()),
     "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),
     "docs/device-plugin.md": with_blocks(flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN)),
+    "docs/defragmentation.md": with_blocks(flags_of_tessera_defrag_run=flag_tables(DEFRAG)),
     "docs/monitor.md": with_blocks(flags_of_tessera_monitor=flag_tables(MONITOR)),
 }
 """each file, and the function that updates its text"""

@@ -22,6 +22,7 @@ from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.maintenance.defragmenter.settings import build_settings
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
@@ -30,7 +31,7 @@ from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, C
 from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, install
 from tests.e2e.cluster import end_tasks, make_namespace
 from tests.e2e.conftest import NewPlane
-from tests.e2e.control_plane import ACCOUNTS
+from tests.e2e.control_plane import ACCOUNTS, RBAC
 from tests.e2e.replica import until
 from tests.support.product import container, gpu_pod, pod
 from tools import chart
@@ -255,6 +256,27 @@ def test_agents_that_serve_claims_have_what_they_need(helm: Path) -> None:
         assert places[mounts[path]] == path
     with pytest.raises(chart.ChartFault, match=r"needs Kubernetes 1\.34"):
         chart.template(helm, kubernetes="1.33.0", settings="devicePlugin.dra.enabled=true")
+
+
+def test_the_process_that_moves_pods_has_the_rights_that_are_tested_and_understands_its_flags(helm: Path) -> None:
+    values = [chart.EXAMPLES / "defragmentation.yaml"]
+    objects = [*yaml.safe_load_all(chart.template(helm, values=values))]
+    found = {each["kind"]: each for each in objects if each["metadata"]["name"] == "tessera-defrag"}
+    tested = [each for each in yaml.safe_load_all(RBAC.read_text()) if each["metadata"]["name"] == "tessera-defrag"]
+    for each in tested:
+        if "rules" in each:
+            assert found[each["kind"]]["rules"] == each["rules"]
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == found["ServiceAccount"]["metadata"]["name"]
+    told = dict(each.removeprefix("--").split("=", 1) for each in spec["containers"][0]["args"])
+    settings = build_settings(told, {"POD_NAMESPACE": ACCOUNTS})
+    assert (settings.evictions_per_hour, settings.patience, settings.dry_run) == (6, 900.0, False)
+    assert settings.lease_namespace == ACCOUNTS
+    assert settings.lease_name in found["Role"]["rules"][1]["resourceNames"]
+    ports = [each["containerPort"] for each in spec["containers"][0]["ports"]]
+    assert ports == [settings.metrics.port]
+    without = [each["metadata"]["name"] for each in yaml.safe_load_all(chart.template(helm))]
+    assert "tessera-defrag" not in without
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,19 @@ from tests.support.product import Json, Product, gpu_pod, product
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 
 
-def deployment(name: str, *, mem: int) -> Json:
+def deployment(name: str, *, mem: int, members: int = 1, moves: bool = True) -> Json:
+    """Its pods spread; several of them are a gang."""
     template = gpu_pod(name, gpu=1, mem=mem)
     template["spec"]["terminationGracePeriodSeconds"] = 0
-    metadata = {"labels": {"app": name}, "annotations": {NODE_POLICY: "spread"}}
+    gang = {"tessera.io/gang": name, "tessera.io/gang-size": str(members)} if members > 1 else {}
+    annotations = {NODE_POLICY: "spread", **gang, "tessera.io/preemptible": str(moves).lower()}
+    metadata = {"labels": {"app": name}, "annotations": annotations}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": name},
         "spec": {
-            "replicas": 1,
+            "replicas": members,
             "selector": {"matchLabels": {"app": name}},
             "template": {"metadata": metadata, "spec": template["spec"]},
         },
@@ -37,7 +40,7 @@ def deployment(name: str, *, mem: int) -> Json:
 
 def pod_of(cluster: Product, name: str) -> Json | None:
     """The running pod of a Deployment."""
-    found = [pod for pod in cluster.plane.pods("default") if pod["metadata"]["labels"].get("app") == name]
+    found = [pod for pod in cluster.plane.pods("default") if pod["metadata"].get("labels", {}).get("app") == name]
     running = [pod for pod in found if pod["status"].get("phase") == "Running"]
     return running[0] if len(found) == len(running) == 1 else None
 
@@ -87,6 +90,34 @@ async def test_the_successor_of_a_moved_pod_goes_where_the_plan_says(tmp_path: P
         shown = cluster.plane.node(move.target.node) or {}
         assert not [key for key in shown["metadata"]["annotations"] if key.startswith(keys.MOVE_PREFIX)]
         assert not cluster.service.engine.cycles.moves
+
+
+async def test_a_gang_moves_in_one_step_and_its_members_go_where_the_plan_says(tmp_path: Path) -> None:
+    names = ("n1", "n2", "n3", "n4")
+    async with product([node(name, 1) for name in names], tmp_path) as cluster:
+        for name in ("one", "two"):
+            await cluster.plane.client.create(DEPLOYMENTS, deployment(name, mem=30_000, moves=False))
+            await cluster.until(partial(pod_of, cluster, name), what=f"{name} runs")
+        await cluster.plane.client.create(DEPLOYMENTS, deployment("gang", mem=10_000, members=2))
+        await cluster.until(lambda: len(running(cluster, "gang")) == 2, what="the gang runs")
+        before = {pod["metadata"]["uid"] for pod in running(cluster, "gang")}
+        plan = plan_cards(await look(cluster), most_moves=9, with_bare=False)
+        assert [(move.step, move.controller) for move in plan.moves] == [(1, "Deployment/gang")] * 2
+        said: list[str] = []
+        run = PlanRun(
+            cluster.plane.client, lambda: look(cluster), ApplyOptions(step_timeout_s=60.0), time.time, said.append
+        )
+        made = await run.run(plan.moves)
+        assert {progress.stage for progress in made} == {MoveStage.MOVED}, said
+        after = running(cluster, "gang")
+        assert before.isdisjoint(pod["metadata"]["uid"] for pod in after)
+        assert sorted(pod["spec"]["nodeName"] for pod in after) == sorted(move.target.node for move in plan.moves)
+
+
+def running(cluster: Product, name: str) -> list[Json]:
+    """The running pods of a Deployment that are not about to end."""
+    found = [pod for pod in cluster.plane.pods("default") if pod["metadata"].get("labels", {}).get("app") == name]
+    return [pod for pod in found if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]]
 
 
 async def test_a_move_to_a_card_that_is_full_by_now_is_not_begun(tmp_path: Path) -> None:

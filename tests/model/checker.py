@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from tessera.core import gang_preemption
 from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
-from tessera.core.gang_preemption import GangDemand
-from tessera.core.gangs import GangMember, GangMisfit, plan_gang
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_trial import GangMember
+from tessera.core.gangs import GangMisfit, plan_gang
 from tessera.core.node_preemption import best_victims
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector

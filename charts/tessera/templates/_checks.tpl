@@ -85,5 +85,5 @@ The names that only Tessera and the plugins write, as a pattern for CEL; {{`rese
 configuration adds have names of the same form.
 */}}
 {{- define "tessera.reservedPattern" -}}
-^(tessera[.]io/([^g].*|g|g[^a].*|ga|ga[^n].*|gan|gan[^g].*)|hami[.]io/(vgpu-.*|bind-.*|.*-devices-(to-allocate|allocated)|kunlun-allocated))$
+^(tessera[.]io/([^gp].*|g|g[^a].*|ga|ga[^n].*|gan|gan[^g].*|p|p[^r].*|pr|pr[^e].*|pre|pre[^e].*|pree|pree[^m].*|preem|preem[^p].*|preemp|preemp[^t].*|preempt|preempt[^i].*|preempti|preempti[^b].*|preemptib|preemptib[^l].*|preemptibl|preemptibl[^e].*|preemptible.+)|hami[.]io/(vgpu-.*|bind-.*|.*-devices-(to-allocate|allocated)|kunlun-allocated))$
 {{- end -}}

@@ -11,22 +11,22 @@ Drafts are made in two ways, and the best one by the order of `victims` counts:
 
 Of each draft every pod stays without which the gang still fits. A gang of one gets the optimum of `preemption`. For
 larger ones the set is minimal, not always the best: `tests/property/core/test_gang_preemption.py` measures how far off.
+
+With domains, sets on the nodes of one or a few of them are looked for too. Of sets with as many pods and no higher
+priority that one is the best whose members are in the fewest domains: no further pod leaves to bring them together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tessera.core.arrays import Ints
 from tessera.core.gang_aftermath import Aftermath
-from tessera.core.gangs import Domains, GangMember, GangPlan, Placed, largest_first, plan_gang
+from tessera.core.gang_demand import GangDemand, cheapest_nodes, promising_domains, within_domains
+from tessera.core.gang_trial import GangMember, Placed
+from tessera.core.gangs import GangPlan, largest_first, plan_gang
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.node_preemption import NodeSearch
@@ -36,10 +36,6 @@ from tessera.core.selection import Selector
 from tessera.core.steps import finish
 from tessera.core.victims import Cost, Unit, VictimSet, add_up
 
-SPARE_NODES = 64
-"""beside one per member that are looked at for members of one kind, the cheapest first"""
-ROOMY_NODES = 16
-"""with free memory that are looked at too"""
 MOST_TRIALS = 1_024
 """members placed, over all trials, to find out which pods of a draft can stay; larger drafts stay as they are"""
 
@@ -53,37 +49,37 @@ class GangVictims(NamedTuple):
     leaving: tuple[str, ...]
     """uids of pods on the members' nodes that leave already, sorted"""
     places: tuple[Placed, ...]
+    spread: int = 0
+    """domains that the members' nodes are in; 0 if none are asked for"""
 
     @property
-    def rank(self) -> tuple[Cost, tuple[str, ...]]:
+    def rank(self) -> tuple[int, int, int, Cost, tuple[str, ...]]:
         """The order of sets: the smallest is the best."""
-        return self.cost, self.victims
+        return self.cost.highest, self.cost.pods, self.spread, self.cost, self.victims
 
 
 GangSearch = Generator[None, None, GangVictims | None]
 """pauses at each yield; its return value is the result"""
 
 
-@dataclass(frozen=True, slots=True)
-class GangDemand:
-    """A gang that does not fit."""
-
-    members: Sequence[GangMember]
-    required: int
-    """of the members that must be placed together"""
-    priority: int
-    """pods of lower priority may leave"""
-    free: frozenset[str] = frozenset()
-    """uids of what is held for the gang itself"""
-    fitting: tuple[Placed, ...] = ()
-    """places that are free as it is; only their nodes count"""
-    domains: Domains | None = None
-
-
 def search(preemption: Preemption, demand: GangDemand) -> GangSearch:
     """The best set that is found; None if there is none. The empty set: it is enough to wait."""
     while not preemption.arrays.catch_up(NODES_AT_ONCE):
         yield
+    best = yield from _search(preemption, demand, None)
+    if best is None or demand.domains is None:
+        return best
+    domains = promising_domains(preemption, demand)
+    unions = [domains[:count] for count in range(2, len(domains))]
+    for chosen in (*([domain] for domain in domains), *unions):
+        if len(chosen) < best.spread:
+            closer = yield from _search(preemption, within_domains(preemption, demand, frozenset(chosen)), best.cost)
+            best = _better(best, closer) or best
+    return best
+
+
+def _search(preemption: Preemption, demand: GangDemand, limit: Cost | None) -> GangSearch:
+    """`limit`: what a set may cost that is of use."""
     best: GangVictims | None = None
     ordered = sorted(demand.members, key=largest_first)
     orders = [ordered]
@@ -92,11 +88,12 @@ def search(preemption: Preemption, demand: GangDemand) -> GangSearch:
     may_share = False
     for order in orders:
         draft = _Draft(preemption, demand, order)
-        best = _better(best, (yield from draft.by_member()))
+        best = _better(best, (yield from draft.by_member(limit)))
         may_share = may_share or draft.may_share()
     if len(ordered) > 1 and (best is None or (best.victims and may_share)):
         draft = _Draft(preemption, demand, ordered)
-        best = _better(best, (yield from draft.by_reprieve(None if best is None else best.cost.highest)))
+        highest = limit if best is None else best.cost
+        best = _better(best, (yield from draft.by_reprieve(None if highest is None else highest.highest)))
     return best
 
 
@@ -168,16 +165,20 @@ class _Draft:
 
     # -- ways to begin
 
-    def by_member(self) -> GangSearch:
-        required = self._demand.required
+    def by_member(self, limit: Cost | None) -> GangSearch:
+        required, victims = self._demand.required, self._world.victims
         for number, member in enumerate(self._order):
-            lane = self._lanes.get(_kind(member))
+            lane = self._lanes.get(member.kind)
             if lane is None:
-                lane = self._lanes[_kind(member)] = _Lane(self._world, self._demand.priority, self._cheapest(member))
+                lane = self._lanes[member.kind] = _Lane(
+                    self._world, self._demand.priority, cheapest_nodes(self._preemption, self._demand, member)
+                )
                 yield
             found = yield from lane.best(member.request, len(self._places))
             if found is not None and not (found.victims and len(self._places) >= required):
                 self._claim(member.request, found)
+                if limit is not None and len(victims) > limit.pods and not self._may_try(len(victims)):
+                    return None  # Too many, and it would not be found out which of them could stay.
             elif len(self._places) + len(self._order) - number - 1 < required:
                 return None
         return (yield from self._finish(_dearest_first))
@@ -195,8 +196,8 @@ class _Draft:
 
     def by_reprieve(self, highest: int | None) -> GangSearch:
         """`highest`: the priority above which none has to leave."""
-        for member in {_kind(member): member for member in self._order}.values():
-            for _, name in self._cheapest(member):
+        for member in {member.kind: member for member in self._order}.values():
+            for _, name in cheapest_nodes(self._preemption, self._demand, member):
                 self._world.look_at(name)
                 search = NodeSearch(
                     self._world.ledger, self._world.book, member.request, priority=self._demand.priority, node=name
@@ -216,29 +217,6 @@ class _Draft:
                 yield
         return (yield from self._finish(_smallest_first))
 
-    def _cheapest(self, member: GangMember) -> list[tuple[Cost, str]]:
-        """Nodes with a bound of their cost."""
-        preemption, demand = self._preemption, self._demand
-        selector = preemption.selector
-        candidates = member.candidates or selector.candidates(preemption.ledger.node_names())
-        if candidates.order is not preemption.ledger.arrays.order:
-            candidates = selector.candidates(candidates.names)
-        bounds = preemption.arrays.bounds(member.request, demand.priority, candidates.rows)
-        most = len(self._order) + SPARE_NODES
-        named = frozenset(candidates.names)
-        found = {place.placement.node: Cost() for place in demand.fitting if place.placement.node in named}
-        found.update((name, Cost()) for name in self._roomiest(candidates.rows))
-        for bound in islice(bounds, most):
-            found.setdefault(bound.node, bound.cost)
-        return [(cost, name) for name, cost in found.items()]
-
-    def _roomiest(self, rows: Ints) -> list[str]:
-        """The nodes with the most free memory: members may be moved there, so that a pod can stay."""
-        arrays = self._preemption.ledger.arrays
-        free = np.maximum(arrays.memory[:, rows] - arrays.used_memory[:, rows], 0).sum(axis=0)
-        best = np.argsort(-free, kind="stable")[:ROOMY_NODES].tolist()
-        return [arrays.names[rows[i]] for i in best if free[i] > 0]
-
     def _claim(self, request: PodRequest, found: VictimSet) -> None:
         touched = {found.node, *self._world.evict(found.victims)}
         number = len(self._places)
@@ -251,10 +229,13 @@ class _Draft:
 
     # -- who can stay
 
+    def _may_try(self, units: int) -> bool:
+        return units * len(self._order) <= MOST_TRIALS
+
     def _finish(self, first_to_stay: Callable[[Unit], tuple[Any, ...]]) -> GangSearch:
         world, greedy = self._world, tuple(self._places)
         units, plan = (yield from world.units()), None
-        if len(units) * len(self._order) <= MOST_TRIALS:
+        if self._may_try(len(units)):
             for number in range(len(greedy)):
                 world.ledger.release(f"gang-trial/{number}")
             planner = _Planner(world.ledger, self._demand, self._order)
@@ -280,7 +261,9 @@ class _Draft:
         cost, uids = add_up(units)
         nodes = {place.placement.node for place in places}
         leaving = set[str]().union(*(world.leaving.get(name, ()) for name in nodes))
-        return GangVictims(cost, uids, tuple(sorted(leaving)), places)
+        domains = self._demand.domains
+        spread = 0 if domains is None else len({domains.by_node.get(name, f"/{name}") for name in nodes})
+        return GangVictims(cost, uids, tuple(sorted(leaving)), places, spread)
 
 
 class _Planner:
@@ -291,11 +274,11 @@ class _Planner:
         self._demand = demand
         known = {}
         for member in order:
-            if _kind(member) not in known:
+            if member.kind not in known:
                 named = frozenset(ledger.node_names() if member.candidates is None else member.candidates.names)
                 names = [name for name in ledger.node_names() if name in named]
-                known[_kind(member)] = self._selector.candidates(names)
-        self._members = [GangMember(member.request, known[_kind(member)]) for member in order]
+                known[member.kind] = self._selector.candidates(names)
+        self._members = [GangMember(member.request, known[member.kind]) for member in order]
 
     def plan(self) -> GangPlan | None:
         demand = self._demand
@@ -305,10 +288,6 @@ class _Planner:
 
 def _memory_of(placement: Placement) -> int:
     return sum(grant.memory for grants in placement.grants.values() for each in grants for grant in each)
-
-
-def _kind(member: GangMember) -> Hashable:
-    return member.request.shape, member.request.namespace, id(member.candidates)
 
 
 def _dearest_first(unit: Unit) -> tuple[Any, ...]:

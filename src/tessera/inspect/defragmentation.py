@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
-from tessera.core.holdings import PodFacts
+from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.relocation import MovablePod, Move
 from tessera.core.selection import Candidates
 from tessera.core.victims import PodBook
@@ -25,6 +25,7 @@ from tessera.inspect.preemption import BudgetedBook
 from tessera.inspect.state import InspectionError
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.wire.moves import HeldCard, HeldInstance
 from tessera.wire.objects import Pod
 
 DAEMON_SET = "DaemonSet"
@@ -40,6 +41,8 @@ class PodPlace:
     indexes: tuple[int, ...]
     cards: tuple[str, ...]
     """uuids, in the same order"""
+    held: tuple[HeldCard, ...] = ()
+    """what is taken of them"""
 
     @property
     def text(self) -> str:
@@ -83,6 +86,8 @@ class DefragmentationReport:
     gained_on: tuple[str, ...] = ()
     """nodes of what is gained, one entry for each"""
     problem: str = ""
+    gained_places: tuple[PodPlace, ...] = ()
+    """the same nodes with their cards"""
 
     @property
     def sentence(self) -> str:
@@ -160,16 +165,31 @@ def plan_copies(
     return _report(cluster, plan, stays, goal=copies, wanted=manifest.count)
 
 
-def plan_for_waiting(cluster: OfflineCluster, key: str, names: Sequence[str]) -> DefragmentationReport | None:
-    """A few moves after which a waiting pod fits on one of the named nodes; None if none help."""
+def plan_for_waiting(
+    cluster: OfflineCluster,
+    key: str,
+    names: Sequence[str],
+    *,
+    count: int = 1,
+    most_moves: float = FEW_MOVES,
+    highest_priority: int | None = None,
+) -> DefragmentationReport | None:
+    """A few moves after which a waiting pod, or so many like it, fits on the named nodes; None if none help.
+
+    `highest_priority`: of pods that may move; None: any.
+    """
     prepared = cluster.prepare(cluster.pods[key])
     if not isinstance(prepared, PreparedRequest):
         return None
     candidates = cluster.engine.selector.candidates(names)
-    goal = Goal(prepared.request, 1, candidates, host_ask(cluster.pods[key]))
+    goal = Goal(prepared.request, count, candidates, host_ask(cluster.pods[key]))
     pods, stays = movable_pods(cluster, with_bare=False)
-    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=FEW_MOVES)
-    return _report(cluster, plan, stays, goal=key, wanted=1) if plan.steps and plan.gained else None
+    if highest_priority is not None:
+        above = {pod.metadata.uid for pod in cluster.pods.values() if (pod.spec.priority or 0) > highest_priority}
+        pods = {uid: pod for uid, pod in pods.items() if uid not in above}
+    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=most_moves)
+    report = _report(cluster, plan, stays, goal=key, wanted=count)
+    return report if plan.steps and report.is_reached else None
 
 
 def _report(
@@ -185,6 +205,7 @@ def _report(
         tuple(f"{count} with {reason}" for reason, count in kept),
         tuple(facts.node for facts in plan.gained),
         plan.problem,
+        tuple(_place(cluster, facts) for facts in plan.gained),
     )
 
 
@@ -209,4 +230,11 @@ def _place(cluster: OfflineCluster, facts: PodFacts) -> PodPlace:
     devices = cluster.ledger.devices(facts.node)
     grants = {grant.uuid: grant for per in facts.grants.values() for each in per for grant in each}
     cards = sorted((devices[uuid].index if uuid in devices else grants[uuid].index, uuid) for uuid in grants)
-    return PodPlace(facts.node, tuple(index for index, _ in cards), tuple(uuid for _, uuid in cards))
+    parts = holdings(facts, devices, cluster.ledger.rules)
+    held = tuple(_held(uuid, parts[uuid]) for _, uuid in cards if uuid in parts)
+    return PodPlace(facts.node, tuple(index for index, _ in cards), tuple(uuid for _, uuid in cards), held)
+
+
+def _held(uuid: str, part: Holding) -> HeldCard:
+    instances = (HeldInstance(slot.profile, slot.placement.start, slot.placement.size) for slot in part.mig)
+    return HeldCard(uuid, part.vendor, *part.use, tuple(instances))

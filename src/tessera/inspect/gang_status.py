@@ -10,8 +10,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tessera.core.gang_preemption import GangDemand
-from tessera.core.gangs import GangMember, GangMisfit, GangPlanning, describe_members
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_trial import GangMember
+from tessera.core.gangs import GangMisfit, GangPlanning, describe_members
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Unfinished
 from tessera.core.steps import finish

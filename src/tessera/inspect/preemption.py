@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera.core import gang_preemption
-from tessera.core.gang_preemption import GangDemand
+from tessera.core.gang_demand import GangDemand
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest

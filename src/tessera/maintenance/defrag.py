@@ -1,36 +1,34 @@
-"""Makes the moves of a plan, one step at a time: hold the target, evict the pod, wait for its successor.
+"""Makes the moves of a plan, one step at a time: hold the targets, evict the pods, wait for their successors.
 
     CHECKED ──▶ HELD ──▶ EVICTED ──▶ MOVED
        └────────┴──────────┴──▶ stopped: the cluster is not as the plan has it, or the time is over
 
-The plan is compared with the cluster before each step, and the scheduler itself holds the target (`wire.moves`). A plan
-that was stopped can be applied again: steps whose pod is gone are done. Stopping at any moment leaves at most one hold,
-which ends by itself. Steps of several pods (gangs) and cards in MIG mode are not made.
+A step is one pod, or a gang. The plan is compared with the cluster before each step, and the scheduler itself holds the
+targets (`holds`). A plan that was stopped can be applied again: moves whose pod is gone are done. Stopping at any
+moment leaves at most the holds of one step, which end by themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 
 import msgspec
 
-from tessera.core.devices import MIG
 from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError, yaml_documents
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
-from tessera.kube.resources import NODES
-from tessera.wire import keys
-from tessera.wire.moves import HeldCard, HoldState, MoveHold, decode_move_hold, encode_move_hold
-from tessera.wire.objects import Node, Pod, Workload
+from tessera.kube.resources import PODS
+from tessera.maintenance.holds import POLL_S, AskedHold, Deviation, NodeHolds
+from tessera.wire.moves import MoveHold
+from tessera.wire.objects import Pod, Workload
 
-POLL_S = 1.0
-ANSWER_S = 30.0
-"""for the scheduler to answer that it holds the target"""
 RETRY_S = 5.0
 """before an eviction is tried again that a budget refused"""
 TOO_MANY_REQUESTS = 429
@@ -55,16 +53,12 @@ class MoveProgress:
     reason: str = ""
 
 
-class Deviation(Exception):
-    """The cluster is not as the plan has it, or does not become so in time."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
     interval_s: float = 0.0
-    """between the end of a move and the next eviction"""
+    """between the end of a step and the next eviction"""
     step_timeout_s: float = 600.0
-    """for one move; the target is held as long"""
+    """for one step; the targets are held as long"""
 
 
 def read_plan(text: str, *, file: str) -> DefragmentationReport:
@@ -86,6 +80,10 @@ def _snake(value: object) -> object:
     return [_snake(each) for each in value] if isinstance(value, list) else value
 
 
+async def permit_all(_moves: Sequence[PlannedMove]) -> None:
+    """No limit but those of the cluster."""
+
+
 @dataclass(slots=True)
 class PlanRun:
     """One plan on its way."""
@@ -98,6 +96,12 @@ class PlanRun:
     """unix time"""
     report: Callable[[str], None]
     """told of every change, one line each"""
+    permit: Callable[[Sequence[PlannedMove]], Awaitable[None]] = permit_all
+    """asked before the pods of a step are evicted; raises Deviation if they must not be"""
+    holds: NodeHolds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.holds = NodeHolds(self.client)
 
     async def rehearse(self, moves: Sequence[PlannedMove]) -> list[MoveProgress]:
         """Compares each move with the cluster and asks the apiserver about each eviction. Changes nothing."""
@@ -109,7 +113,7 @@ class PlanRun:
                 if _is_done(cluster, move):
                     self._set(progress, MoveStage.MOVED, "it is gone already")
                     continue
-                _check_source(cluster, move, moves)
+                _check_source(cluster, move)
                 await self.client.evict(move.namespace, move.name, uid=move.uid, dry_run=True)
             except (Deviation, KubeError) as error:
                 self._set(progress, MoveStage.STOPPED, str(error))
@@ -120,50 +124,47 @@ class PlanRun:
     async def run(self, moves: Sequence[PlannedMove]) -> list[MoveProgress]:
         """Until all are made, or the cluster deviates."""
         found = [MoveProgress(move) for move in moves]
-        for number, progress in enumerate(found):
+        steps = [list(step) for _, step in groupby(found, key=lambda progress: progress.move.step)]
+        for number, step in enumerate(steps):
             try:
-                await self._make(progress, moves)
+                await self._make(step)
             except (Deviation, KubeError) as error:
-                self._set(progress, MoveStage.STOPPED, str(error))
+                for progress in step:
+                    if progress.stage is not MoveStage.MOVED:
+                        self._set(progress, MoveStage.STOPPED, str(error))
                 break
-            if number + 1 < len(found) and self.options.interval_s:
+            if number + 1 < len(steps) and self.options.interval_s:
                 await asyncio.sleep(self.options.interval_s)
         return found
 
-    async def _make(self, progress: MoveProgress, moves: Sequence[PlannedMove]) -> None:
-        move = progress.move
+    async def _make(self, step: Sequence[MoveProgress]) -> None:
         cluster = await self.look()
-        if _is_done(cluster, move):
-            self._set(progress, MoveStage.MOVED, "it is gone already")
+        left: dict[str, tuple[MoveProgress, Workload]] = {}
+        for progress in step:
+            if _is_done(cluster, progress.move):
+                self._set(progress, MoveStage.MOVED, "it is gone already")
+            else:
+                left[progress.move.uid] = progress, _check_source(cluster, progress.move)
+        if not left:
             return
-        workload = _check_source(cluster, move, moves)
+        if len({workload for _, workload in left.values()}) > 1:
+            raise Deviation("the pods of its gang have several controllers")
         deadline = asyncio.get_running_loop().time() + self.options.step_timeout_s
-        siblings = {pod.metadata.uid for pod in cluster.pods.values()}
+        until = self.now() + self.options.step_timeout_s
+        asked = [_hold_of(progress.move, workload, until=until) for progress, workload in left.values()]
+        known = {pod.metadata.uid for pod in cluster.pods.values()}
         try:
-            await self._hold(_hold_of(cluster, move, workload, until=self.now() + self.options.step_timeout_s), move)
-            self._set(progress, MoveStage.HELD)
-            await self._evict(move, deadline)
-            self._set(progress, MoveStage.EVICTED)
-            await self._await_successor(move, workload, siblings, deadline)
+            await self.holds.ask(asked)
+            self._set_all(left.values(), MoveStage.HELD)
+            await self.permit([progress.move for progress, _ in left.values()])
+            for progress, _ in left.values():
+                await self._evict(progress.move, deadline)
+            self._set_all(left.values(), MoveStage.EVICTED)
+            [workload] = {workload for _, workload in left.values()}
+            await self._await_successors([progress.move for progress, _ in left.values()], workload, known, deadline)
         finally:
-            await self._annotate(move, None)
-        self._set(progress, MoveStage.MOVED)
-
-    async def _hold(self, hold: MoveHold, move: PlannedMove) -> None:
-        """Ask the scheduler, and wait for its answer."""
-        await self._annotate(move, encode_move_hold(hold))
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + ANSWER_S
-        while clock() < deadline:
-            node = await self.client.get(NODES.path(name=move.target.node), Node)
-            text = node.annotations.get(keys.MOVE_PREFIX + move.uid)
-            answer = decode_move_hold(text) if text is not None else hold
-            if answer.state is HoldState.HELD:
-                return
-            if answer.state is HoldState.REFUSED:
-                raise Deviation(f"the scheduler does not hold {move.target.text}: {answer.reason}")
-            await asyncio.sleep(POLL_S)
-        raise Deviation(f"the scheduler does not answer; is it running, and does it know node {move.target.node}?")
+            await self.holds.release(asked)
+        self._set_all(left.values(), MoveStage.MOVED)
 
     async def _evict(self, move: PlannedMove, deadline: float) -> None:
         """Again and again while a disruption budget does not allow it."""
@@ -180,32 +181,31 @@ class PlanRun:
             else:
                 return
 
-    async def _await_successor(
-        self, move: PlannedMove, workload: Workload, siblings: Collection[str], deadline: float
+    async def _await_successors(
+        self, moves: Sequence[PlannedMove], workload: Workload, known: Collection[str], deadline: float
     ) -> None:
+        """Until as many new pods of the workload are on each target as were moved there."""
         clock = asyncio.get_running_loop().time
+        wanted = Counter(move.target.node for move in moves)
         while clock() < deadline:
-            cluster = await self.look()
-            for pod in _pods_of(cluster, workload):
-                if pod.metadata.uid in siblings or not pod.spec.node_name:
-                    continue
-                if pod.spec.node_name == move.target.node:
-                    return
-                raise Deviation(f"its successor {pod.metadata.name} went to {pod.spec.node_name}")
+            pods = (await self.client.list(PODS.path(workload.namespace), Pod)).items
+            new = [pod for pod in pods if pod.workload == workload and pod.metadata.uid not in known]
+            bound = [pod for pod in new if pod.spec.node_name]
+            if wanted <= Counter(pod.spec.node_name for pod in bound):
+                return
+            astray = [pod for pod in bound if pod.spec.node_name not in wanted]
+            if astray and len(bound) >= len(moves):
+                raise Deviation(f"its successor {astray[0].metadata.name} went to {astray[0].spec.node_name}")
             await asyncio.sleep(POLL_S)
-        raise Deviation(f"no pod of {move.controller} has come to {move.target.node} in time")
+        raise Deviation(f"no pod of {moves[0].controller} has come to {moves[0].target.node} in time")
 
-    async def _annotate(self, move: PlannedMove, text: str | None) -> None:
-        body = {"metadata": {"annotations": {keys.MOVE_PREFIX + move.uid: text}}}
-        await self.client.patch(NODES.path(name=move.target.node), body)
+    def _set_all(self, step: Collection[tuple[MoveProgress, Workload]], stage: MoveStage) -> None:
+        for progress, _ in step:
+            self._set(progress, stage)
 
     def _set(self, progress: MoveProgress, stage: MoveStage, reason: str = "") -> None:
         progress.stage, progress.reason = stage, reason
         self.report(f"{progress.move.namespace}/{progress.move.name}: {reason or stage.value}")
-
-
-def _pods_of(cluster: OfflineCluster, workload: Workload) -> Iterator[Pod]:
-    return (pod for _, pod in sorted(cluster.pods.items()) if pod.workload == workload)
 
 
 def _is_done(cluster: OfflineCluster, move: PlannedMove) -> bool:
@@ -214,29 +214,22 @@ def _is_done(cluster: OfflineCluster, move: PlannedMove) -> bool:
     return pod is None or pod.metadata.uid != move.uid
 
 
-def _check_source(cluster: OfflineCluster, move: PlannedMove, moves: Sequence[PlannedMove]) -> Workload:
+def _check_source(cluster: OfflineCluster, move: PlannedMove) -> Workload:
     """The pod's workload. Raises Deviation if the move cannot be made as planned."""
     entry = cluster.ledger.pod(move.uid)
-    if sum(other.step == move.step for other in moves) > 1:
-        raise Deviation("it belongs to a gang: gangs are planned, but not moved yet")
     if entry is None or entry.facts.node != move.source.node or sorted(entry.holdings) != sorted(move.source.cards):
         raise Deviation(f"it does not hold {move.source.text} any more")
     workload = cluster.pods[f"{move.namespace}/{move.name}"].workload
     if not workload.kind:
         raise Deviation("nothing creates it again: it is a bare pod")
+    if not move.target.held:
+        raise Deviation("the plan does not say what to hold: make it again with this tessera")
     devices = cluster.ledger.devices(move.target.node)
-    if any(uuid not in devices or devices[uuid].mode == MIG for uuid in move.target.cards):
-        raise Deviation(f"{move.target.text} is gone, or in MIG mode")
+    if any(uuid not in devices for uuid in move.target.cards):
+        raise Deviation(f"{move.target.text} is gone")
     return workload
 
 
-def _hold_of(cluster: OfflineCluster, move: PlannedMove, workload: Workload, *, until: float) -> MoveHold:
-    """What the pod holds now, on the cards of the target."""
-    entry = cluster.ledger.pod(move.uid)
-    assert entry is not None  # checked before
-    held = sorted(entry.holdings.values(), key=lambda each: each.use, reverse=True)
-    cards = tuple(
-        HeldCard(uuid, each.vendor, each.use.slots, each.use.memory, each.use.cores)
-        for uuid, each in zip(move.target.cards, held, strict=True)
-    )
-    return MoveHold(workload.namespace, workload.kind, workload.name, until, cards)
+def _hold_of(move: PlannedMove, workload: Workload, *, until: float) -> AskedHold:
+    hold = MoveHold(workload.namespace, workload.kind, workload.name, until, move.target.held)
+    return AskedHold(move.uid, move.target.node, hold)

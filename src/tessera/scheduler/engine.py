@@ -135,8 +135,8 @@ class Engine:
         self.gang_preemptor = GangPreemptor(
             self.gangs,
             self.preemption,
-            self.victims,
             Evictor(api, self.victims, observer=observer),
+            api,
             settings=settings.preemption_settings,
             is_ready=self._may_preempt,
         )
@@ -175,7 +175,7 @@ class Engine:
         self.nodes = NodeInformer(
             self.ledger, self.vendors, selector=settings.node_selector, clock=clock, listener=self
         )
-        self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable)
+        self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable, on_synced=self.on_synced)
         self.takeover = Takeover(api, tenure, is_ours=self._is_ours, now=clock.now)
 
     @property
@@ -192,7 +192,7 @@ class Engine:
             self.tenure.begin(number, fence)
             self._observer.on_tenure()
             self.nodes.tick()
-            self._spawn(self.takeover.clear_nominated_nodes(number, is_nominated=self.ledger.nominations.has))
+            self._spawn(self.takeover.clear_nominated_nodes(number, is_nominated=self._is_nominated))
         else:
             self.tenure.end()
 
@@ -203,6 +203,9 @@ class Engine:
         self.moves.end_term()
         self.cycles.end_term()
         self._observer.on_step_down()
+
+    def _is_nominated(self, uid: str) -> bool:
+        return self.ledger.nominations.has(uid) or self.gangs.is_nominated(uid)
 
     def _is_ours(self, pod: Pod) -> bool:
         """Whether a scheduler with these settings, or earlier ones, may have decided about a pod that is not bound."""
@@ -235,7 +238,7 @@ class Engine:
 
     def missing(self) -> str:
         """Why no decision can be made; empty if one can."""
-        return self.unsynced() or self.tenure.missing()
+        return self.unsynced() or self.tenure.missing() or self.gangs.recovering
 
     def _may_preempt(self) -> bool:
         """Whether this replica decides now, on complete lists."""
@@ -279,7 +282,7 @@ class Engine:
             self._demand.start(self._read_request)
         if not self.missing():
             # Before any other decision: what is missing of gangs that an earlier process has bound in part.
-            self.gangs.recover()
+            self.gangs.recover(self._spawn)
             self.moves.recover()
         # What was gained while decisions had to wait woke no pod.
         self.unschedulable.on_room()
@@ -331,8 +334,18 @@ class Engine:
                 await asyncio.gather(*[self._wake_members(waking) for _ in range(min(AT_ONCE, len(members)))])
             for pod in self.preemptor.ready():
                 await self._wake(pod, self.unschedulable.on_wake_failed)
+            for pod in self._ready_after_moves():
+                await self._wake(pod, self.unschedulable.on_wake_failed)
             async for pod in self.unschedulable.wake(self.selector):
                 await self._wake(pod, self.unschedulable.on_wake_failed)
+
+    def _ready_after_moves(self) -> Iterator[PodRequest]:
+        """Pods for which others were moved away, each once until it is refused again."""
+        for uid in self.cycles.moves.ready():
+            pod = self.unschedulable.get(uid)
+            if pod is not None and not pod.is_woken:
+                pod.is_woken = True
+                yield pod.request
 
     async def _wake_members(self, members: Iterator[PodRequest]) -> None:
         for member in members:

@@ -1,42 +1,47 @@
-"""Places that are held for the successors of pods that are moved: who may take them, and how they end.
+"""Places that are held because pods are moved: who may take them, and how they end.
 
-    asked: an annotation of the target node
+    asked: an annotation of the node
       │    └──▶ refused: it is not free
       ▼
-    held in the ledger ──▶ taken by the next pod of the workload
+    held in the ledger ──▶ taken by the next pod of the workload, or by the pod that waits for it
            └─────────────▶ released: the annotation is gone, or the time is over
 
-`HeldMoves` is the record: a reservation in the ledger under a uid that no pod has, and the workload that may have it.
+`HeldMoves` is the record, under a uid that no pod has: a reservation in the ledger, for a successor; or a nomination
+(`core.nominations`) over the pods that are moved away, for the pod that waits. That one is woken once they have left.
 `MoveHolds` follows the annotations (`wire.moves`) and answers them while this replica decides. What an earlier process
 has answered with `held` is held again before the first decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 from msgspec import structs
 
-from tessera.core.devices import MIG
+from tessera.core.devices import MIG, MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement, Span
-from tessera.core.holdings import PodFacts
+from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import GrantState, Ledger
-from tessera.core.relocation import fit_held, hold_uid
+from tessera.core.node_info import Card
+from tessera.core.relocation import cards_of, fit_held, hold_uid
 from tessera.core.requests import PodRequest, Role
 from tessera.core.selection import CandidateNames
 from tessera.kube.errors import KubeError
 from tessera.scheduler.kube_api import KubeApi
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.moves import HoldState, MoveHold, decode_move_hold, encode_move_hold
+from tessera.wire.moves import HeldCard, HoldState, MoveHold, decode_move_hold, encode_move_hold
 from tessera.wire.objects import Node, Workload
 
 log = structlog.get_logger(__name__)
 
 ELSEWHERE = "the cards are not free any more"
+CONTESTED = "pods are evicted there for another pod"
+LONGEST_S = 86_400.0
+"""that a place is held, whatever the annotation says"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class Held:
     workload: Workload
     until: float
     """unix seconds"""
+    pod: str = ""
+    """uid of the pod that it is held for; empty: any of the workload"""
+    leaving: frozenset[str] = frozenset()
+    """uids of pods that have the place until they are moved"""
 
 
 class HeldMoves:
@@ -65,48 +74,64 @@ class HeldMoves:
         return self._held.get(uid)
 
     def is_over(self, uid: str) -> bool:
-        """Whether the successor has taken the place."""
-        return uid in self._taken
+        """Whether the place is taken, or the pod that it is held for has another."""
+        held = self._held.get(uid)
+        return uid in self._taken or (held is not None and self.has_place(held.pod))
 
-    def obstacle(self, facts: PodFacts) -> str:
+    def has_place(self, pod: str) -> bool:
+        """Whether this pod needs no place any more, as after a restart that follows its bind."""
+        return self._ledger.pod(pod) is not None
+
+    def obstacle(self, held: Held) -> str:
         """Why this cannot be held as the ledger is; empty if it can."""
-        view = self._ledger.node(facts.node)
+        facts, ledger = held.facts, self._ledger
+        if held.leaving and not ledger.nominations.victims_on(facts.node) <= held.leaving:
+            return CONTESTED
+        after = ledger.node_after(facts.node, held.leaving, claimant=facts.uid) if held.leaving else None
+        view = after or ledger.node(facts.node)
         cards = {} if view is None or view.facts.problem else {card.device.uuid: card for card in view.cards}
-        for containers in facts.grants.values():
-            for grant in containers[0]:
-                card = cards.get(grant.uuid)
-                if card is None or card.cordoned or card.held or not card.device.healthy or card.device.mode == MIG:
-                    return f"card {grant.uuid} takes no pods, or is in MIG mode"
-                fits = (
-                    card.used + grant.slots <= card.device.slots
-                    and card.used_memory + grant.memory <= card.device.memory
-                    and card.used_cores + grant.cores <= card.device.cores
-                )
-                if not fits:
-                    return ELSEWHERE
+        parts = holdings(facts, ledger.devices(facts.node), ledger.rules)
+        for uuid in cards_of(facts):
+            card = cards.get(uuid)
+            if card is None or card.cordoned or card.held or not card.device.healthy or parts[uuid].held:
+                return f"card {uuid} takes no such pods"
+            if not _has_room(card, parts[uuid]):
+                return ELSEWHERE
         return ""
 
     def hold(self, uid: str, held: Held) -> None:
         self._held[uid] = held
-        self._ledger.put_pod(held.facts, GrantState.RESERVED)
+        if held.leaving:
+            self._ledger.nominate(held.facts, held.leaving)
+        else:
+            self._ledger.put_pod(held.facts, GrantState.RESERVED)
+
+    def extend(self, uid: str, until: float) -> None:
+        """Hold a place for longer, or for less long."""
+        held = self._held.get(uid)
+        if held is not None:
+            self._held[uid] = replace(held, until=until)
 
     def release(self, uid: str) -> bool:
         """Give a place back; whether there was one."""
         self._taken.discard(uid)
         held = self._held.pop(uid, None)
-        return held is not None and self._ledger.give_up(held.facts.uid)
+        if held is None:
+            return False
+        return self._ledger.withdraw(held.facts.uid) or self._ledger.give_up(held.facts.uid)
 
     def take(
         self, workload: Workload, request: PodRequest, named: CandidateNames
     ) -> tuple[PodRequest, Placement] | None:
-        """The place that is held for a pod of this workload, on one of these nodes, with the request that leads to it;
-        it is free for the pod from now on.
+        """The place that is held for this pod or its workload, on one of these nodes, with the request that leads to
+        it; it is free for the pod from now on.
 
         The plain rule decides again: on the cards that were held, else on their node. A place that does not fit any
         more is dropped.
         """
         for uid, held in sorted(self._held.items()):
-            if held.workload != workload or not workload.kind or held.facts.node not in named:
+            is_meant = held.pod == request.uid if held.pod else bool(workload.kind) and held.workload == workload
+            if not is_meant or held.facts.node not in named or not self._is_free(held):
                 continue
             self.release(uid)
             self._taken.add(uid)
@@ -115,8 +140,26 @@ class HeldMoves:
                 return found
         return None
 
+    def ready(self) -> list[str]:
+        """Uids of pods whose places are free for them."""
+        return sorted(held.pod for held in self._held.values() if held.pod and self._is_free(held))
+
+    def _is_free(self, held: Held) -> bool:
+        return all(self._ledger.pod(uid) is None for uid in held.leaving)
+
     def overdue(self, now: float) -> list[str]:
         return sorted(uid for uid, held in self._held.items() if held.until <= now)
+
+
+def _has_room(card: Card, part: Holding) -> bool:
+    device, use = card.device, part.use
+    if device.mode == MIG:
+        return not any(new.placement.overlaps(old.placement) for new in part.mig for old in card.mig)
+    return (
+        card.used + use.slots <= device.slots
+        and card.used_memory + use.memory <= device.memory
+        and card.used_cores + use.cores <= device.cores
+    )
 
 
 class MoveHolds:
@@ -168,7 +211,8 @@ class MoveHolds:
                 self._moves.release(uid)
 
     def end_overdue(self) -> None:
-        """Release what was held for too long; called at every tick."""
+        """Release what was held for too long, and remove what is asked for no longer; called at every tick. The process
+        that asked has ended by then, or does not need it any more."""
         now = self._now()
         overdue = self._moves.overdue(now)
         for uid in overdue:
@@ -176,7 +220,7 @@ class MoveHolds:
         if overdue:
             self._on_room()
         for name, asked in self._asked.items():
-            late = [uid for uid, hold in asked.items() if hold.until <= now]
+            late = [uid for uid, hold in asked.items() if hold.until <= now or self._moves.is_over(uid)]
             if late and self._is_ready():
                 self._spawn(self._write(name, {keys.MOVE_PREFIX + uid: None for uid in late}))
 
@@ -194,13 +238,19 @@ class MoveHolds:
                 self._answer(name, uid, hold)
 
     def _answer(self, node: str, uid: str, hold: MoveHold) -> None:
-        is_known = self._moves.get(uid) is not None or self._moves.is_over(uid)
-        if is_known or hold.state is HoldState.REFUSED or hold.until <= self._now():
+        until = min(hold.until, self._now() + LONGEST_S)
+        if self._moves.get(uid) is not None or self._moves.is_over(uid):
+            self._moves.extend(uid, until)
             return
-        facts = _facts(node, uid, hold)
-        obstacle = "" if hold.state is HoldState.HELD else self._moves.obstacle(facts)
-        if not obstacle:
-            self._moves.hold(uid, Held(facts, Workload(hold.namespace, hold.kind, hold.name), hold.until))
+        if hold.state is HoldState.REFUSED or until <= self._now():
+            return
+        workload = Workload(hold.namespace, hold.kind, hold.name)
+        held = Held(_facts(node, uid, hold), workload, until, hold.pod, frozenset(hold.leaving))
+        obstacle = "" if hold.state is HoldState.HELD else self._moves.obstacle(held)
+        if not obstacle and not self._moves.has_place(held.pod):
+            self._moves.hold(uid, held)
+            if held.pod:
+                self._on_room()  # The pod is woken, if its place is free already.
         if hold.state is HoldState.ASKED:
             answer = structs.replace(hold, state=HoldState.REFUSED if obstacle else HoldState.HELD, reason=obstacle)
             self._spawn(self._write(node, {keys.MOVE_PREFIX + uid: encode_move_hold(answer)}))
@@ -216,9 +266,7 @@ def _facts(node: str, uid: str, hold: MoveHold) -> PodFacts:
     """In no namespace: the pod that moves counts against its quotas until it is gone, and then its successor does."""
     by_vendor: dict[str, list[Grant]] = {}
     for card in hold.cards:
-        by_vendor.setdefault(card.vendor, []).append(
-            Grant(card.uuid, card.vendor, card.memory, card.cores, slots=card.slots)
-        )
+        by_vendor.setdefault(card.vendor, []).extend(_grants(card))
     return PodFacts(
         hold_uid(uid),
         "",
@@ -227,3 +275,11 @@ def _facts(node: str, uid: str, hold: MoveHold) -> PodFacts:
         (Span(Role.APP),),
         {vendor: (tuple(grants),) for vendor, grants in by_vendor.items()},
     )
+
+
+def _grants(card: HeldCard) -> Iterator[Grant]:
+    """One, or one for each instance: the first of them has the amounts of all."""
+    whole = Grant(card.uuid, card.vendor, card.memory, card.cores, slots=card.slots)
+    slots = [MigSlot(each.profile, MigPlacement(each.start, each.size)) for each in card.mig]
+    yield replace(whole, mig=slots[0]) if slots else whole
+    yield from (Grant(card.uuid, card.vendor, 0, 0, slots=0, mig=slot) for slot in slots[1:])

@@ -6,7 +6,7 @@ capacity that was freed or added is reported to `UnschedulablePods`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
@@ -134,10 +134,18 @@ class PodInformer:
 class QuotaInformer:
     """Handler of the quota informer."""
 
-    def __init__(self, ledger: Ledger, vendors: Mapping[str, Vendor], unschedulable: UnschedulablePods) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        vendors: Mapping[str, Vendor],
+        unschedulable: UnschedulablePods,
+        *,
+        on_synced: Callable[[], None],
+    ) -> None:
         self._ledger = ledger
         self._vendors = vendors
         self._unschedulable = unschedulable
+        self._on_synced = on_synced
         self.has_synced = False
 
     def put(self, key: str, quota: ResourceQuota) -> None:
@@ -151,5 +159,4 @@ class QuotaInformer:
 
     def synced(self) -> None:
         self.has_synced = True
-        # What was gained while decisions had to wait woke no pod.
-        self._unschedulable.on_room()
+        self._on_synced()

@@ -16,8 +16,6 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
-import structlog
-
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.misfits import Misfit
@@ -25,16 +23,14 @@ from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits, VictimSet
-from tessera.kube.errors import KubeError
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.nominated_nodes import write_nominated_node
 from tessera.scheduler.observer import PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
 from tessera.scheduler.victim_book import VictimBook
 from tessera.services.failpoints import Failpoint, failpoint
-
-log = structlog.get_logger(__name__)
 
 ATTEMPTS = 5
 """sets of victims that are tried for one refusal"""
@@ -231,7 +227,7 @@ class Preemptor:
         if problem:
             return False
         if is_same and nomination is not None:
-            await self._set_nominated_node(request, found.node)
+            await write_nominated_node(self._api, request, found.node)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
 
@@ -271,14 +267,7 @@ class Preemptor:
         node = nomination.facts.node if nomination is not None else ""
         self._cycles.renounce(cycle)
         self._observer.on_preemption(PreemptionEvent(request, node=node, problem=problem))
-        await self._set_nominated_node(request, None)
-
-    async def _set_nominated_node(self, request: PodRequest, node: str | None) -> None:
-        """Tells kube-scheduler, which keeps CPU and memory free. Nothing here depends on it."""
-        try:
-            await self._api.set_nominated_node(request.namespace, request.name, uid=request.uid, node=node)
-        except KubeError as error:
-            log.warning("nominated node not written", pod=f"{request.namespace}/{request.name}", error=str(error))
+        await write_nominated_node(self._api, request, None)
 
     # -- inside
 

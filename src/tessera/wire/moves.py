@@ -1,10 +1,11 @@
-"""What is held on a node for the successor of a pod that is moved there: one annotation of the node for each.
+"""What is held on a node because pods are moved: one annotation of the node for each place.
 
-    asked ──▶ held ──▶ (removed: the successor has it, or the move was given up)
+    asked ──▶ held ──▶ (removed: the place is taken, or the move was given up)
       └─────▶ refused: why
 
-`tessera defrag apply` writes `asked` and removes the annotation; the scheduler that decides answers with `held` or
-`refused`. A hold ends at `until` in any case. The annotation is the only record, so a hold outlives a restart.
+A place is held for the successor of a pod that is moved there, or for a pod that waits: the moves are made for it.
+`tessera defrag` writes `asked` and removes the annotation; the scheduler that decides answers with `held` or `refused`.
+A hold ends at `until` in any case. The annotation is the only record, so a hold outlives a restart.
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ from enum import Enum
 import msgspec
 
 from tessera.wire.errors import WireError
+from tessera.wire.integers import INT32_MAX
 
 LONGEST = 16_384
 """characters of an annotation that are read"""
 MOST_CARDS = 64
+MOST_INSTANCES = 16
+"""of one card; the largest that are sold have 7"""
+MOST_LEAVING = 256
 
 
 class HoldState(Enum):
     ASKED = "asked"
     HELD = "held"
     REFUSED = "refused"
+
+
+class HeldInstance(msgspec.Struct, frozen=True, rename="camel"):
+    """A MIG instance: a profile at a place."""
+
+    profile: str
+    start: int
+    size: int
 
 
 class HeldCard(msgspec.Struct, frozen=True, rename="camel"):
@@ -35,6 +48,8 @@ class HeldCard(msgspec.Struct, frozen=True, rename="camel"):
     memory: int
     """MiB"""
     cores: int = 0
+    mig: tuple[HeldInstance, ...] = ()
+    """of a card in MIG mode"""
 
 
 class MoveHold(msgspec.Struct, frozen=True, rename="camel"):
@@ -42,7 +57,7 @@ class MoveHold(msgspec.Struct, frozen=True, rename="camel"):
 
     namespace: str
     kind: str
-    """of the controller that creates the successor; a Deployment instead of its ReplicaSet"""
+    """of the controller that creates the successor; a Deployment instead of its ReplicaSet. Empty if `pod` is given"""
     name: str
     """of that controller"""
     until: float
@@ -51,6 +66,10 @@ class MoveHold(msgspec.Struct, frozen=True, rename="camel"):
     state: HoldState = HoldState.ASKED
     reason: str = ""
     """why it is refused"""
+    pod: str = ""
+    """uid of a pod that waits; no other pod may take the place"""
+    leaving: tuple[str, ...] = ()
+    """uids of pods that still have the place, and are moved away"""
 
 
 def decode_move_hold(text: str) -> MoveHold:
@@ -59,12 +78,16 @@ def decode_move_hold(text: str) -> MoveHold:
         raise WireError(f"a hold of {len(text)} characters; at most {LONGEST}")
     try:
         found = msgspec.json.decode(text, type=MoveHold)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(f"not a hold: {error}") from error
-    if not found.kind or not 0 < len(found.cards) <= MOST_CARDS:
-        raise WireError("a hold needs a controller and at least one card")
-    if any(card.slots < 0 or card.memory < 0 or card.cores < 0 for card in found.cards):
-        raise WireError("a hold of a negative amount")
+    if not (found.kind or found.pod) or not 0 < len(found.cards) <= MOST_CARDS:
+        raise WireError("a hold needs a controller or a pod, and at least one card")
+    if len(found.leaving) > MOST_LEAVING or any(len(card.mig) > MOST_INSTANCES for card in found.cards):
+        raise WireError("a hold of too much")
+    amounts = (amount for card in found.cards for amount in (card.slots, card.memory, card.cores))
+    places = (amount for card in found.cards for each in card.mig for amount in (each.start, each.size))
+    if not all(0 <= amount <= INT32_MAX for amount in (*amounts, *places)):
+        raise WireError(f"a hold of an amount below 0, or above {INT32_MAX}")
     return found
 
 

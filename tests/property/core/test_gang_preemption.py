@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -18,8 +18,10 @@ import pytest
 
 from tessera.core import gang_preemption
 from tessera.core.audit import audit
-from tessera.core.gang_preemption import GangDemand, GangVictims
-from tessera.core.gangs import GangMember, GangMisfit, plan_gang
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_preemption import GangVictims
+from tessera.core.gang_trial import Domains, GangMember
+from tessera.core.gangs import GangMisfit, plan_gang
 from tessera.core.ledger import facts_of
 from tessera.core.preemption import Preemption
 from tessera.core.selection import Selected
@@ -31,8 +33,9 @@ MEMORY = 8_000
 """MiB of a card"""
 PRIORITY = 10
 GANGS = int(os.environ.get("GANGS", "100"))
-BEST, MISSED = 0.97, 0.02
-"""share of gangs of several members that get the best set, and of those that get none though there is one"""
+BEST, MISSED, CLOSEST = 0.97, 0.02, 0.97
+"""share of gangs of several members that get the best set, of those that get none though there is one, and of those
+with domains that are in as few as a set of as many pods allows"""
 if os.environ.get("GANGS"):
     pytestmark = pytest.mark.timeout(0)
 
@@ -46,9 +49,11 @@ class Case:
     members: list[GangMember]
     misfit: GangMisfit
 
-    def find(self) -> GangVictims | None:
+    def find(self, domains: Domains | None = None) -> GangVictims | None:
         preemption = Preemption(self.built.selector, self.book)
-        demand = GangDemand(self.members, len(self.members), priority=PRIORITY, fitting=self.misfit.places)
+        demand = GangDemand(
+            self.members, len(self.members), priority=PRIORITY, fitting=self.misfit.places, domains=domains
+        )
         return gang_preemption.find(preemption, demand)
 
     def units(self) -> list[Unit]:
@@ -74,12 +79,12 @@ class Case:
         counts = Counter(budget for unit in units for budget in unit.budgets)
         return all(count <= self.book.allowed[budget] for budget, count in counts.items())
 
-    def fits_without(self, victims: Sequence[str]) -> bool:
-        """Whether all members fit at the same time, by trying every way."""
+    def fits_without(self, victims: Sequence[str], names: Collection[str] | None = None) -> bool:
+        """Whether all members fit at the same time on these nodes, or on all, by trying every way."""
         gone = {*victims, *(uid for uid, one in self.book.pods.items() if one.is_leaving)}
         ledger = self.built.ledger
         rooms: list[list[tuple[int, int]]] = []
-        for name in ledger.node_names():
+        for name in ledger.node_names() if names is None else names:
             view = ledger.node(name)
             assert view is not None
             free = {card.device.uuid: [card.device.slots, card.device.memory] for card in view.cards}
@@ -115,6 +120,19 @@ class Case:
                 return cost, victims
         return None
 
+    def closest(self, cost: Cost, domains: Domains) -> int:
+        """The fewest domains that the gang can be in, of all sets with as many pods and no higher priority."""
+        units, values = self.units(), sorted(set(domains.by_node.values()))
+        sets = [chosen for size in range(len(units) + 1) for chosen in combinations(units, size)]
+        costs = [add_up(chosen) for chosen in sets if self.allows(chosen)]
+        equal = [victims for total, victims in costs if total[:2] == cost[:2]]
+        for count in range(1, len(values) + 1):
+            for chosen in combinations(values, count):
+                names = [name for name, value in domains.by_node.items() if value in chosen]
+                if any(self.fits_without(victims, names) for victims in equal):
+                    return count
+        raise AssertionError  # the set that was found is one of them
+
 
 def _place(rooms: list[list[tuple[int, int]]], asks: Sequence[tuple[int, int]]) -> bool:
     if not asks:
@@ -137,13 +155,17 @@ def _ways(rooms: list[list[tuple[int, int]]], count: int, memory: int) -> Iterat
             yield [*rooms[:i], after, *rooms[i + 1 :]]
 
 
-def make_case(rng: random.Random, *, size: int) -> Case | None:
-    """A random case; None if the gang fits as it is."""
-    nodes = [node(f"n{i}").gpus(rng.randint(1, 4), memory=MEMORY, slots=4) for i in range(rng.randint(1, 3))]
+def make_case(rng: random.Random, *, size: int, whole: bool = False) -> Case | None:
+    """A random case; None if the gang fits as it is. `whole`: many nodes with few cards, and whole cards only."""
+    most_nodes, most_cards = (6, 2) if whole else (3, 4)
+    nodes = [
+        node(f"n{i}").gpus(rng.randint(1, most_cards), memory=MEMORY, slots=4)
+        for i in range(rng.randint(1, most_nodes))
+    ]
     built, book = cluster(*nodes), PlainBook(allowed={"none": 0, "one": 1, "many": 5})
     for number in range(rng.randint(3, 9)):
         count = rng.choice((1, 1, 1, 2, 4))
-        memory = MEMORY // rng.choice((1, 1, 2, 4))
+        memory = MEMORY // rng.choice((1,) if whole else (1, 1, 2, 4))
         request = gpu_pod(f"p{number}", gpu=count, mem=memory).request()
         answer = built.selector.select(request, built.ledger.node_names())
         if isinstance(answer, Selected):
@@ -160,7 +182,10 @@ def make_case(rng: random.Random, *, size: int) -> Case | None:
             )
             book.budgets_of[request.uid] = rng.choice(((), (), (), (), ("none",), ("one",), ("many",)))
     equal = rng.random() < 0.5
-    asks = [(rng.choice((1, 1, 2, 3)), MEMORY // rng.choice((1, 1, 2, 4))) for _ in range(size)]
+    asks = [
+        (rng.choice((1, 1, 2, 3)), MEMORY // rng.choice((1, 1, 2, 4))) if not whole else (1, MEMORY)
+        for _ in range(size)
+    ]
     members = [
         GangMember(replace(gpu_pod(f"m{i}", gpu=count, mem=memory).request(), group="team/own"))
         for i, (count, memory) in enumerate([asks[0]] * size if equal else asks)
@@ -236,3 +261,46 @@ def test_most_gangs_get_the_best_of_all_sets_and_the_others_a_minimal_one() -> N
     assert counts["feasible"] > GANGS / 10
     assert counts["best"] >= BEST * counts["feasible"], counts
     assert counts["missed"] <= MISSED * counts["feasible"], counts
+
+
+def test_most_gangs_with_domains_are_in_as_few_as_a_set_of_as_many_pods_allows() -> None:
+    counts: Counter[str] = Counter()
+    rng = random.Random(3)
+    for _ in range(GANGS):
+        case = make_case(rng, size=rng.choice((2, 3)), whole=True)
+        if case is None:
+            continue
+        names = case.built.ledger.node_names()
+        domains = Domains("rack", {name: rng.choice("abc") for name in names})
+        anywhere, found = case.find(), case.find(domains)
+        assert (anywhere is None) is (found is None)
+        if found is None or anywhere is None:
+            continue
+        assert found.cost[:2] <= anywhere.cost[:2], "further pods leave so that members are closer together"
+        assert found.spread == len({domains.by_node[place.placement.node] for place in found.places})
+        counts["found"] += 1
+        counts["closest"] += found.spread == case.closest(found.cost, domains)
+        spread = len({domains.by_node[place.placement.node] for place in anywhere.places})
+        counts["closer than without domains"] += found.spread < spread
+        check(case, found)
+    print(dict(counts))
+    assert counts["found"] > GANGS / 10
+    assert counts["closest"] >= CLOSEST * counts["found"], counts
+    assert counts["closer than without domains"], counts
+
+
+def test_a_gang_that_no_domain_holds_goes_to_a_few_large_ones() -> None:
+    racks = {"n0": "c", "n1": "d", "n2": "a", "n3": "a", "n4": "b", "n5": "b"}
+    built, book = cluster(*(node(name).gpus(1, memory=MEMORY, slots=1) for name in racks)), PlainBook()
+    for name in racks:
+        request = gpu_pod(f"on-{name}", mem=MEMORY).request()
+        answer = built.selector.select(request, [name])
+        assert isinstance(answer, Selected)
+        built.ledger.observe_pod(facts_of(request, answer.placement))
+        book.pods[request.uid] = PodTraits(request.uid, "team", request.name)
+    members = [GangMember(gpu_pod(f"m{i}", mem=MEMORY).request()) for i in range(4)]
+    demand = GangDemand(members, len(members), priority=PRIORITY, domains=Domains("rack", racks))
+    found = gang_preemption.find(Preemption(built.selector, book), demand)
+    assert found is not None
+    assert sorted(place.placement.node for place in found.places) == ["n2", "n3", "n4", "n5"]
+    assert found.spread == 2

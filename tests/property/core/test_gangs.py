@@ -19,18 +19,8 @@ from tessera.core import screen
 from tessera.core.arrays import CardArrays
 from tessera.core.audit import audit
 from tessera.core.devices import NodeFacts
-from tessera.core.gangs import (
-    FEW_MEMBERS,
-    MOST_REFUSED,
-    MOST_VAIN_DOMAINS,
-    REFUSAL_STEPS,
-    Domains,
-    GangMember,
-    GangMisfit,
-    GangPlan,
-    GangPlanning,
-    plan_gang,
-)
+from tessera.core.gang_trial import MOST_REFUSED, MOST_VAIN_DOMAINS, REFUSAL_STEPS, Domains, GangMember
+from tessera.core.gangs import FEW_MEMBERS, GangMisfit, GangPlan, GangPlanning, plan_gang
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.quota import QuotaFacts
@@ -140,6 +130,42 @@ def test_equal_members_with_whole_cards_or_one_slice_are_placed_wherever_that_is
     built = case.build()
     answer = plan_gang(built.selector, case.members(), required=len(case.asks))
     assert isinstance(answer, GangPlan) is case.is_feasible()
+
+
+@given(WHOLE, st.lists(st.sets(st.integers(0, 2)), min_size=6, max_size=6), st.integers(1, 6))
+def test_equal_members_that_may_use_different_nodes_are_placed_wherever_that_is_possible(
+    case: Case, allowed: list[set[int]], required: int
+) -> None:
+    built = case.build()
+    members = [
+        GangMember(member.request, built.selector.candidates([f"n{i}" for i in nodes if i < len(case.cards)]))
+        for member, nodes in zip(case.members(), allowed, strict=False)
+    ]
+    most = _most_placed(
+        [[(free, MEMORY) for free in slots] for slots in case.cards], case.asks[0], allowed[: len(members)]
+    )
+    required = min(required, len(members))
+    answer = plan_gang(built.selector, members, required=required)
+    assert isinstance(answer, GangPlan) is (most >= required)
+    assert isinstance(answer, GangPlan | GangMisfit)
+    assert len(answer.places) == most
+    may_use = {member.request.uid: nodes for member, nodes in zip(members, allowed, strict=False)}
+    assert all(int(place.placement.node[1:]) in may_use[place.request.uid] for place in answer.places)
+    for request, placement in answer.places:
+        built.ledger.reserve(request, placement, deadline=1.0)
+    assert audit(built.ledger) == []
+
+
+def _most_placed(room: list[list[tuple[int, int]]], ask: Ask, allowed: list[set[int]]) -> int:
+    """Of equal members, the first of which may use the first set of nodes, by trying every way."""
+    if not allowed:
+        return 0
+    here = [
+        1 + _most_placed(after, ask, allowed[1:])
+        for after in _ways(room, ask)
+        if any(room[i] != after[i] for i in allowed[0] if i < len(room))
+    ]
+    return max([*here, _most_placed(room, ask, allowed[1:])])
 
 
 @given(CASES, st.integers(1, 4))

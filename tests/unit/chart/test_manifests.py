@@ -247,13 +247,13 @@ def test_everything_that_the_scheduler_writes_is_guarded_and_nothing_that_tenant
     vendors = build_vendors(None, Switches(ascend=True, iluvatar=True))
     ours = {
         *reserved_keys(vendors),
-        *(RESERVED_PREFIX + name for name in ("anything", "g", "gate", "ganymede")),
+        *(RESERVED_PREFIX + name for name in ("anything", "g", "gate", "ganymede", "p", "preempt", "preemptible2")),
         keys.RETRY,
         keys.visible_devices(0),
     }
     assert {key for key in ours if not re.search(pattern, key)} == set()
     wishes = {keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS, keys.NUMA_BIND, "not-tessera.io/x"}
-    wishes |= {GANG, GANG_SIZE, GANG_MIN, GANG_TOPOLOGY}
+    wishes |= {GANG, GANG_SIZE, GANG_MIN, GANG_TOPOLOGY, keys.PREEMPTIBLE}
     for vendor in vendors.values():
         known = vendor.keys
         wishes |= {known.use_models, known.avoid_models, *known.use_uuids, *known.avoid_uuids, known.mode}

@@ -80,6 +80,8 @@ def test_the_examples_are_what_the_schema_says(path: Path) -> None:
             "/scheduler/defaultSchedulerPolicy",
         ),
         ({"scheduler": {"admissionWebhook": {"failurePolicy": "Warn"}}}, "/scheduler/admissionWebhook/failurePolicy"),
+        ({"scheduler": {"defrag": {"evictionsPerHour": 0}}}, "/scheduler/defrag/evictionsPerHour"),
+        ({"scheduler": {"defrag": {"patience": "long"}}}, "/scheduler/defrag/patience"),
         ({"devicePlugin": {"deviceSplitCount": "ten"}}, "/devicePlugin/deviceSplitCount"),
         ({"devicePlugin": {"deviceMemoryScaling": 0}}, "/devicePlugin/deviceMemoryScaling"),
         ({"devicePlugin": {"deviceListStrategy": "env"}}, "/devicePlugin/deviceListStrategy"),

@@ -84,10 +84,18 @@ async def test_a_pod_that_is_gone_is_taken_for_moved() -> None:
     assert again.stage is MoveStage.MOVED
 
 
-async def test_a_step_of_several_pods_stops_the_plan() -> None:
+async def test_a_step_of_several_pods_is_begun_only_if_each_is_as_planned() -> None:
     found = plan()
     [move] = found.moves
     both = replace(found, moves=(move, replace(move, name="large", uid="uid-large")))
-    first, second = await applied(both, SMALL, LARGE)
-    assert (first.stage, second.stage) == (MoveStage.STOPPED, MoveStage.WAITING)
-    assert "gang" in first.reason
+    for progress in await applied(both, SMALL, LARGE):
+        assert progress.stage is MoveStage.STOPPED
+        assert "does not hold n1/0 any more" in progress.reason
+
+
+async def test_a_plan_that_does_not_say_what_to_hold_is_not_begun() -> None:
+    found = plan()
+    [move] = found.moves
+    old = replace(found, moves=(replace(move, target=replace(move.target, held=())),))
+    [progress] = await applied(old, SMALL, LARGE)
+    assert (progress.stage, "make it again" in progress.reason) == (MoveStage.STOPPED, True)

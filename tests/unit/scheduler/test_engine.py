@@ -20,6 +20,7 @@ from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.wire import keys
+from tessera.wire.moves import HeldCard, MoveHold, encode_move_hold
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, never_sent, not_found, refused
@@ -88,6 +89,23 @@ async def test_a_refused_pod_is_woken_when_there_is_room() -> None:
         pod = gpu_pod("p", mem=1000)
         here.api.add_pod(pod)
         here.filtered(pod)
+        await asyncio.sleep(1)
+        assert here.retried(pod) is None
+        here.make_room()
+        await asyncio.sleep(1)
+        assert here.retried(pod) == "1"
+
+
+@in_fake_time
+async def test_a_pod_is_woken_when_the_pods_have_left_that_were_moved_for_it() -> None:
+    async with world() as here:
+        pod = gpu_pod("p", mem=1000)
+        here.api.add_pod(pod)
+        here.filtered(pod)
+        cards = (HeldCard("n1-0", "NVIDIA", 1, 1000),)
+        hold = MoveHold("default", "", "p", 2**40, cards, pod="uid-p", leaving=("uid-full",))
+        await here.api.annotate_node("n1", {f"{keys.MOVE_PREFIX}uid-p": encode_move_hold(hold)})
+        here.engine.nodes.put("n1", here.api.nodes["n1"])
         await asyncio.sleep(1)
         assert here.retried(pod) is None
         here.make_room()

@@ -141,7 +141,7 @@ async def test_members_that_never_come_are_given_up_and_next_time_all_must_exist
     assert reason(world, pods[3]) == "gang default/g: 4 of 4 members exist; kube-scheduler asks for 2 of them"
     assert reason(world, pods[1]) == "gang default/g: 4 of 4 members exist; kube-scheduler asks for 3 of them"
     assert await woken(world) == []
-    assert world.chosen(pods[2]) == "n1"
+    assert world.chosen(pods[2])
     assert sorted(await woken(world)) == ["g-0", "g-1", "g-3"]
     assert await bind_all(world, pods) == [""] * 4
 
@@ -187,6 +187,20 @@ async def test_only_the_minimum_must_be_there() -> None:
 
 
 @in_fake_time
+async def test_pods_beyond_the_size_of_a_gang_are_not_planned_and_follow_as_single_ones() -> None:
+    world = World(machine("n1"), machine("n2"), machine("n3"))
+    pods = [pod.in_gang("g", 2) for pod in gang(5)]
+    world.create(*pods)
+    first = world.chosen(pods[4])
+    assert held(world) == 1
+    one, others = await asyncio.gather(world.bound(pods[4], first), bind_all(world, pods[:1]))
+    assert (one, others) == ("", [""])
+    world.watch()
+    assert await bind_all(world, pods[1:4]) == [""] * 3
+    assert all(nodes_of(world, pods))
+
+
+@in_fake_time
 async def test_members_may_differ() -> None:
     world = World(machine("n1", cards=4), machine("n2", cards=2))
     large = using_downward_api(gpu_pod("large", gpu=4)).in_gang("g", 3)
@@ -226,6 +240,78 @@ async def test_a_plan_that_kube_scheduler_makes_impossible_is_given_up_with_the_
     assert "kube-scheduler does not allow the planned node for pod g-2" in text
     assert [text.partition(":")[0] for text in await asyncio.gather(*binds)] == ["gang default/g"] * 2
     assert (held(world), world.ledger.pods(), world.api.calls) == (0, [], [])
+
+
+@in_fake_time
+async def test_members_that_ask_for_the_same_leave_a_restricted_one_its_node() -> None:
+    world = World(machine("n1"), machine("n2"))
+    pods, blocker = gang(4), using_downward_api(gpu_pod("blocker"))
+    world.create(blocker.on("n1", "n1-0,NVIDIA,81920,0:;"), *pods)
+    allowed = [None, None, None, ["n1"]]
+    for pod, names in zip(pods, allowed, strict=True):
+        assert world.filtered(pod, names)["NodeNames"] is None
+    world.api.delete_pod("default/blocker")
+    world.watch()
+    assert len(await woken(world)) == 4
+    chosen = [world.chosen(pod, names) for pod, names in zip(pods, allowed, strict=True)]
+    assert (chosen[3], sorted(chosen)) == ("n1", ["n1", "n1", "n2", "n2"])
+
+
+@in_fake_time
+async def test_members_exchange_their_places_before_one_goes_to_another_node() -> None:
+    names = ["n1", "n2", "n3", "n4"]
+    world = World(*(machine(name, cards=1) for name in names))
+    pods = gang(3)
+    world.create(*pods)
+    found = world.engine.gangs.registry.get("default", "g")
+    assert found is not None
+    world.chosen(pods[0])
+    planned = {hold.member: hold.placement.node for holds in found.holds.values() for hold in holds}
+    own, others = planned[uid(pods[1])], planned[uid(pods[2])]
+    assert world.chosen(pods[1], [name for name in names if name != own]) == others
+    world.api.add_node(machine("n0", cards=1))
+    world.watch()
+    assert world.chosen(pods[2]) == own, "it has that place now, and looks for no other one"
+
+
+@in_fake_time
+async def test_the_next_plan_respects_the_node_that_a_member_could_not_get() -> None:
+    world = World(machine("n1", cards=1), machine("n2", cards=1))
+    pods = gang(2)
+    world.create(*pods)
+    first = world.chosen(pods[0])
+    bind = asyncio.ensure_future(world.bound(pods[0], first))
+    await asyncio.sleep(0)
+    assert world.filtered(pods[1], [first])["NodeNames"] is None
+    assert "does not allow the planned node for pod g-1" in await bind
+    await asyncio.sleep(10)
+    other = world.chosen(pods[0])
+    assert other != first
+    binds = [world.bound(pods[0], other), world.bound(pods[1], world.chosen(pods[1], [first]))]
+    assert await asyncio.gather(*binds) == ["", ""]
+
+
+@in_fake_time
+async def test_what_an_earlier_plan_was_not_allowed_makes_no_later_one_impossible() -> None:
+    world = World(machine("n1", cards=1), machine("n2", cards=1))
+    pods = gang(2)
+    world.create(*pods)
+    first = world.chosen(pods[0])
+    assert world.filtered(pods[1], [first])["NodeNames"] is None
+    world.create(using_downward_api(gpu_pod("other")).on(first, f"{first}-0,NVIDIA,81920,0:;"))
+    world.api.add_node(machine("n3", cards=1))
+    world.watch()
+    await asyncio.sleep(10)
+    assert await bind_all(world, pods) == ["", ""]
+
+
+@in_fake_time
+async def test_an_optional_member_that_comes_first_takes_the_place_of_another_one() -> None:
+    world = World(machine("n1"))
+    pods = gang(3, gang_min="2")
+    world.create(*pods)
+    asked = [pods[2], pods[1]]
+    assert await bind_all(world, asked) == ["", ""]
 
 
 # -- pods that come and go
@@ -323,7 +409,7 @@ async def test_a_process_that_ended_while_it_wrote_leaves_a_gang_that_the_next_o
     await bind_all(world, pods)
     assert sorted(map(bool, nodes_of(world, pods))) == [False, False, True, True]
     world.restart()
-    world.engine.gangs.recover()
+    world.engine.gangs.recover(lambda work: work.close())
     assert (state(world), held(world)) == (GangState.COMPLETING, 2)
     thief = using_downward_api(gpu_pod("thief"))
     world.create(thief)
@@ -336,6 +422,45 @@ async def test_a_process_that_ended_while_it_wrote_leaves_a_gang_that_the_next_o
 
 
 @in_fake_time
+async def test_the_rest_of_a_gang_that_is_bound_in_part_gets_what_there_is_and_other_gangs_nothing() -> None:
+    world = World(machine("n1"), machine("n2", cards=1))
+    pods, other = gang(4), gang(1, name="other")
+    world.create(pods[0].on("n1", "n1-0,NVIDIA,81920,0:;"), *pods[1:], *other)
+    world.restart()
+    world.engine.gangs.recover(lambda work: work.close())
+    assert (state(world), state(world, "other")) == (GangState.COMPLETING, GangState.WAITING)
+    assert held(world) == 2
+
+
+@in_fake_time
+async def test_a_starving_gang_that_is_bound_in_part_has_its_places_once_and_the_next_one_gets_its_turn() -> None:
+    world = World(machine("n1", cards=5))
+    for i in range(5):
+        await world.run(using_downward_api(gpu_pod(f"small-{i}")))
+    pods, other = gang(3), gang(3, name="other")
+    world.create(*pods, *other)
+    for pod in (*pods, *other):
+        reason(world, pod)
+    await asyncio.sleep(STARVING)
+    for i in range(2):
+        world.api.delete_pod(f"default/small-{i}")
+        world.watch()
+        assert await woken(world) == []
+    assert held(world) == 2, "for the gang that has its turn"
+    for i in range(2, 4):
+        world.api.delete_pod(f"default/small-{i}")
+    world.watch()
+    view = world.ledger.node("n1")
+    assert view is not None
+    free = next(card.device.uuid for card in view.cards if not card.used)
+    world.create(pods[0].on("n1", f"{free},NVIDIA,81920,0:;"))
+    assert "g-1" in await woken(world)
+    assert (state(world), held(world)) == (GangState.COMPLETING, 2)
+    await woken(world)
+    assert held(world) == 3, "one for the other gang"
+
+
+@in_fake_time
 async def test_what_is_held_for_the_rest_of_a_gang_is_free_again_after_a_while() -> None:
     world = World(machine("n1"), machine("n2"))
     pods = gang(4)
@@ -343,7 +468,7 @@ async def test_what_is_held_for_the_rest_of_a_gang_is_free_again_after_a_while()
     world.api.script("bind", Step(), Step(), *[Step(refused(500))] * 8)
     await bind_all(world, pods)
     world.restart()
-    world.engine.gangs.recover()
+    world.engine.gangs.recover(lambda work: work.close())
     await asyncio.sleep(301)
     world.engine.gangs.tick()
     assert held(world) == 0

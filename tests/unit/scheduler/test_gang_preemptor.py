@@ -11,7 +11,8 @@ import pytest
 
 from tessera.core import gang_preemption
 from tessera.core.audit import audit
-from tessera.core.gang_preemption import GangDemand, GangSearch, GangVictims
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_preemption import GangSearch, GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.gangs import claims, preemptor
@@ -19,7 +20,7 @@ from tessera.scheduler.gangs.gang import Gang, GangState
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, refused
-from tests.support.stepwise_scheduler import assert_cycles_match
+from tests.support.stepwise_scheduler import assert_cycles_match, uid
 from tests.unit.scheduler.test_gang_coordinator import bind_all, woken
 from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low
 
@@ -44,6 +45,12 @@ class GangCluster(Cluster):
         self.refuse_all(pods)
         await self.engine.gang_preemptor.preempt(self.gang(name))
         self.watch()
+
+    async def nominated(self) -> dict[str, str | None]:
+        """By name, once all is written."""
+        await self.engine.gangs.claims.nominated_nodes.write(self.api)
+        self.watch()
+        return {key.removeprefix("default/"): node for key, node in sorted(self.api.nominated.items())}
 
     @property
     def claims(self) -> list[str]:
@@ -75,6 +82,71 @@ async def test_a_gang_is_bound_as_a_whole_where_its_victims_were() -> None:
     assert (cluster.claims, cluster.gang().state) == ([], GangState.PLANNED)
     assert await bind_all(cluster, pods) == [""] * 3
     assert cluster.agrees()
+
+
+async def test_members_show_the_nodes_that_are_claimed_for_them_and_get_them() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"))
+    pods = gang(2)
+    await cluster.preempts_for(pods)
+    nominated = await cluster.nominated()
+    assert sorted(nominated) == ["g-0", "g-1"]
+    assert sorted(map(str, nominated.values())) == ["n1", "n2"]
+    cluster.gone("a")
+    cluster.gone("b")
+    await woken(cluster)
+    for pod in reversed(pods):
+        assert cluster.chosen(pod) == nominated[pod.name]
+    assert await cluster.nominated() == nominated
+
+
+async def test_members_show_no_node_before_their_victims_leave() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"))
+    cluster.api.always("evict", refused(429))
+    await cluster.preempts_for(gang(2))
+    assert await cluster.nominated() == {}
+
+
+@in_fake_time
+async def test_members_show_no_node_any_more_once_their_claims_have_ended() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"))
+    await cluster.preempts_for(gang(2))
+    await asyncio.sleep(GRACE + TIMEOUT + 1)
+    cluster.engine.gangs.tick()
+    assert cluster.claims == []
+    assert await cluster.nominated() == {"g-0": None, "g-1": None}, "what is wanted last is written"
+
+
+async def test_a_replica_that_stops_deciding_leaves_nominated_nodes_to_the_next_one() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"))
+    await cluster.preempts_for(gang(2))
+    nominated = await cluster.nominated()
+    assert cluster.engine.gangs.is_nominated(uid(gang(2)[0]))
+    cluster.stop_leading()
+    assert not cluster.engine.gangs.is_nominated(uid(gang(2)[0]))
+    assert await cluster.nominated() == nominated
+
+
+async def test_no_plan_is_changed_for_a_call_about_the_nominated_node_alone() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1), node("n3").gpus(1))
+    pods = [replace(pod, status={"nominatedNodeName": "n3"}) for pod in gang(2)]
+    cluster.create(*pods)
+    first = cluster.chosen(pods[0])
+    assert cluster.filtered(pods[1], ["n3"])["NodeNames"] is None
+    assert cluster.gang().state is GangState.PLANNED
+    assert cluster.chosen(pods[1]) in {"n1", "n2"} - {first}
+
+
+async def test_a_member_that_may_use_its_nominated_node_alone_gets_it() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1), node("n3").gpus(1))
+    pods = [replace(pod, status={"nominatedNodeName": "n3"}) for pod in gang(2)]
+    cluster.create(*pods)
+    cluster.chosen(pods[0])
+    assert cluster.filtered(pods[1], ["n3"])["NodeNames"] is None
+    assert cluster.chosen(pods[1], ["n3"]) == "n3"
 
 
 async def test_victims_and_members_are_told_of_each_other() -> None:
@@ -296,6 +368,7 @@ async def test_the_preemptor_runs_by_itself_and_waits_for_the_delay() -> None:
     assert cluster.evictions == []
     await asyncio.sleep(2)
     assert sorted(cluster.evictions) == ["a", "b"]
+    assert sorted(cluster.api.nominated) == ["default/g-0", "default/g-1"]
     running.cancel()
 
 

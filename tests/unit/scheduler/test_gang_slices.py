@@ -309,3 +309,57 @@ async def test_a_large_gang_whose_claims_are_overdue_is_planned_in_slices() -> N
     assert found is not None
     found.state, found.deadline = GangState.NOMINATED, world.engine.cycles.clock.monotonic()
     assert await world.node_for(pods[0])
+
+
+# -- gangs that are bound in part
+
+
+class Recovering(Slices):
+    """What the engine does beside its answers goes on in tasks."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
+        self.task = asyncio.ensure_future(work)
+        return self.task
+
+
+@in_fake_time
+async def test_nothing_is_decided_until_the_rest_of_a_large_gang_has_its_places() -> None:
+    world, pods = Recovering(SIZE + 6), gang(SIZE)
+    world.create(pods[0].on("n0", "n0-0,NVIDIA,81920,0:;"), *pods[1:])
+    world.restart()
+    for handler in (world.pods, world.nodes, world.quotas):
+        assert world.engine.missing()
+        handler.synced()
+    assert held(world) == MEMBERS_AT_ONCE
+    other = using_downward_api(gpu_pod("other", gpu=8))
+    answer = world.engine.answer_filter(filter_body(other, sorted(world.api.nodes)))
+    assert isinstance(answer, bytes)
+    assert "places are being held for gangs that are bound in part" in json.loads(answer)["Error"]
+    await world.task
+    assert world.engine.missing() == ""
+    assert (state(world), held(world)) == (GangState.COMPLETING, SIZE - 1)
+    assert world.filtered(other)["NodeNames"] is None
+
+
+@in_fake_time
+async def test_no_place_is_held_if_the_tenure_ends_while_a_large_gang_gets_its_places() -> None:
+    world, pods = Recovering(SIZE + 6), gang(SIZE)
+    world.create(pods[0].on("n0", "n0-0,NVIDIA,81920,0:;"), *pods[1:])
+    world.restart()
+    for handler in (world.pods, world.nodes, world.quotas):
+        handler.synced()
+    world.stop_leading()
+    await world.task
+    assert held(world) == 0
+
+
+@in_fake_time
+async def test_a_member_that_is_asked_for_while_its_gang_gets_its_places_waits_for_its_own() -> None:
+    world, pods = Slices(SIZE + 6), gang(SIZE)
+    world.create(pods[0].on("n0", "n0-0,NVIDIA,81920,0:;"), *pods[1:])
+    calls = [asyncio.ensure_future(world.asks(pods[1]))]
+    await pauses(calls[0])
+    calls.append(asyncio.ensure_future(world.asks(pods[2])))
+    assert all(json.loads(answer)["NodeNames"] for answer in await asyncio.gather(*calls))
+    assert (state(world), held(world)) == (GangState.COMPLETING, SIZE - 3)
+    assert audit(world.ledger) == []

@@ -11,8 +11,8 @@ from msgspec import structs
 from tessera.scheduler.move_holds import MoveHolds
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.moves import HeldCard, HoldState, MoveHold, decode_move_hold, encode_move_hold
-from tests.support.builders import NOW, PodBuilder, gpu_pod, node
+from tessera.wire.moves import HeldCard, HeldInstance, HoldState, MoveHold, decode_move_hold, encode_move_hold
+from tests.support.builders import NOW, PodBuilder, gpu_pod, mig_profile, node
 from tests.support.journalled_scheduler import JournalledWorld
 from tests.support.journals import assert_same_ledger, records_of, replayed
 from tests.support.stepwise_scheduler import World
@@ -116,6 +116,31 @@ async def test_a_place_is_released_when_its_time_is_over_and_the_annotation_remo
     assert KEY not in moves.world.api.nodes["n2"].annotations
 
 
+async def test_the_annotation_of_a_place_that_is_taken_is_removed_even_if_no_other_process_does() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    moves.holds.end_overdue()
+    await moves.settle()
+    assert KEY in moves.world.api.nodes["n2"].annotations
+    new = successor()
+    moves.world.create(new)
+    assert moves.world.chosen(new) == "n2"
+    moves.holds.end_overdue()
+    await moves.settle()
+    assert KEY not in moves.world.api.nodes["n2"].annotations
+    assert moves.used == 30_000
+
+
+async def test_a_place_ends_when_the_pod_that_it_is_held_for_has_another() -> None:
+    moves = await waiting_world()
+    await moves.annotate(hold_for(WAITING, "uid-old"))
+    moves.world.create(WAITING.on("n1", "n1-0,NVIDIA,35000,0:;"))
+    moves.holds.end_overdue()
+    await moves.settle()
+    assert KEY not in moves.world.api.nodes["n2"].annotations
+    assert moves.used == 30_000
+
+
 async def test_what_was_held_is_held_again_by_the_next_process_before_it_decides() -> None:
     moves = Moves()
     await moves.annotate(HOLD)
@@ -157,7 +182,13 @@ async def test_a_successor_that_does_not_fit_any_more_goes_elsewhere() -> None:
         encode_move_hold(MoveHold("default", "", "", 0.0, HOLD.cards)),
         encode_move_hold(MoveHold("default", "Job", "j", 0.0, ())),
         encode_move_hold(MoveHold("default", "Job", "j", 0.0, (HeldCard("u", "NVIDIA", -1, 0),))),
+        encode_move_hold(MoveHold("default", "Job", "j", FAR, (HeldCard("u", "NVIDIA", 1, 2**40),))),
+        encode_move_hold(structs.replace(HOLD, state=HoldState.HELD, leaving=tuple(map(str, range(300))))),
+        encode_move_hold(
+            MoveHold("default", "Job", "j", FAR, (HeldCard("u", "NVIDIA", 1, 1, 1, (HeldInstance("1g", 0, 1),) * 17),))
+        ),
         "x" * 20_000,
+        encode_move_hold(HOLD)[:-1] + ', "x": "\ud800"}',
     ],
 )
 async def test_what_is_no_hold_is_left_alone(text: str) -> None:
@@ -167,6 +198,120 @@ async def test_what_is_no_hold_is_left_alone(text: str) -> None:
     await moves.world.api.annotate_node("n2", {KEY: text})
     await moves.settle()
     assert moves.used == 0
+
+
+OLD, WAITING = gpu_pod("old", mem=30_000), gpu_pod("waiting", mem=35_000)
+
+
+def hold_for(pod: PodBuilder, *leaving: str, memory: int = 35_000) -> MoveHold:
+    cards = (HeldCard("n2-0", "NVIDIA", 1, memory),)
+    return MoveHold("default", "", pod.name, FAR, cards, pod=pod.api().metadata.uid, leaving=leaving)
+
+
+async def waiting_world() -> Moves:
+    """Both cards have a pod, and one waits that does not fit beside them."""
+    moves = Moves()
+    kept = gpu_pod("kept", mem=30_000).on("n1", "n1-0,NVIDIA,30000,0:;")
+    moves.world.create(kept, OLD.on("n2", "n2-0,NVIDIA,30000,0:;"), WAITING)
+    return moves
+
+
+async def test_what_a_pod_leaves_is_held_for_the_pod_that_waits_and_that_one_is_woken() -> None:
+    moves = await waiting_world()
+    await moves.annotate(hold_for(WAITING, "uid-old"))
+    assert (moves.answer.state, moves.answer.reason) == (HoldState.HELD, "")
+    assert moves.used == 35_000, "the larger of what is claimed and what is still there"
+    world = moves.world
+    assert world.cycles.moves.ready() == []
+    assert set(world.filtered(WAITING)["FailedNodes"]) == {"n1", "n2"}
+    world.api.delete_pod("default/old")
+    world.watch()
+    assert world.cycles.moves.ready() == ["uid-waiting"]
+    other = gpu_pod("other", mem=10_000)
+    world.create(other)
+    assert world.chosen(other) == "n1", "no other pod gets it, not even one that comes first"
+    assert world.chosen(WAITING) == "n2"
+    await moves.settle()
+    assert moves.used == 35_000
+
+
+async def test_a_claim_where_a_pod_stays_or_another_is_evicted_is_refused() -> None:
+    moves = await waiting_world()
+    await moves.annotate(hold_for(WAITING))
+    assert (moves.answer.state, moves.answer.reason) == (HoldState.REFUSED, "the cards are not free any more")
+    moves.world.ledger.nominate(gpu_pod("p", mem=1).on("n2", "n2-0,NVIDIA,1,0:;").facts(), frozenset({"uid-x"}))
+    await moves.annotate(None)
+    await moves.annotate(hold_for(WAITING, "uid-old"))
+    assert moves.answer.reason == "pods are evicted there for another pod"
+
+
+async def test_a_claim_for_a_pod_that_is_bound_by_now_is_not_made_again_after_a_restart() -> None:
+    moves = await waiting_world()
+    moves.world.api.delete_pod("default/old")
+    moves.world.watch()
+    moves.world.create(WAITING.called("bound", uid="uid-waiting").on("n2", "n2-0,NVIDIA,35000,0:;"))
+    await moves.annotate(structs.replace(hold_for(WAITING, "uid-old"), state=HoldState.HELD))
+    assert moves.used == 35_000
+
+
+async def test_a_place_is_held_for_longer_if_that_is_asked_but_never_for_more_than_a_day() -> None:
+    moves = Moves()
+    await moves.annotate(structs.replace(HOLD, until=NOW + 10**6))
+    held = moves.world.cycles.moves.get("uid-old")
+    assert held is not None
+    assert held.until <= moves.world.now() + 86_400
+    until = moves.world.now() + 500
+    await moves.annotate(structs.replace(HOLD, until=until, state=HoldState.HELD))
+    held = moves.world.cycles.moves.get("uid-old")
+    assert held is not None
+    assert held.until == until
+
+
+async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for_them() -> None:
+    world = World(*(node(name).gpus(1, memory=CARD) for name in ("n0", "n1", "n2", "n3")))
+    moves = Moves(world)
+    names, members = (
+        ("n2", "n3"),
+        [gpu_pod(f"m{number}", mem=30_000).in_gang("g", 2).of("Job", "g") for number in (0, 1)],
+    )
+    for number, name in enumerate(names):
+        hold = MoveHold("default", "Job", "g", FAR, (HeldCard(f"{name}-0", "NVIDIA", 1, 30_000),))
+        await world.api.annotate_node(name, {f"{keys.MOVE_PREFIX}old-{number}": encode_move_hold(hold)})
+        moves.holds.put_node(world.api.nodes[name])
+    other = gpu_pod("other", mem=30_000).in_gang("h", 2).of("Job", "h")
+    world.create(other, other.called("other2"), members[0])
+    assert {world.chosen(other), world.chosen(other.called("other2"))} == {"n0", "n1"}
+    found = {world.chosen(members[0])}
+    world.create(members[1])
+    assert found | {world.chosen(members[1])} == set(names)
+    assert not moves.world.cycles.moves
+    await moves.settle()
+    assert [world.cards(name)[f"{name}-0"][1] for name in names] == [30_000, 30_000]
+
+
+async def test_places_that_are_too_few_for_a_gang_are_released_and_it_is_planned_like_any_other() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    members = [gpu_pod(f"m{number}", mem=30_000).in_gang("g", 2).of("Job", "train") for number in (0, 1)]
+    moves.world.create(*members)
+    assert {moves.world.chosen(member) for member in members} == {"n1", "n2"}
+    assert moves.used == 30_000
+
+
+async def test_a_mig_place_is_held_and_another_that_overlaps_it_refused() -> None:
+    profile = mig_profile("1g.10gb", 9_728, 14, 1, 0, 1, 2, 3, 4, 5, 6)
+    card = node("n2").gpus(1, memory=80_000, mode="mig", profiles=[profile])
+    moves = Moves(World(node("n1").gpus(1, memory=CARD), card))
+    place = HeldCard("n2-0", "NVIDIA", 1, 9_728, 14, (HeldInstance("1g.10gb", 3, 1),))
+    await moves.annotate(structs.replace(HOLD, cards=(place,)))
+    assert (moves.answer.state, moves.answer.reason) == (HoldState.HELD, "")
+    [mig] = moves.world.ledger.node("n2").cards[0].mig  # type: ignore[union-attr]
+    assert (mig.profile, mig.placement.start) == ("1g.10gb", 3)
+    assert moves.world.cycles.moves.obstacle(moves.world.cycles.moves.get("uid-old")) != ""  # type: ignore[arg-type]
+    plain = structs.replace(HOLD, cards=(HeldCard("n2-0", "NVIDIA", 1, 9_728),))
+    await moves.annotate(None)
+    await moves.annotate(plain)
+    assert moves.answer.state is HoldState.REFUSED, "no place on a card in MIG mode"
 
 
 async def test_the_place_is_the_one_that_was_held_and_a_replay_finds_it_too() -> None:

@@ -649,6 +649,12 @@ def test_a_gang_without_a_size_that_can_be_meant_is_refused_with_what_to_write(
     assert text in answer.message
 
 
+def test_a_pod_may_opt_out_of_eviction() -> None:
+    document = pod(GPU)
+    document["metadata"]["annotations"] = {"tessera.io/preemptible": "false"}
+    assert verdict(document).allowed
+
+
 def test_a_member_of_a_gang_is_admitted_and_a_size_without_a_gang_gets_a_warning() -> None:
     document = pod(GPU)
     document["metadata"]["annotations"] = {"tessera.io/gang": "g", "tessera.io/gang-size": "2"}

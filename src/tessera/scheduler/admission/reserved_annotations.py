@@ -17,6 +17,8 @@ from tessera.wire.quotes import shortened
 RESERVED_PREFIX = "tessera.io/"
 WISH_PREFIX = GANG
 """under it, but of annotations that tenants write"""
+WISHES = frozenset({keys.PREEMPTIBLE})
+"""under it, but written by tenants"""
 RESERVED_LABELS = frozenset({keys.ASSIGNED_NODE})
 
 _BINDING = (keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS)
@@ -43,7 +45,7 @@ def reserved_on(metadata: Metadata, vendors: Mapping[str, Vendor]) -> list[str]:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(RESERVED_PREFIX) and not name.startswith(WISH_PREFIX)
+    return name.startswith(RESERVED_PREFIX) and not name.startswith(WISH_PREFIX) and name not in WISHES
 
 
 def listed(names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tessera.core.fit import fit_pod
 from tessera.core.gang_preemption import GangVictims
@@ -23,6 +24,7 @@ from tessera.core.victims import PodTraits
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.gangs.reports import GangReports
+from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import PreemptionEvent
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.victim_book import VictimBook
@@ -35,8 +37,9 @@ class GangClaims:
         self._holds = holds
         self._cycles = cycles
         self._ledger = cycles.ledger
-        self._book = book
+        self.book = book
         self._reports = reports
+        self.nominated_nodes = NominatedNodes()
 
     # -- nominate
 
@@ -79,18 +82,18 @@ class GangClaims:
         spent: Counter[str] = Counter()
         others = (each for each in self._ledger.nominations.all() if each.facts.uid not in mine)
         promised = {uid for each in others for uid in each.victims}
-        for uid in chosen | {uid for uid in promised if (one := self._book.traits(uid)) and not one.is_leaving}:
-            spent.update(self._book.budgets(uid))
+        for uid in chosen | {uid for uid in promised if (one := self.book.traits(uid)) and not one.is_leaving}:
+            spent.update(self.book.budgets(uid))
         for uid in chosen:
-            entry, traits = self._ledger.pod(uid), self._book.traits(uid)
+            entry, traits = self._ledger.pod(uid), self.book.traits(uid)
             if entry is None or traits is None or entry.state is not GrantState.BOUND or not entry.observed:
                 return False
             if traits.protection or traits.priority >= priority:
                 return False
-            if any(spent[budget] > self._book.disruptions_allowed(budget) for budget in self._book.budgets(uid)):
+            if any(spent[budget] > self.book.disruptions_allowed(budget) for budget in self.book.budgets(uid)):
                 return False
-            group = self._book.members(traits.group) if traits.group else ()
-            if any(not (one in chosen or _is_leaving(self._book.traits(one))) for one in group):
+            group = self.book.members(traits.group) if traits.group else ()
+            if any(not (one in chosen or _is_leaving(self.book.traits(one))) for one in group):
                 return False
         return True
 
@@ -109,8 +112,16 @@ class GangClaims:
             here = [entry for entry in here if not cards.isdisjoint(entry.holdings)]
         victims = frozenset(entry.facts.uid for entry in here)
         self._cycles.claim_hold(facts_of(held, placement), victims, deadline=gang.deadline)
-        gang.claims.append(Hold(held.uid, held, placement))
+        gang.claims.append(Hold(held.uid, held, placement, request.uid))
         return True
+
+    def show(self, gang: Gang) -> None:
+        """The victims leave: kube-scheduler is told where the members go, as far as they are still nominated."""
+        for claim in gang.claims:
+            member = gang.members.get(claim.member)
+            if member is not None:
+                gang.shown[claim.member] = member.request
+                self.nominated_nodes.set(member.request, claim.placement.node)
 
     # -- redeem, renounce
 
@@ -129,12 +140,12 @@ class GangClaims:
                 self.renounce(gang, f"a place on node {claim.placement.node} is gone")
                 return False
             claims.remove(claim)
-            self._holds.put(gang, claim.request, placement)
+            self._holds.put(gang, replace(claim, placement=placement))
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 if gang.claims is not claims:
                     return False  # They were renounced.
-        gang.victims = frozenset()
+        gang.victims, gang.shown = frozenset(), {}
         return True
 
     def renounce(self, gang: Gang, why: str) -> None:
@@ -144,13 +155,20 @@ class GangClaims:
         nodes = [claim.placement.node for claim in gang.claims]
         self._withdraw(gang)
         gang.state, gang.tried, gang.victims = GangState.WAITING, None, frozenset()
+        self._hide(gang)
         self._reports.wait(gang, f"its places over other pods were given up: {why}", gang.places)
         self._report(gang, nodes, problem=why)
+
+    def _hide(self, gang: Gang) -> None:
+        shown, gang.shown = gang.shown, {}
+        for uid, request in shown.items():
+            if uid in gang.members:
+                self.nominated_nodes.set(request, None)
 
     def end_if_overdue(self, gang: Gang) -> None:
         if gang.state is GangState.NOMINATED and self._cycles.clock.monotonic() >= gang.deadline:
             for uid in gang.victims:
-                self._book.note_stuck(uid)
+                self.book.note_stuck(uid)
             self.renounce(gang, "The devices were held for too long: the nomination ends")
 
     def _withdraw(self, gang: Gang) -> None:
@@ -185,7 +203,7 @@ class GangClaims:
             )
 
     def _traits(self, uids: Iterable[str]) -> tuple[PodTraits, ...]:
-        return tuple(traits for uid in uids if (traits := self._book.traits(uid)) is not None)
+        return tuple(traits for uid in uids if (traits := self.book.traits(uid)) is not None)
 
 
 def _is_leaving(traits: PodTraits | None) -> bool:

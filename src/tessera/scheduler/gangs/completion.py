@@ -12,7 +12,7 @@ from tessera.core.gangs import GangMisfit
 from tessera.scheduler.gangs.barrier import HELD_SECONDS, GangBarrier
 from tessera.scheduler.gangs.claims import GangClaims
 from tessera.scheduler.gangs.gang import Gang, GangState, MemberState
-from tessera.scheduler.gangs.holds import GangHolds
+from tessera.scheduler.gangs.holds import PLAN_AGAIN, GangHolds
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
@@ -54,14 +54,22 @@ class GangCompletion:
         return gang.state in (WAITING, COMPLETING) and self.is_begun(gang) and bool(self._holds.unplaced(gang))
 
     def begin(self, gang: Gang) -> Generator[None, None, None]:
-        """WAITING -> COMPLETING: hold what is missing, as much of it as there is room for, in slices."""
-        gang.state, gang.deadline = COMPLETING, self._cycles.clock.monotonic() + HELD_SECONDS
+        """WAITING -> COMPLETING: hold what is missing, as much of it as there is room for, in slices.
+
+        The state changes last: a member that is asked for in a pause waits for its hold.
+        """
+        before = gang.state, self._cycles.term
         self._turns.end(gang)
         self._holds.release(gang)
-        if self._holds.unplaced(gang):
-            answer = yield from self._holds.plan(gang, None, missing=0)
-            if isinstance(answer, GangMisfit):
-                self._holds.hold(gang, answer.places)
+        answer = None
+        for _ in range(PLAN_AGAIN):
+            if answer is None and self._holds.unplaced(gang):
+                answer = yield from self._holds.plan(gang, None, missing=0)
+            if (gang.state, self._cycles.term) != before:
+                return  # Something else has happened to it in a pause.
+        if isinstance(answer, GangMisfit):
+            self._holds.hold(gang, answer.places)
+        gang.state, gang.deadline = COMPLETING, self._cycles.clock.monotonic() + HELD_SECONDS
         bound = gang.count(MemberState.BOUND)
         self._reports.tell(gang, f"{bound} of {gang.required} members are bound; the rest goes first")
 

@@ -12,14 +12,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
-from tessera.core.gang_preemption import GangDemand
+from tessera.core.gang_demand import GangDemand
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
-from tessera.core.steps import finish
 from tessera.scheduler.gangs.barrier import GangBarrier
 from tessera.scheduler.gangs.claims import GangClaims
 from tessera.scheduler.gangs.completion import GangCompletion
@@ -64,6 +64,8 @@ class GangCoordinator:
         self.cycles = cycles
         self._requests = requests
         self.registry = GangRegistry()
+        self.recovering = ""
+        """why nothing is decided; empty if it is"""
         self._reports = reports = GangReports(observer)
         self._turns = turns = GangTurns(self.registry, holds, cycles.clock, times)
         self._plans = plans = GangPlans(holds, turns, cycles.clock, times=times, reports=reports)
@@ -80,6 +82,11 @@ class GangCoordinator:
     def take_totals(self) -> dict[str, int]:
         """Gangs that became whole, and plans that were given up, since the last call."""
         return self._reports.take_totals()
+
+    def is_nominated(self, uid: str) -> bool:
+        """Whether the pod is a member of a gang for which victims leave."""
+        gang = self.registry.of(uid)
+        return gang is not None and gang.state is NOMINATED
 
     def demand(self, gang: Gang, *, priority: int) -> GangDemand:
         """What a complete gang needs, for a search of victims."""
@@ -152,7 +159,8 @@ class GangCoordinator:
             gang, member = self._meet(group, request)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = named.resolve()
-                await self._planner.plan_in_slices(gang, member)
+                if not self._follow_moves(gang, pod, request, named):
+                    await self._planner.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
     def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
@@ -173,10 +181,16 @@ class GangCoordinator:
             member.candidates = named.resolve()
         if problem is None and gang.state is NOMINATED:
             problem = gang.misfit
-        elif problem is None and gang.state is WAITING:
+        elif problem is None and gang.state is WAITING and not self._follow_moves(gang, pod, request, named):
             problem = self._planner.plan(gang, member)
         if problem is None and gang.state is PLANNED:
-            placement = self._planner.place(gang, member, named)
+            placement: Placement | Misfit | None
+            if self._is_first_try(pod, member, named):
+                placement = self._holds.take(gang, request, named) or gang_misfit(
+                    f"gang {gang.name}: another node is planned for this pod"
+                )
+            else:
+                placement = self._planner.place(gang, member, named)
             if isinstance(placement, Placement) or placement is None:
                 return placement
             problem = placement
@@ -207,11 +221,30 @@ class GangCoordinator:
 
     # -- over time
 
-    def recover(self) -> None:
-        """Make holds for the rest of the gangs that are bound in part. Comes before any other decision."""
+    def recover(self, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """Make holds for the rest of the gangs that are bound in part. Comes before any other decision, so `recovering`
+        says why none is made where that takes several slices."""
+        if self.recovering:
+            return
+        steps = self._recover()
+        for _ in steps:
+            self.recovering = "places are being held for gangs that are bound in part"
+            spawn(self._finish_recovery(steps))
+            return
+
+    def _recover(self) -> Iterator[None]:
         for gang in sorted(self.registry, key=lambda gang: gang.name):
             if self._completion.needs_holds(gang):
-                finish(self._completion.begin(gang))
+                yield from self._completion.begin(gang)
+
+    async def _finish_recovery(self, steps: Iterator[None]) -> None:
+        try:
+            await asyncio.sleep(0)
+            for _ in steps:
+                await asyncio.sleep(0)
+        finally:
+            self.recovering = ""
+            self.cycles.unschedulable.on_room()
 
     def end_term(self) -> None:
         """This replica stops deciding: nothing is held any more."""
@@ -221,6 +254,7 @@ class GangCoordinator:
                 self._plans.give_up(gang, "this replica stopped deciding", pause=False)
             self.claims.renounce(gang, "this replica stopped deciding")
             self._holds.give_up(gang)
+        self.claims.nominated_nodes.forget()
 
     def tick(self) -> None:
         """End what only time ends. Called every 15 s."""
@@ -282,10 +316,26 @@ class GangCoordinator:
             return True
         return gang is not None and len({member.request.shape for member in gang.members.values()}) > FEW_SHAPES
 
+    def _is_first_try(self, pod: Pod, member: Member, named: CandidateNames) -> bool:
+        """Whether kube-scheduler asks for the nominated node alone. If that is refused, it asks for all nodes at once,
+        so no plan is changed for it."""
+        node, was_tried = pod.status.nominated_node_name, member.is_tried
+        member.is_tried = not was_tried and bool(node) and named.resolve().names == (node,)
+        return member.is_tried
+
     def _is_shown(self, uid: str) -> bool:
         """Whether the API shows the pod, not bound."""
         cycle = self.cycles.get(uid)
         return cycle is not None and cycle.is_shown
+
+    def _follow_moves(self, gang: Gang, pod: Pod, request: PodRequest, named: CandidateNames) -> bool:
+        """WAITING -> PLANNED: the members were moved, and go where places are held for them."""
+        if not len(self.cycles.moves) or self._completion.is_begun(gang):
+            return False
+        is_held = self._holds.hold_moved(gang, request, pod.workload, named)
+        if is_held:
+            self._plans.begin(gang)
+        return is_held
 
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)

@@ -22,8 +22,8 @@
       |               v
       '------------ WHOLE
 
-A *hold* is a place in the ledger for one member, kept under a name of its own. A member takes a hold of its shape at
-its filter call, so there can be a hold for a member that does not exist yet.
+A *hold* is a place in the ledger for one member, kept under a name of its own. A member takes its hold at its filter
+call (`assignment`). There are holds for members that do not exist yet: the next one of that shape takes one.
 
     WAITING       nothing is held (except for the gang whose turn it is, see `turns`); members are refused
     NOMINATED     every member has a claim on what victims still hold; members are refused
@@ -43,11 +43,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tessera.core.gangs import Placed
+from tessera.core.gang_trial import Placed
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
-from tessera.core.selection import CandidateNames, Candidates
+from tessera.core.selection import Candidates
 from tessera.wire.pod_groups import PodGroup
 
 
@@ -98,20 +98,32 @@ class Member:
     """of its last refusal"""
     refusals: int = 0
     candidates: Candidates | None = None
-    """of its last filter call"""
+    """of its last filter call while the gang had no plan"""
+    narrowed: Candidates | None = None
+    """of a filter call that did not allow its hold. Other members may have taken the cpu of its other nodes by then, so
+    this says where it can go beside them: the next plan respects it, if it can"""
+    is_tried: bool = False
+    """its last filter call was for its nominated node alone"""
     unseen_ticks: int = 0
     """while only filter knows it"""
     is_shown: bool = False
     """by the API"""
 
+    @property
+    def known_candidates(self) -> Candidates | None:
+        """None: it was not asked for yet."""
+        return self.candidates if self.narrowed is None else self.narrowed
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class Hold:
     """A place that is held for a member."""
 
     uid: str
     request: PodRequest
     placement: Placement
+    member: str = ""
+    """uid of the pod that it is meant for; another one of its shape may take it if that is no member which waits"""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +147,8 @@ class Gang:
     """uids of pods that the claims wait for"""
     is_claimed: bool = False
     """all members have their claims"""
+    shown: dict[str, PodRequest] = field(default_factory=dict)
+    """members whose nominated node the API shows, by uid"""
     waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     """by uid; the result is empty, or why the gang was given up"""
     released: set[str] = field(default_factory=set)
@@ -218,24 +232,25 @@ class Gang:
         """Members that exist and are not gated."""
         return self.count(MemberState.PENDING, MemberState.BOUND)
 
-    def take(self, shape: Hashable, allowed: CandidateNames | None = None) -> Hold | None:
-        """Remove a free hold of this shape whose node is allowed; None if there is none."""
-        found = self.holds.get(shape, [])
-        for i, hold in enumerate(found):
-            if allowed is None or hold.placement.node in allowed:
-                del found[i]
-                if not found:
-                    del self.holds[shape]
-                return hold
-        return None
+    def remove_hold(self, hold: Hold) -> None:
+        shape = hold.request.shape
+        self.holds[shape].remove(hold)
+        if not self.holds[shape]:
+            del self.holds[shape]
 
     def take_from(self, node: str) -> list[Hold]:
         """Remove all free holds on a node."""
         found = [hold for holds in self.holds.values() for hold in holds if hold.placement.node == node]
         for hold in found:
-            self.holds[hold.request.shape].remove(hold)
-        self.holds = {shape: holds for shape, holds in self.holds.items() if holds}
+            self.remove_hold(hold)
         return found
+
+    def forget_narrowed(self) -> bool:
+        """Whether a plan depended on what filter calls of an earlier plan allowed; the next one does not."""
+        narrowed = [member for member in self.members.values() if member.narrowed is not None]
+        for member in narrowed:
+            member.narrowed = None
+        return bool(narrowed)
 
     def put(self, hold: Hold) -> None:
         self.holds.setdefault(hold.request.shape, []).append(hold)

@@ -10,24 +10,29 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Generator, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from tessera.core.gang_preemption import GangDemand
-from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, GangPlanning, Placed
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_trial import Domains, GangMember, Placed
+from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
 from tessera.core.relocation import fit_on
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
+from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
-from tessera.wire.objects import Node
+from tessera.wire.objects import Node, Workload
 
 HOLD_PREFIX = "gang/"
 """of the uids of holds; no pod's uid has a slash"""
 MEMBERS_AT_ONCE = 24
 """placed between two pauses of a plan: 4 ms for one card each, 8 ms for eight"""
+PLAN_AGAIN = 3
+"""times at once, if members come or go in a pause"""
 MOST_EXCHANGED = 8
 """nodes on which the holds of other members may make way for a member"""
 UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})
@@ -89,14 +94,18 @@ class GangHolds:
     def plan(self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf) -> Planning:
         """Hold places for all members that have none, and for `missing` ones that do not exist yet, in slices.
 
-        These ask for what the `asking` member asks for. Nothing is held if not all required members fit.
+        These ask for what the `asking` member asks for. Nothing is held if not all required members fit. Pods beyond
+        the size of the gang have no place in its plan: there may be any number of them.
         """
         waiting = self.unplaced(gang)
+        placed = gang.present() - len(waiting)
+        if gang.present() > gang.group.size:
+            waiting.sort(key=lambda member: member is not asking)
+            del waiting[max(gang.group.size - placed, 1) :]
         members = [GangMember(member.request, _candidates(member, asking)) for member in waiting]
         model = asking or (waiting[0] if waiting else None)
         if model is not None:
             members += [GangMember(_to_come(gang, model.request, i), model.candidates) for i in range(missing)]
-        placed = gang.present() - len(waiting)
         planning = GangPlanning(
             self._selector,
             members,
@@ -107,8 +116,8 @@ class GangHolds:
         )
         answer = yield from self._make(gang, planning)
         if isinstance(answer, GangPlan):
-            for held, placement in planning.keep():
-                gang.put(Hold(held.uid, held, placement))
+            for place, (held, placement) in zip(answer.places, planning.keep(), strict=True):
+                gang.put(Hold(held.uid, held, placement, place.request.uid))
         else:
             planning.take_back()
         return answer
@@ -150,17 +159,30 @@ class GangHolds:
             self.hold_one(gang, request, placement)
 
     def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
-        self.put(gang, self.named(gang, request), placement)
+        """For the member that asks for it."""
+        held = self.named(gang, request)
+        self.put(gang, Hold(held.uid, held, placement, request.uid))
+
+    def hold_moved(self, gang: Gang, request: PodRequest, workload: Workload, named: CandidateNames) -> bool:
+        """Hold for the gang what is held for the successors of its members, which were moved (`move_holds`): whether it
+        is enough for the gang. The members are alike: one controller made them."""
+        moves = self._cycles.moves
+        while len(moves) and (found := moves.take(workload, request, named)) is not None:
+            held = self.named(gang, request)
+            self.put(gang, Hold(held.uid, held, found[1]))
+        if gang.free_holds and gang.free_holds + gang.present() - len(self.unplaced(gang)) >= gang.required:
+            return True
+        self.release(gang)
+        return False
 
     def named(self, gang: Gang, request: PodRequest) -> PodRequest:
         """The request under the next name of the gang's holds and claims."""
         uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{next(self._serial)}"
         return request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
 
-    def put(self, gang: Gang, held: PodRequest, placement: Placement) -> None:
-        """Hold a placement for a request that was named."""
-        self._cycles.hold(held, placement)
-        gang.put(Hold(held.uid, held, placement))
+    def put(self, gang: Gang, hold: Hold) -> None:
+        self._cycles.hold(hold.request, hold.placement)
+        gang.put(hold)
 
     def take_back(self, gang: Gang, uid: str) -> None:
         """A member that had its hold asks again, or its bind has waited too long: it is a hold of the gang again."""
@@ -190,7 +212,7 @@ class GangHolds:
         The node may have changed since it was planned, so the plain rule decides again. A hold that does not fit any
         more is dropped.
         """
-        while (hold := gang.take(request.shape, named)) is not None:
+        while (hold := take_hold(gang, request, named)) is not None:
             self._cycles.release_hold(hold.uid)
             placement = fit_on(self._selector.ledger, request, hold.placement.node)
             if placement is not None:
@@ -205,7 +227,7 @@ class GangHolds:
         Holds of other members on it make way if there is room for them elsewhere, or `at_any_cost`. `settle` follows
         once the member is placed.
         """
-        own = gang.take(request.shape)
+        own = take_any_hold(gang, request)
         if own is not None:
             self._cycles.release_hold(own.uid)
         answer = self._selector.select(request, named)
@@ -217,7 +239,7 @@ class GangHolds:
             if placement is not None:
                 return placement
         if own is not None:
-            self.put(gang, own.request, own.placement)
+            self.put(gang, own)
         return None
 
     def _displace(self, gang: Gang, request: PodRequest, node: str, *, at_any_cost: bool) -> Placement | None:
@@ -231,10 +253,10 @@ class GangHolds:
             taken = self.named(gang, request)
             self._cycles.hold(taken, placement)
             for hold in displaced:
-                again = self._selector.select(hold.request, self._selector.ledger.node_names())
+                again = self._selector.select(hold.request, self._candidates_for(gang, hold))
                 if isinstance(again, Selected):
                     self._cycles.hold(hold.request, again.placement)
-                    moved.append(Hold(hold.uid, hold.request, again.placement))
+                    moved.append(replace(hold, placement=again.placement))
             self._cycles.release_hold(taken.uid)
         for hold in moved:
             self._cycles.release_hold(hold.uid)
@@ -243,14 +265,19 @@ class GangHolds:
             self._displaced = [(gang, hold) for hold in moved]
             return placement
         for hold in displaced:
-            self.put(gang, hold.request, hold.placement)
+            self.put(gang, hold)
         return None
+
+    def _candidates_for(self, gang: Gang, hold: Hold) -> Candidates:
+        member = gang.members.get(hold.member)
+        known = None if member is None else member.known_candidates
+        return self._selector.candidates(self._selector.ledger.node_names() if known is None else known.names)
 
     def settle(self) -> None:
         """The member is placed: hold the new places of those that have made way for it."""
         displaced, self._displaced = self._displaced, []
         for gang, hold in displaced:
-            self.put(gang, hold.request, hold.placement)
+            self.put(gang, hold)
 
     def release(self, gang: Gang) -> None:
         holds: Sequence[Hold] = [hold for found in gang.holds.values() for hold in found]
@@ -271,9 +298,10 @@ class GangHolds:
 
 def _candidates(member: Member, asking: Member | None) -> Candidates | None:
     """Its own, if it has asked before; else those of the asking member, if both want the same."""
-    if member.candidates is None and asking is not None and member.request.shape == asking.request.shape:
+    known = member.known_candidates
+    if known is None and asking is not None and member.request.shape == asking.request.shape:
         return asking.candidates
-    return member.candidates
+    return known
 
 
 def _to_come(gang: Gang, model: PodRequest, position: int) -> PodRequest:

@@ -20,7 +20,7 @@ from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
 from tessera.scheduler.gangs.completion import GangCompletion
 from tessera.scheduler.gangs.gang import Gang, GangState, Member
-from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds
 from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
@@ -29,8 +29,6 @@ from tessera.scheduler.unschedulable_pods import MOST_WORK
 
 PAUSE_SECONDS = 1.0
 """between two plans of a large gang that does not fit, or whose members change meanwhile"""
-PLAN_AGAIN = 3
-"""times at once, if members come or go in a pause"""
 MOST_REPLANNED = 64
 """members without a place up to which a gang is planned again in one step; a larger plan is given up instead"""
 SPARE_REPLANS = 8
@@ -116,6 +114,8 @@ class GangPlanner:
         gang.places = None
         self._holds.release(gang)
         answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+        if isinstance(answer, GangMisfit) and gang.forget_narrowed():
+            answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
         if gang.state is not GangState.WAITING:
             return None  # Something else has happened to it in a pause.
         if answer is None:
@@ -152,12 +152,15 @@ class GangPlanner:
         """The member's hold of the plan, on a node that kube-scheduler allows for it. None: it is more than must be
         placed together."""
         request = member.request
-        placement = self._holds.take(gang, request, named) or self._holds.exchange(gang, request, named)
+        placement = self._holds.take(gang, request, named)
+        if placement is not None:
+            return placement
+        member.narrowed = named.resolve()
+        placement = self._holds.exchange(gang, request, named)
         if placement is not None:
             return placement
         if not gang.free_holds and len(self._holds.unplaced(gang)) <= gang.present() - gang.required:
             return None
-        member.candidates = named.resolve()
         gang.replans += 1
         self._holds.release(gang)
         if gang.replans > 2 * gang.group.size + SPARE_REPLANS:

@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable
 
 from tessera.core import gang_preemption
-from tessera.core.gang_preemption import GangDemand, GangVictims
+from tessera.core.gang_demand import GangDemand
+from tessera.core.gang_preemption import GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.victims import PodTraits
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.gangs.coordinator import GangCoordinator
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold, MemberState
+from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.preemptor import AGAIN_SECONDS, ATTEMPTS, PreemptionSettings
-from tessera.scheduler.victim_book import VictimBook
 from tessera.services.failpoints import Failpoint, failpoint
 
 SLICE_SECONDS = 0.005
@@ -38,8 +39,8 @@ class GangPreemptor:
         self,
         gangs: GangCoordinator,
         preemption: Preemption,
-        book: VictimBook,
         evictor: Evictor,
+        api: KubeApi,
         *,
         settings: PreemptionSettings,
         is_ready: Callable[[], bool],
@@ -48,8 +49,9 @@ class GangPreemptor:
         self._gangs = gangs
         self._cycles: PodCycles = gangs.cycles
         self._preemption = preemption
-        self._book = book
+        self._book = gangs.claims.book
         self._evictor = evictor
+        self._api = api
         self._settings = settings
         self._is_ready = is_ready
         self._timer: asyncio.TimerHandle | None = None
@@ -60,9 +62,12 @@ class GangPreemptor:
 
     async def run(self) -> None:
         """For ever: look for victims for gangs that were refused."""
-        async with asyncio.TaskGroup() as evictions:
-            while self._settings.is_enabled:
-                await self._serve(evictions)
+        if not self._settings.is_enabled:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._gangs.claims.nominated_nodes.run(self._api))
+            while True:
+                await self._serve(tasks)
 
     async def _serve(self, evictions: asyncio.TaskGroup) -> None:
         """One round over the gangs that were refused."""
@@ -191,6 +196,8 @@ class GangPreemptor:
             # Pods that stay are spared for a while, so this ends.
             self._gangs.registry.note_short(gang)
             return False
+        if gang.claims is claims:
+            self._gangs.claims.show(gang)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from tessera.core.gangs import Placed
+from tessera.core.gang_trial import Placed
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.scheduler.gangs.gang import Gang
 from tessera.scheduler.observer import GangEvent, PreemptionEvent, SchedulerObserver

@@ -1,0 +1,300 @@
+"""One try to place all members of a gang on the ledger, one after the other, by the rule that places single pods.
+
+A member for which no place is free gets that of another one, if this can move (`matching`). So members that ask for the
+same are placed wherever that is possible, whatever nodes each of them may use.
+
+With domains (the values of one node label), the gang goes to as few of them as possible: the smallest domain that
+seems to hold all; else the largest one first. What a domain holds is estimated from the arrays, and only the order of
+the domains depends on that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from tessera.core import screen
+from tessera.core.arrays import Ints
+from tessera.core.grants import Placement
+from tessera.core.ledger import LedgerListener
+from tessera.core.matching import find_path
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
+
+MOST_REFUSED = 16
+"""kinds of members that may be refused before no other kind is tried: each costs as much as the refusal of a pod"""
+MOST_VAIN_DOMAINS = 8
+"""that take no member, the most promising ones, before the rest of the gang goes anywhere"""
+REFUSAL_STEPS = 8
+"""that one refusal counts for: on many nodes it takes far longer than a place"""
+CARD_CHOICES = ("binpack", "spread")
+"""device policies that only say which cards are preferred: one is tried for the other"""
+
+Name = Callable[[PodRequest], PodRequest]
+
+
+class GangMember(NamedTuple):
+    """One pod to be placed."""
+
+    request: PodRequest
+    candidates: Candidates | None = None
+    """None: all nodes"""
+
+    @property
+    def kind(self) -> Hashable:
+        """Members of one kind fit in the same places."""
+        return self.request.shape, self.request.namespace, id(self.candidates)
+
+
+class Placed(NamedTuple):
+    """A member and its place."""
+
+    request: PodRequest
+    placement: Placement
+
+
+class Domains(NamedTuple):
+    """Nodes by the value of one label."""
+
+    label: str
+    by_node: Mapping[str, str]
+    """nodes without the label are left out"""
+
+
+class GangTrial:
+    """What was placed before a pause is held in the ledger from then on (`publish`), until it is taken back."""
+
+    def __init__(
+        self,
+        selector: Selector,
+        members: Sequence[GangMember],
+        *,
+        work: float,
+        card_choice: str,
+        name: Name | None,
+    ) -> None:
+        """`work` bounds the plain rule for one member; `card_choice`: instead of what members say, if not empty."""
+        self._selector = selector
+        self._ledger = selector.ledger
+        self.members = members
+        self._work = work
+        self._card_choice = card_choice
+        self._name = name or self._trial_name
+        self.held: list[Placed] = []
+        """places in the order in which they were found, with the requests under which they are held"""
+        self._hold_of: dict[int, int] = {}
+        """position in `members` -> position in `held`"""
+        self.refused: tuple[GangMember, Refused] | None = None
+        """the first member that did not fit"""
+        self._listener: LedgerListener | None = None
+        self._published = 0
+        """of `held`, those that the listener knows"""
+
+    @property
+    def places(self) -> tuple[Placed, ...]:
+        """Of the members, in the order of `held`."""
+        by_hold = sorted((hold, position) for position, hold in self._hold_of.items())
+        return tuple(Placed(self.members[i].request, self.held[hold].placement) for hold, i in by_hold)
+
+    @property
+    def missing(self) -> list[GangMember]:
+        """Members that have no place."""
+        return [member for i, member in enumerate(self.members) if i not in self._hold_of]
+
+    # -- what the ledger's listener knows
+
+    def mute(self) -> None:
+        """Nothing is told until `publish`: most trials come to nothing within one step."""
+        self._listener, self._ledger.listener = self._ledger.listener, None
+
+    def publish(self) -> None:
+        """What was placed so far is held from now on."""
+        self._ledger.listener = self._listener
+        for request, _ in self.held[self._published :]:
+            entry = self._ledger.pod(request.uid)
+            if entry is not None and self._listener is not None:
+                self._listener.on_pod(entry.facts, entry.state, observed=entry.observed)
+        self._published = len(self.held)
+
+    def take_back(self) -> None:
+        for request, _ in self.held[self._published :]:
+            self._ledger.release(request.uid)
+        if self._ledger.listener is None:
+            self._ledger.listener = self._listener
+        for request, _ in self.held[: self._published]:
+            self._ledger.release(request.uid)
+
+    # -- placing
+
+    def _trial_name(self, request: PodRequest) -> PodRequest:
+        """A uid that no pod has."""
+        return request.called(uid=f"gang-trial/{len(self.held)}", namespace=request.namespace, name=request.name)
+
+    def run(self, domains: Domains | None) -> Generator[None, None, bool]:
+        """Place what fits; whether that is finished. A step for each member that is placed, some for a refusal."""
+        if domains is not None:
+            vain = 0
+            for within in self._by_domain(domains):
+                before = len(self._hold_of)
+                if not (yield from self._fill(within)):
+                    return False
+                if len(self._hold_of) == len(self.members):
+                    return True
+                vain += len(self._hold_of) == before
+                if vain == MOST_VAIN_DOMAINS:
+                    break
+        return (yield from self._fill(None))
+
+    def _by_domain(self, domains: Domains) -> Iterator[Candidates]:
+        """The domains in the order in which they are filled. What is placed in one does not change the others."""
+        names: dict[str, list[str]] = {}
+        for name in self._ledger.node_names():
+            if name in domains.by_node:
+                names.setdefault(domains.by_node[name], []).append(name)
+        holds: dict[str, int] = {}
+        estimated: Hashable = None
+        while names:
+            missing = self.missing
+            if estimated != missing[0].request.shape:
+                estimated = missing[0].request.shape
+                holds = self._estimate(domains, missing[0].request)
+            enough = [domain for domain in names if holds.get(domain, 0) >= len(missing)]
+            choose = min if enough else max
+            best = choose(enough or names, key=lambda domain: (holds.get(domain, 0), domain))
+            yield self._selector.candidates(names.pop(best))
+
+    def _fill(self, within: Candidates | None) -> Generator[None, None, bool]:
+        filling = _Filling(self, within)
+        for position, member in enumerate(self.members):
+            if position in self._hold_of or not filling.may_try(member):
+                continue
+            moves = yield from find_path(
+                position, kind=lambda i: self.members[i].kind, free=filling.take_free, taken=filling.taken
+            )
+            if filling.is_unfinished:
+                return False
+            if moves is not None:
+                self._hold_of.update(moves)
+                yield
+                continue
+            filling.hopeless.add(member.kind)
+            if within is None and self.refused is None:
+                self.refused = member, filling.full[member.kind]
+        return True
+
+    def take(self, position: int, within: Candidates | None) -> int | Refused | Unfinished:
+        """A free place for a member, as a position in `held`."""
+        request, candidates = self.members[position]
+        tried = _with_card_choice(request, self._card_choice)
+        answer = self._selector.select_within(tried, self.among(candidates, within), self._work)
+        if isinstance(answer, Selected):
+            named = self._name(request)
+            self._ledger.reserve(named, answer.placement, deadline=math.inf)
+            self.held.append(Placed(named, answer.placement))
+            return len(self.held) - 1
+        return answer
+
+    def taken(self) -> Iterator[tuple[int, int]]:
+        """Positions in `held` and in `members`."""
+        for position, hold in self._hold_of.items():
+            yield hold, position
+
+    def among(self, own: Candidates | None, within: Candidates | None) -> Candidates:
+        order = self._ledger.arrays.order
+        if own is None and within is None:
+            return Candidates(order, np.ones(len(order.names), dtype=np.bool_), ())
+        current = [
+            each if each.order is order else self._selector.candidates(each.names)
+            for each in (own, within)
+            if each is not None
+        ]
+        if len(current) == 1:
+            return current[0]
+        return Candidates(order, current[0].named & current[1].named, ())
+
+    def _estimate(self, domains: Domains, request: PodRequest) -> dict[str, int]:
+        """About how many members like this one each domain holds; those that hold none may be left out."""
+        asked = next((each for _, each in request.requests), None)
+        rules = self._ledger.rules.get(asked.vendor) if asked is not None else None
+        if asked is None or rules is None:
+            return {}
+        everywhere = self.among(None, None)
+        arrays, rows = self._ledger.arrays, everywhere.rows
+        takes = screen.judge(arrays, screen.question(request, asked, rules), rows) == screen.TAKES
+        memory = screen.memory_asked(asked, arrays.memory[:, rows])
+        room = np.minimum(
+            arrays.slots[:, rows] - arrays.used[:, rows],
+            (arrays.memory[:, rows] - arrays.used_memory[:, rows]) // np.maximum(memory, 1),
+        )
+        if asked.cores:
+            room = np.minimum(room, (arrays.cores[:, rows] - arrays.used_cores[:, rows]) // asked.cores)
+        by_node: Ints = np.where(takes, np.maximum(room, 1), 0).sum(axis=0) // max(asked.count, 1)
+        holds: Counter[str] = Counter()
+        for name, count in zip(everywhere.registered, by_node.tolist(), strict=True):
+            if name in domains.by_node:
+                holds[domains.by_node[name]] += count
+        return holds
+
+
+class _Filling:
+    """Members are placed in a domain, or anywhere. What is free there only becomes less meanwhile."""
+
+    def __init__(self, trial: GangTrial, within: Candidates | None) -> None:
+        self._trial = trial
+        self._within = within
+        self.full: dict[Hashable, Refused] = {}
+        """kinds of members for which no place is free"""
+        self.hopeless: set[Hashable] = set()
+        """kinds for which no member can make way either"""
+        self.is_unfinished = False
+        self._fitting: set[Hashable] = set()
+        self._nodes: dict[Hashable, frozenset[str]] = {}
+        """by kind"""
+
+    def may_try(self, member: GangMember) -> bool:
+        is_bounded = len(self.full) < MOST_REFUSED or member.kind in self._fitting
+        return is_bounded and member.kind not in self.hopeless
+
+    def take_free(self, position: int) -> Generator[None, None, int | None]:
+        member = self._trial.members[position]
+        if self.is_unfinished or member.kind in self.full or not self.may_try(member):
+            return None
+        answer = self._trial.take(position, self._within)
+        if isinstance(answer, int):
+            self._fitting.add(member.kind)
+            return answer
+        if isinstance(answer, Unfinished):
+            self.is_unfinished = True
+            return None
+        self.full[member.kind] = answer
+        yield from repeat(None, REFUSAL_STEPS - 1)
+        return None
+
+    def taken(self, position: int) -> Iterator[tuple[int, int]]:
+        """Places of members that ask for the same, on nodes that this one may use."""
+        trial, (request, candidates) = self._trial, self._trial.members[position]
+        if candidates is None and self._within is None:
+            return  # Whatever is free for another member would be free for this one.
+        kind = trial.members[position].kind
+        if kind not in self._nodes:
+            self._nodes[kind] = frozenset(trial.among(candidates, self._within).registered)
+        nodes = self._nodes[kind]
+        for hold, other in trial.taken():
+            asked = trial.members[other].request
+            is_equal = asked.shape == request.shape and asked.namespace == request.namespace
+            if is_equal and trial.held[hold].placement.node in nodes:
+                yield hold, other
+
+
+def changes_cards(request: PodRequest, policy: str) -> bool:
+    return bool(policy) and request.device_policy in CARD_CHOICES and request.device_policy != policy
+
+
+def _with_card_choice(request: PodRequest, policy: str) -> PodRequest:
+    return replace(request, device_policy=policy) if changes_cards(request, policy) else request

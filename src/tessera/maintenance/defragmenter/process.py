@@ -1,0 +1,211 @@
+"""The life of `tessera defrag run`: hold the Lease, make a round every so often, serve the metrics.
+
+    start ──▶ standing by ── the Lease is free ──▶ leading: rounds ── the Lease is lost ──▶ standing by
+    SIGTERM, SIGINT:  what is held is given back, the Lease is released, exit 0
+    no address, or an unexpected fault:  exit 1
+
+A round that fails (an apiserver that cannot be reached) is logged, and the next one tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from tessera.inspect.collector import collect
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.state import InspectionError
+from tessera.kube.access import load_access
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import AccessError, KubeError
+from tessera.kube.lease_election import LeaseElection
+from tessera.kube.leases import boottime
+from tessera.maintenance.defragmenter.controller import Defragmenter, Outcome, RoundOptions
+from tessera.maintenance.defragmenter.eviction_budget import EvictionBudget
+from tessera.maintenance.defragmenter.metrics import DefragmenterMetrics, ScrapeView
+from tessera.maintenance.defragmenter.settings import DefragmenterSettings
+from tessera.services import exposition
+from tessera.services.addresses import Address
+from tessera.services.listener import Listener, health_routes, metrics_route
+
+log = structlog.get_logger(__name__)
+
+COMPONENT = "tessera-defrag"
+STOPS = (signal.SIGTERM, signal.SIGINT)
+RENEWALS = 6
+"""in the duration of the Lease"""
+GRACE_S = 2.0
+"""for a scrape in progress at the end"""
+
+
+def run(settings: DefragmenterSettings) -> int:
+    """Runs until stopped. Returns the exit code."""
+    return asyncio.run(_main(settings))
+
+
+async def _main(settings: DefragmenterSettings) -> int:
+    try:
+        access = load_access(kubeconfig=settings.kubeconfig, context=settings.context, environ=os.environ)
+    except AccessError as error:
+        log.error("cannot start", error=str(error))
+        return 2
+    async with KubeClient(access, user_agent=COMPONENT) as client:
+        return await DefragmenterProcess(settings, client).run()
+
+
+class DefragmenterProcess:
+    """One running process. Build it on the event loop that runs it."""
+
+    def __init__(
+        self,
+        settings: DefragmenterSettings,
+        client: KubeClient,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        self.settings = settings
+        self.listening = asyncio.Event()
+        self.address: Address | None = None
+        """of the metrics; set before `listening`"""
+        self.stopping = asyncio.Event()
+        self.rounds: Counter[Outcome] = Counter()
+        self._client = client
+        self._now = now
+        self._election = LeaseElection(
+            client,
+            namespace=settings.lease_namespace or client.namespace,
+            name=settings.lease_name,
+            identity=f"{socket.gethostname()}_{uuid.uuid4()}",
+            duration_s=settings.lease_duration,
+            clock=clock,
+            now=now,
+        )
+        self._budget = EvictionBudget(self._election, per_hour=settings.evictions_per_hour, now=now)
+        options = RoundOptions(
+            patience_s=settings.patience,
+            most_moves=settings.max_moves,
+            step_timeout_s=settings.step_timeout,
+            dry_run=settings.dry_run,
+        )
+        self.defragmenter = Defragmenter(client, self._look, None if settings.dry_run else self._budget, options, now)
+        self._last_round = 0.0
+        self._fault = ""
+        self._registry = CollectorRegistry()
+        self._registry.register(DefragmenterMetrics(self._view))
+
+    async def run(self) -> int:
+        """Returns 0 after a signal, 1 after a fault."""
+        loop = asyncio.get_running_loop()
+        for number in STOPS:
+            loop.add_signal_handler(number, self.stopping.set)
+        work, stop = asyncio.create_task(self._work()), asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            code = 0 if stop.done() else 1
+        finally:
+            work.cancel()
+            stop.cancel()
+            (fault, _) = await asyncio.gather(work, stop, return_exceptions=True)
+            for number in STOPS:
+                loop.remove_signal_handler(number)
+        if isinstance(fault, OSError):
+            log.error("cannot listen", address=str(self.settings.metrics), error=str(fault))
+        elif isinstance(fault, Exception):
+            log.error("a part of the process failed", exc_info=fault)
+        log.info("stopped")
+        return code
+
+    async def _work(self) -> None:
+        routes = [metrics_route(partial(exposition.render, self._registry)), *health_routes(lambda: self._fault)]
+        listener = Listener(self.settings.metrics, routes, limits=self.settings.limits, grace=GRACE_S)
+        try:
+            await listener.start()
+            self.address = listener.address
+            self.listening.set()
+            log.info("listening", what="metrics", address=str(listener.address))
+            if self.settings.dry_run:
+                await self._make_rounds()
+            else:
+                await self._lead_repeatedly()
+        finally:
+            await listener.stop()
+
+    # -- the Lease
+
+    async def _lead_repeatedly(self) -> None:
+        pause = self.settings.lease_duration / RENEWALS
+        rounds: asyncio.Task[None] | None = None
+        try:
+            while True:
+                try:
+                    await self._election.acquire()
+                    self._fault = ""
+                except KubeError as error:
+                    self._fault = f"the Lease cannot be read or written: {error}"
+                    log.warning("lease not renewed", error=str(error))
+                if rounds is not None and not self._election.is_held():
+                    log.warning("the Lease is lost")
+                    await _end(rounds)
+                    rounds = None
+                elif rounds is None and self._election.is_held():
+                    log.info("leading", evictions_left=self._budget.left())
+                    rounds = asyncio.create_task(self._make_rounds())
+                waited = [rounds] if rounds is not None else []
+                if waited:
+                    await asyncio.wait(waited, timeout=pause)
+                else:
+                    await asyncio.sleep(pause)
+                if rounds is not None and rounds.done():
+                    rounds.result()
+        finally:
+            if rounds is not None:
+                await _end(rounds)
+            with contextlib.suppress(KubeError):
+                await self._election.release()
+
+    # -- rounds
+
+    async def _make_rounds(self) -> None:
+        while True:
+            try:
+                outcome = await self.defragmenter.make_round()
+                self.rounds[outcome] += 1
+                left = None if self.settings.dry_run else self._budget.left()
+                log.info("round", outcome=outcome.value, waiting=self.defragmenter.figures.waiting, evictions_left=left)
+            except (KubeError, InspectionError) as error:
+                log.warning("round failed", error=str(error))
+            self._last_round = self._now()
+            await asyncio.sleep(self.settings.interval)
+
+    async def _look(self) -> OfflineCluster:
+        state = await collect(
+            self._client, source="the cluster", now=self._now, namespace=None, for_preemption=True
+        )  # fmt: skip
+        return OfflineCluster(state)
+
+    def _view(self) -> ScrapeView:
+        return ScrapeView(
+            is_leader=self._election.is_held(),
+            figures=self.defragmenter.figures,
+            rounds=self.rounds,
+            evictions_left=self._budget.left(),
+            evictions_per_hour=self.settings.evictions_per_hour,
+            last_round=self._last_round,
+        )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,95 @@
+"""`defrag run` on the sandbox: for a pod that waits the fewest pods move, and it gets what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+
+from tessera.kube.resources import LEASES
+from tessera.maintenance.defragmenter.eviction_budget import ANNOTATION
+from tessera.maintenance.defragmenter.process import DefragmenterProcess
+from tessera.maintenance.defragmenter.settings import DefragmenterSettings
+from tessera.wire import keys
+from tests.integration.test_defrag import DEPLOYMENTS, deployment, pod_of
+from tests.integration.test_filter_and_bind import node
+from tests.support.product import LOOPBACK, Product, gpu_pod, product
+
+SETTINGS = DefragmenterSettings(
+    interval=0.2, patience=0.0, evictions_per_hour=5, step_timeout=60.0, lease_duration=3.0, metrics=LOOPBACK
+)
+
+
+@asynccontextmanager
+async def defragmenter(cluster: Product, settings: DefragmenterSettings) -> AsyncIterator[DefragmenterProcess]:
+    process = DefragmenterProcess(settings, cluster.plane.client)
+    running = asyncio.create_task(process.run())
+    try:
+        await process.listening.wait()
+        yield process
+    finally:
+        process.stopping.set()
+        assert await running == 0
+
+
+async def fragment(cluster: Product) -> None:
+    """One Deployment on each of two nodes with one card, and a pod that wants a whole one."""
+    for name, mem in (("small", 10_000), ("large", 20_000)):
+        await cluster.plane.client.create(DEPLOYMENTS, deployment(name, mem=mem))
+        await cluster.until(partial(pod_of, cluster, name), what=f"{name} runs")
+    await cluster.plane.create_pod(gpu_pod("waiting", gpu=1, cores=100))
+    await cluster.refused("waiting")
+
+
+def uid_of(cluster: Product, name: str) -> str:
+    found = pod_of(cluster, name)
+    return str(found["metadata"]["uid"]) if found is not None else ""
+
+
+def holds(cluster: Product) -> list[str]:
+    nodes = [cluster.plane.node(name) or {} for name in ("n1", "n2")]
+    return [key for each in nodes for key in each["metadata"]["annotations"] if key.startswith(keys.MOVE_PREFIX)]
+
+
+async def test_a_waiting_pod_gets_the_card_that_one_move_frees(tmp_path: Path) -> None:
+    async with product([node("n1", 1), node("n2", 1)], tmp_path) as cluster:
+        await fragment(cluster)
+        large = uid_of(cluster, "large")
+        async with defragmenter(cluster, SETTINGS) as process:
+            await cluster.running_pods("waiting")
+            await cluster.until(lambda: not holds(cluster), what="no place is held any more")
+            assert process.address is not None
+            async with aiohttp.ClientSession() as session, session.get(f"http://{process.address}/metrics") as answer:
+                shown = await answer.text()
+        assert uid_of(cluster, "large") == large, "the pod with less memory moves"
+        assert "tessera_defrag_moves_total 1.0" in shown
+        assert "tessera_defrag_evictions_left 4.0" in shown
+        assert not cluster.service.engine.cycles.moves
+
+
+async def test_the_budget_holds_over_a_restart(tmp_path: Path) -> None:
+    async with product([node("n1", 1), node("n2", 1)], tmp_path) as cluster:
+        await fragment(cluster)
+        before = uid_of(cluster, "small"), uid_of(cluster, "large")
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {"holderIdentity": ""}}
+        spent = {"name": SETTINGS.lease_name, "annotations": {ANNOTATION: f"[{2**40}]"}}
+        await cluster.plane.client.create(LEASES.path("default"), {**lease, "metadata": spent})
+        async with defragmenter(cluster, replace(SETTINGS, evictions_per_hour=1)) as process:
+            await cluster.until(lambda: sum(process.rounds.values()) > 1, what="two rounds")
+        assert (uid_of(cluster, "small"), uid_of(cluster, "large")) == before
+
+
+async def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    async with product([node("n1", 1), node("n2", 1)], tmp_path) as cluster:
+        await fragment(cluster)
+        before = uid_of(cluster, "small"), uid_of(cluster, "large")
+        async with defragmenter(cluster, replace(SETTINGS, dry_run=True)) as process:
+            await cluster.until(lambda: sum(process.rounds.values()) > 1, what="two rounds")
+            assert process.defragmenter.figures.plans > 1
+        assert (uid_of(cluster, "small"), uid_of(cluster, "large")) == before
+        assert (await cluster.plane.client.list(LEASES.path("default"), dict)).items == []
