@@ -12,15 +12,18 @@ from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Placement, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
+from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
 from tessera.core.relocation import pin
 from tessera.core.requests import PodRequest, Role
 from tessera.core.selection import Selected, Selector
+from tessera.core.victims import PodTraits
 from tessera.vendors.claims import with_claims
 from tessera.vendors.drafts import BadPod
 from tests.support.builders import vendors
 from tests.support.claims import ask, attribute, claim, exactly, publish
 from tests.support.oracle import select_and_check
+from tests.support.pod_book import PlainBook
 
 MEMORY = 16_384
 
@@ -93,6 +96,22 @@ def test_a_node_whose_cards_do_not_match_one_another_is_not_chosen() -> None:
     assert isinstance(answer, Selected)
     assert answer.placement.node == "close"
     assert set(dict(answer.best_decided(3))) <= {"close"}  # Of the others it is not known, or known that they do not.
+
+
+def test_victims_make_room_on_cards_that_match_one_another() -> None:
+    """One victim beside the card that is free would be fewer, but on the wrong NUMA node."""
+    ledger = ledger_of({"n": (card("n", 0, numa=0), card("n", 1, numa=0), card("n", 2, numa=1))})
+    book = PlainBook()
+    for uuid in ("n-0", "n-1"):
+        hold(ledger, "n", uuid, memory=MEMORY)
+        uid = f"on {uuid} {MEMORY}"
+        book.pods[uid] = PodTraits(uid, "other", uid, priority=0, started=100)
+    selection = Selector(ledger)
+    same = [{"matchAttribute": "gpu.tessera.io/numaNode"}]
+    pod = claiming(exactly(count=2, memory="16Gi"), constraints=same)
+    found = Preemption(selection, book).find(pod, priority=9, candidates=selection.candidates(["n"]))
+    assert found is not None
+    assert set(found.victims) == set(book.pods)
 
 
 def test_a_claim_that_is_pinned_to_cards_gets_those() -> None:
