@@ -8,17 +8,22 @@ from typing import Any
 import pytest
 
 from tessera.core.devices import HAMI_CORE, WHOLE, Device, NodeFacts
-from tessera.core.grants import Grant, Span
+from tessera.core.fit import fit_pod
+from tessera.core.grants import Grant, Placement, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
+from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
+from tessera.core.relocation import pin
 from tessera.core.requests import PodRequest, Role
 from tessera.core.selection import Selected, Selector
+from tessera.core.victims import PodTraits
 from tessera.vendors.claims import with_claims
 from tessera.vendors.drafts import BadPod
 from tests.support.builders import vendors
 from tests.support.claims import ask, attribute, claim, exactly, publish
 from tests.support.oracle import select_and_check
+from tests.support.pod_book import PlainBook
 
 MEMORY = 16_384
 
@@ -46,10 +51,14 @@ def hold(ledger: Ledger, node: str, card: str, *, memory: int = 1_000, cores: in
     ledger.observe_pod(PodFacts(f"on {card} {memory}", "other", "other", node, (Span(Role.APP),), grants))
 
 
-@pytest.mark.parametrize("selector", [f"{attribute('uuid')} == 'n3-3'", f"{attribute('index')} == 3"])
-def test_cards_in_the_same_state_are_told_apart_by_what_they_publish(selector: str) -> None:
-    names = [f"n{number}" for number in range(6)]
-    ledger = ledger_of({name: (card(name, number),) for number, name in enumerate(names)})
+@pytest.mark.parametrize(
+    ("selector", "is_shared"), [(f"{attribute('uuid')} == 'n3-0'", True), (f"{attribute('index')} == 3", False)]
+)
+def test_cards_in_the_same_state_are_told_apart_by_what_they_publish(selector: str, is_shared: bool) -> None:
+    """Also if they publish the same but for the uuid."""
+    names = [f"n{number}" for number in range(24)]  # So many that three of them are few.
+    indexes = {name: 0 if is_shared else number for number, name in enumerate(names)}
+    ledger = ledger_of({name: (card(name, index),) for name, index in indexes.items()})
     selection = Selector(ledger)
     candidates = selection.candidates(names)
     pod = claiming(exactly(selector, memory="1Gi"))
@@ -58,8 +67,8 @@ def test_cards_in_the_same_state_are_told_apart_by_what_they_publish(selector: s
         assert isinstance(answer, Selected)
         assert answer.placement.node == "n3"
         # A few nodes change, and are judged by what is remembered of cards in such a state.
-        for number in (2, 3, 4):
-            hold(ledger, f"n{number}", f"n{number}-{number}", memory=memory)
+        for name in ("n2", "n3", "n4"):
+            hold(ledger, name, f"{name}-{indexes[name]}", memory=memory)
 
 
 def test_an_administrator_gets_cards_that_the_arrays_show_as_full() -> None:
@@ -76,15 +85,43 @@ def test_a_node_whose_cards_do_not_match_one_another_is_not_chosen() -> None:
         {
             "apart": (card("apart", 0, numa=0), card("apart", 1, numa=1)),
             "close": (card("close", 0, numa=0), card("close", 1, numa=0)),
+            "other": (card("other", 0, numa=0), card("other", 1, numa=1)),
         }
     )
     hold(ledger, "apart", "apart-0")  # It would be the better one.
     selection = Selector(ledger)
     same = [{"matchAttribute": "gpu.tessera.io/numaNode"}]
     pod = claiming(exactly(count=2, memory="1Gi"), constraints=same)
-    answer = select_and_check(selection, pod, selection.candidates(["apart", "close"]))
+    answer = select_and_check(selection, pod, selection.candidates(["apart", "close", "other"]))
     assert isinstance(answer, Selected)
     assert answer.placement.node == "close"
+    assert set(dict(answer.best_decided(3))) <= {"close"}  # Of the others it is not known, or known that they do not.
+
+
+def test_victims_make_room_on_cards_that_match_one_another() -> None:
+    """One victim beside the card that is free would be fewer, but on the wrong NUMA node."""
+    ledger = ledger_of({"n": (card("n", 0, numa=0), card("n", 1, numa=0), card("n", 2, numa=1))})
+    book = PlainBook()
+    for uuid in ("n-0", "n-1"):
+        hold(ledger, "n", uuid, memory=MEMORY)
+        uid = f"on {uuid} {MEMORY}"
+        book.pods[uid] = PodTraits(uid, "other", uid, priority=0, started=100)
+    selection = Selector(ledger)
+    same = [{"matchAttribute": "gpu.tessera.io/numaNode"}]
+    pod = claiming(exactly(count=2, memory="16Gi"), constraints=same)
+    found = Preemption(selection, book).find(pod, priority=9, candidates=selection.candidates(["n"]))
+    assert found is not None
+    assert set(found.victims) == set(book.pods)
+
+
+def test_a_claim_that_is_pinned_to_cards_gets_those() -> None:
+    ledger = ledger_of({"n": (card("n", 0), card("n", 1))})
+    node = ledger.node("n")
+    assert node is not None
+    for uuid in ("n-0", "n-1"):
+        answer = fit_pod(node, pin(claiming(exactly(memory="1Gi")), [uuid]), ledger.rules, {})
+        assert isinstance(answer, Placement)
+        assert [grant.uuid for grant in answer.grants["NVIDIA"][0]] == [uuid]
 
 
 def test_a_quota_pays_for_all_of_a_card_that_is_not_shared() -> None:

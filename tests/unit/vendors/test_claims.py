@@ -471,6 +471,7 @@ def test_an_administrator_gets_a_card_that_is_full() -> None:
     assert uuids(answer) == [[A], [A]]
     assert isinstance(answer, Placement)
     assert answer.grants["NVIDIA"][1][0].slots == 0
+    assert isinstance(place(admin, cards=mig_fleet(), settings=agent("mig")), Misfit)
     result = written(admin, cards, settings)
     assert [(each.admin_access, each.share_id) for each in result.devices.results or ()] == [(True, None)]
 
