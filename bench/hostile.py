@@ -5,16 +5,19 @@
 
 One process, no network: a ledger of 5000 nodes with 8 cards each, and the real filter and webhook. Each shape is new to
 every cache. A decision that takes several calls counts with its longest one, since other requests are served between
-them. Processor time of this thread, beside that of ordinary pods in the same run.
+them; so does a gang with the longest stretch in which its members are shown, planned, answered and deleted. Processor
+time of this thread, beside that of ordinary pods in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
+import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC
 from time import monotonic, thread_time, time
@@ -22,8 +25,10 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
+import structlog
 
 from bench.core import make_held, make_node
+from bench.hostile_gangs import gangs
 from bench.measurement import Budget, progress, table
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
@@ -199,6 +204,27 @@ class Bench:
         self.engine.cycles.observe_gone(asked["metadata"]["uid"])
         return longest * 1_000, calls, _summary(answer)
 
+    def filter_gang(self, members: list[Json]) -> tuple[float, int, str]:
+        """The longest stretch of the event loop until the first member is answered, their number, and the answer."""
+        longest = max(map(self._show, members))
+        body = b'{"Pod":%b,"NodeNames":%b}' % (msgspec.json.encode(members[0]), self._listed)
+        began = thread_time()
+        begun = self.engine.filter.begin(body, lambda: "")
+        steps = Stretches(_completed(begun) if isinstance(begun, bytes) else begun)
+        steps.longest = max(longest, thread_time() - began)
+        answer = asyncio.run(steps.run())
+        for asked in members:
+            began = thread_time()
+            self.engine.pods.drop(_key(asked))
+            steps.longest = max(steps.longest, thread_time() - began)
+        return steps.longest * 1_000, steps.count, _summary(answer)
+
+    def _show(self, asked: Json) -> float:
+        shown = msgspec.convert(asked, Pod)
+        began = thread_time()
+        self.engine.pods.put(_key(asked), shown)
+        return thread_time() - began
+
     def admit(self, asked: Json) -> float:
         body = msgspec.json.encode(
             {
@@ -247,6 +273,37 @@ class Bench:
         return sorted(filters)[ORDINARY // 2], sorted(reviews)[ORDINARY // 2]
 
 
+class Stretches:
+    """Runs a coroutine, and measures how long it keeps the event loop between two pauses."""
+
+    def __init__(self, work: Coroutine[Any, Any, bytes]) -> None:
+        self._work = work
+        self.longest, self.count = 0.0, 0
+
+    async def run(self) -> bytes:
+        return await self
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        while True:
+            began = thread_time()
+            try:
+                waits_for = self._work.send(None)
+            except StopIteration as end:
+                answer: bytes = end.value
+                return answer
+            finally:
+                self.longest, self.count = max(self.longest, thread_time() - began), self.count + 1
+            yield waits_for
+
+
+async def _completed(answer: bytes) -> bytes:
+    return answer
+
+
+def _key(asked: Json) -> str:
+    return f"{asked['metadata']['namespace']}/{asked['metadata']['name']}"
+
+
 def _summary(answer: bytes) -> str:
     result = json.loads(answer)
     if result["NodeNames"]:
@@ -265,6 +322,9 @@ def measure() -> tuple[list[Cost], tuple[float, float], float]:
     for name, asked in shapes():
         spent, calls, answer = bench.filter(asked)
         found.append(Cost(name, spent, calls, bench.admit(asked), answer))
+    for gang in gangs(pod, container):
+        spent, calls, answer = bench.filter_gang(gang.members)
+        found.append(Cost(gang.name, spent, calls, bench.admit(gang.members[0]), answer))
     return found, ordinary, bench.informer()
 
 
@@ -315,6 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 1 if one is exceeded")
     options = parser.parse_args(arguments)
     gc.disable()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     found, ordinary, informer = measure_often() if options.check else measure()
     print(shown(found, ordinary, informer))
     if not options.check:

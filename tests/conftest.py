@@ -44,6 +44,8 @@ MODEL_LIMIT_S = 600.0 * max(
 )
 PROPERTY_LIMIT_S = 600.0 if PROFILE != "thorough" else 0.0
 """0 is no limit"""
+UNMEASURED = frozenset(("bench", "chart", "cli", "inspect", "lab", "maintenance", "scripts"))
+"""folders of unit tests whose subjects have no least coverage in the Makefile"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -118,7 +120,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _trace_imports(config: pytest.Config) -> None:
     """The import of what is measured is traced, the collection of thousands of tests is not."""
     controller = _tracing(config)
-    measured = config.option.cov_source if controller is not None else None
+    # With workers, nothing is run in this process.
+    has_workers = bool(config.getoption("numprocesses", default=None))
+    measured = config.option.cov_source if controller is not None and not has_workers else None
     if measured and all(name.startswith("tessera.") for name in measured):
         for name in measured:
             for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
@@ -146,9 +150,15 @@ def _tracing(config: pytest.Config) -> Any:
 def _is_traced(item: pytest.Item) -> bool:
     """Coverage is that of the unit tests, and of the monitor's and of claims, which have most of theirs one level up.
 
-    Tracing would double the time of the others, and what only random examples reach should not count as covered.
+    Tracing would double the time of the others, and what only random examples reach should not count as covered. Nor
+    should what tests of another part pass through on their way.
     """
-    return not _is_property(item) and (_kind(item) == "unit" or item.path.name in ("test_monitor.py", "test_claims.py"))
+    if _is_property(item):
+        return False
+    kind, *folders = item.path.relative_to(HERE).parts[:-1]
+    if kind == "unit":
+        return not folders or folders[0] not in UNMEASURED
+    return item.path.name in ("test_monitor.py", "test_claims.py")
 
 
 # -- time limits

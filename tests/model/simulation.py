@@ -224,10 +224,12 @@ class Simulation:
             informers += process.informers
         self._rng.shuffle(informers)
         for informer in informers:
-            while informer.behind:
-                informer.deliver()
+            if informer.behind:
+                while informer.behind:
+                    informer.deliver()
+                self._schedule_all()
                 busy = True
-            busy = self._schedule_all() or busy
+        busy = self._schedule_all() or busy
         for key, pod in list(self.api.pods.objects.items()):
             if pod.metadata.deletion_timestamp:
                 self._tenants.remove(key)

@@ -287,3 +287,20 @@ def test_most_gangs_with_domains_are_in_as_few_as_a_set_of_as_many_pods_allows()
     assert counts["found"] > GANGS / 10
     assert counts["closest"] >= CLOSEST * counts["found"], counts
     assert counts["closer than without domains"], counts
+
+
+def test_a_gang_that_no_domain_holds_goes_to_a_few_large_ones() -> None:
+    racks = {"n0": "c", "n1": "d", "n2": "a", "n3": "a", "n4": "b", "n5": "b"}
+    built, book = cluster(*(node(name).gpus(1, memory=MEMORY, slots=1) for name in racks)), PlainBook()
+    for name in racks:
+        request = gpu_pod(f"on-{name}", mem=MEMORY).request()
+        answer = built.selector.select(request, [name])
+        assert isinstance(answer, Selected)
+        built.ledger.observe_pod(facts_of(request, answer.placement))
+        book.pods[request.uid] = PodTraits(request.uid, "team", request.name)
+    members = [GangMember(gpu_pod(f"m{i}", mem=MEMORY).request()) for i in range(4)]
+    demand = GangDemand(members, len(members), priority=PRIORITY, domains=Domains("rack", racks))
+    found = gang_preemption.find(Preemption(built.selector, book), demand)
+    assert found is not None
+    assert sorted(place.placement.node for place in found.places) == ["n2", "n3", "n4", "n5"]
+    assert found.spread == 2

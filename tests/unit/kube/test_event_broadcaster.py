@@ -208,13 +208,13 @@ async def test_what_cannot_be_written_is_dropped_and_counted(answer: Answer, req
 
 
 @in_fake_time
-async def test_an_hour_without_an_apiserver_is_not_an_hour_of_hammering() -> None:
+async def test_twenty_minutes_without_an_apiserver_are_not_twenty_minutes_of_hammering() -> None:
     async with recording(close_at_once) as (server, recorder):
         for number in range(2000):
             recorder.record(POD, "Normal", "R", f"{number}")
-        await asyncio.sleep(3600)
+        await asyncio.sleep(20 * 60)
         assert recorder.waiting <= 1000
-    assert len(server.requests) <= 8 * 300
+    assert len(server.requests) <= 8 * 100
 
 
 @pytest.mark.parametrize("ref", [ObjectRef("Pod", "..", "x", "u"), ObjectRef("Pod", "team", "\ud800", "u")])

@@ -187,6 +187,20 @@ async def test_only_the_minimum_must_be_there() -> None:
 
 
 @in_fake_time
+async def test_pods_beyond_the_size_of_a_gang_are_not_planned_and_follow_as_single_ones() -> None:
+    world = World(machine("n1"), machine("n2"), machine("n3"))
+    pods = [pod.in_gang("g", 2) for pod in gang(5)]
+    world.create(*pods)
+    first = world.chosen(pods[4])
+    assert held(world) == 1
+    one, others = await asyncio.gather(world.bound(pods[4], first), bind_all(world, pods[:1]))
+    assert (one, others) == ("", [""])
+    world.watch()
+    assert await bind_all(world, pods[1:4]) == [""] * 3
+    assert all(nodes_of(world, pods))
+
+
+@in_fake_time
 async def test_members_may_differ() -> None:
     world = World(machine("n1", cards=4), machine("n2", cards=2))
     large = using_downward_api(gpu_pod("large", gpu=4)).in_gang("g", 3)
@@ -255,7 +269,9 @@ async def test_members_exchange_their_places_before_one_goes_to_another_node() -
     planned = {hold.member: hold.placement.node for holds in found.holds.values() for hold in holds}
     own, others = planned[uid(pods[1])], planned[uid(pods[2])]
     assert world.chosen(pods[1], [name for name in names if name != own]) == others
-    assert world.chosen(pods[2]) == own
+    world.api.add_node(machine("n0", cards=1))
+    world.watch()
+    assert world.chosen(pods[2]) == own, "it has that place now, and looks for no other one"
 
 
 @in_fake_time
@@ -403,6 +419,45 @@ async def test_a_process_that_ended_while_it_wrote_leaves_a_gang_that_the_next_o
         assert await world.bound(pod, world.chosen(pod)) == ""
     assert all(nodes_of(world, pods))
     assert held(world) == 0
+
+
+@in_fake_time
+async def test_the_rest_of_a_gang_that_is_bound_in_part_gets_what_there_is_and_other_gangs_nothing() -> None:
+    world = World(machine("n1"), machine("n2", cards=1))
+    pods, other = gang(4), gang(1, name="other")
+    world.create(pods[0].on("n1", "n1-0,NVIDIA,81920,0:;"), *pods[1:], *other)
+    world.restart()
+    world.engine.gangs.recover(lambda work: work.close())
+    assert (state(world), state(world, "other")) == (GangState.COMPLETING, GangState.WAITING)
+    assert held(world) == 2
+
+
+@in_fake_time
+async def test_a_starving_gang_that_is_bound_in_part_has_its_places_once_and_the_next_one_gets_its_turn() -> None:
+    world = World(machine("n1", cards=5))
+    for i in range(5):
+        await world.run(using_downward_api(gpu_pod(f"small-{i}")))
+    pods, other = gang(3), gang(3, name="other")
+    world.create(*pods, *other)
+    for pod in (*pods, *other):
+        reason(world, pod)
+    await asyncio.sleep(STARVING)
+    for i in range(2):
+        world.api.delete_pod(f"default/small-{i}")
+        world.watch()
+        assert await woken(world) == []
+    assert held(world) == 2, "for the gang that has its turn"
+    for i in range(2, 4):
+        world.api.delete_pod(f"default/small-{i}")
+    world.watch()
+    view = world.ledger.node("n1")
+    assert view is not None
+    free = next(card.device.uuid for card in view.cards if not card.used)
+    world.create(pods[0].on("n1", f"{free},NVIDIA,81920,0:;"))
+    assert "g-1" in await woken(world)
+    assert (state(world), held(world)) == (GangState.COMPLETING, 2)
+    await woken(world)
+    assert held(world) == 3, "one for the other gang"
 
 
 @in_fake_time

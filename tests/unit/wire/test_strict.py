@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct, field
 
-from tessera.wire.documents import MAX_BYTES, MAX_DEPTH, MAX_ITEMS, MAX_PROBLEMS, ConfigError, Report
+from tessera.wire import documents
+from tessera.wire.documents import MAX_BYTES, MAX_DEPTH, MAX_PROBLEMS, ConfigError, Report
 from tessera.wire.json_source import read_json
 from tessera.wire.strict import decode
 from tessera.wire.yaml_source import plain_value, read_yaml
@@ -247,6 +248,16 @@ def test_where_case_does_not_matter_a_key_may_still_be_given_only_once() -> None
         read("SOMETEXT: a\nsomeText: b", any_case=True)
 
 
+FEW_ITEMS = 2000
+
+
+@pytest.fixture
+def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that is reached sooner."""
+    assert FEW_ITEMS < documents.MAX_ITEMS
+    monkeypatch.setattr(documents, "MAX_ITEMS", FEW_ITEMS)
+
+
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)
 )
@@ -256,18 +267,18 @@ LADDER = "- &a0 [x]\n" + "".join(f"- &a{i} [*a{i - 1}]\n" for i in range(1, 100)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (BOMB, f"more than {MAX_ITEMS} values"),
+        (BOMB, f"more than {FEW_ITEMS} values"),
         (LADDER, f"nested more than {MAX_DEPTH} levels deep"),
         ("[" * 500_000, f"nested more than {MAX_DEPTH} levels deep"),
         ("{a: " * 200_000, f"nested more than {MAX_DEPTH} levels deep"),
         ("- " * 500_000, f"nested more than {MAX_DEPTH} levels deep"),
-        ("[" + "a," * (MAX_ITEMS + 1) + "]", f"more than {MAX_ITEMS} values"),
+        ("[" + "a," * (FEW_ITEMS + 1) + "]", f"more than {FEW_ITEMS} values"),
         ("#" * (MAX_BYTES + 1), f"the file has {MAX_BYTES + 1} bytes; at most {MAX_BYTES} are read"),
         ("é" * (MAX_BYTES // 2 + 1), f"the file has {MAX_BYTES + 2} bytes; at most {MAX_BYTES} are read"),
     ],
     ids=["alias bomb", "alias ladder", "flow lists", "flow tables", "block lists", "long list", "long", "long letters"],
 )
-def test_a_file_made_to_exhaust_the_reader_is_refused(text: str, said: str) -> None:
+def test_a_file_made_to_exhaust_the_reader_is_refused(text: str, said: str, few_items: None) -> None:
     with pytest.raises(ConfigError, match=said):
         read(text)
 
@@ -281,14 +292,14 @@ def test_a_file_made_to_exhaust_the_reader_is_refused(text: str, said: str) -> N
         ('{"a": -Infinity}', "f.json: not valid JSON: -Infinity is not a JSON number"),
         ("[" * 100_000, f"f.json: nested more than {MAX_DEPTH} levels deep"),
         ("[" * 40 + "]" * 40, f"f.json:1: nested more than {MAX_DEPTH} levels deep"),
-        ("[" + "1," * MAX_ITEMS + "1]", f"f.json:1: more than {MAX_ITEMS} values"),
+        ("[" + "1," * FEW_ITEMS + "1]", f"f.json:1: more than {FEW_ITEMS} values"),
         ('{"someText": "a",\n\n"someText": "b"}', 'f.json:3: the key "someText" is given twice, first in line 1'),
         ('{"someText":\n"\\ud800"}', "f.json:2: someText: half of a surrogate pair is no character"),
         (f'{{"someNumber": {"9" * 5000}}}', f'f.json:1: someNumber: expected {INT}, found the text "{"9" * 120}…"'),
     ],
     ids=lambda value: value[:30],
 )
-def test_mistakes_in_json_have_their_line_too(text: str, said: str) -> None:
+def test_mistakes_in_json_have_their_line_too(text: str, said: str, few_items: None) -> None:
     report = Report("f.json")
     with pytest.raises(ConfigError) as caught:
         _read_all(text, report)

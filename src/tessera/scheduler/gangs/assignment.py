@@ -7,7 +7,7 @@ they are: kube-scheduler counts their cpu and memory there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator
 
 from tessera.core.matching import find_path
 from tessera.core.requests import PodRequest
@@ -45,8 +45,6 @@ class _Exchange:
         self._asking = request.uid
         self._allowed = allowed
         self._holds = gang.holds.get(request.shape, ())
-        self._names: dict[Hashable, Collection[str]] = {}
-        """by kind of member"""
 
     def find(self) -> Generator[None, None, list[tuple[str, Hold]] | None]:
         return find_path(self._asking, kind=self._kind, free=self._free, taken=self._taken)
@@ -71,7 +69,7 @@ class _Exchange:
         candidates = self._gang.members[uid].known_candidates
         if candidates is None:
             return iter(self._holds)
-        names = self._names.setdefault(id(candidates), frozenset(candidates.names))
+        names = frozenset(candidates.names)
         return (hold for hold in self._holds if hold.placement.node in names)
 
 

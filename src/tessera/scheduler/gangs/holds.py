@@ -94,14 +94,18 @@ class GangHolds:
     def plan(self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf) -> Planning:
         """Hold places for all members that have none, and for `missing` ones that do not exist yet, in slices.
 
-        These ask for what the `asking` member asks for. Nothing is held if not all required members fit.
+        These ask for what the `asking` member asks for. Nothing is held if not all required members fit. Pods beyond
+        the size of the gang have no place in its plan: there may be any number of them.
         """
         waiting = self.unplaced(gang)
+        placed = gang.present() - len(waiting)
+        if gang.present() > gang.group.size:
+            waiting.sort(key=lambda member: member is not asking)
+            del waiting[max(gang.group.size - placed, 1) :]
         members = [GangMember(member.request, _candidates(member, asking)) for member in waiting]
         model = asking or (waiting[0] if waiting else None)
         if model is not None:
             members += [GangMember(_to_come(gang, model.request, i), model.candidates) for i in range(missing)]
-        placed = gang.present() - len(waiting)
         planning = GangPlanning(
             self._selector,
             members,

@@ -1,0 +1,106 @@
+"""Which member takes which hold: its own, one that is meant for no member, or another one's in exchange."""
+
+from __future__ import annotations
+
+from tessera.core.grants import Placement
+from tessera.core.requests import PodRequest
+from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
+from tessera.scheduler.gangs.gang import Gang, Hold, Member, MemberState
+from tessera.wire.pod_groups import PodGroup
+from tests.support.builders import Cluster, cluster, gpu_pod, node
+
+NODES = [f"n{i}" for i in range(6)]
+
+
+class Planned:
+    """A gang whose members a, b, ... have a hold each; `holds` says on which node, by member."""
+
+    def __init__(self, candidates: dict[str, list[str] | None], **holds: str) -> None:
+        self.built: Cluster = cluster(*(node(name).gpus(1) for name in NODES))
+        self.gang = Gang("default", PodGroup("g", len(candidates), len(candidates)), 0.0)
+        for name, names in candidates.items():
+            known = None if names is None else self.built.selector.candidates(names)
+            self.gang.add(name, Member(self.request(name), MemberState.PENDING, candidates=known))
+        for name, at in holds.items():
+            held = self.request(f"hold-{name}")
+            self.gang.put(Hold(held.uid, held, Placement(at, {}), name))
+
+    @staticmethod
+    def request(name: str) -> PodRequest:
+        return gpu_pod(name).called(name, uid=name).request()
+
+    def take(self, name: str, *allowed: str) -> str | None:
+        """The node of the hold that the member gets."""
+        found = take_hold(self.gang, self.request(name), self.built.selector.candidates(list(allowed)))
+        return None if found is None else found.placement.node
+
+    @property
+    def holds(self) -> dict[str, str]:
+        """The nodes of the free holds, by the member that each is meant for."""
+        return {hold.member: hold.placement.node for found in self.gang.holds.values() for hold in found}
+
+
+def test_a_member_takes_its_own_hold() -> None:
+    planned = Planned({"a": None, "b": None}, a="n0", b="n1")
+    assert planned.take("b", *NODES) == "n1"
+    assert planned.holds == {"a": "n0"}
+    assert planned.take("a", *NODES) == "n0"
+    assert planned.gang.holds == {}
+
+
+def test_two_members_exchange_their_holds() -> None:
+    planned = Planned({"a": ["n0", "n1"], "b": ["n0", "n1"]}, a="n0", b="n1")
+    assert planned.take("a", "n1", "n2") == "n1"
+    assert planned.holds == {"b": "n0"}
+
+
+def test_a_member_that_could_not_use_the_other_hold_keeps_its_own() -> None:
+    planned = Planned({"a": None, "b": ["n1", "n2"]}, a="n0", b="n1")
+    assert planned.take("a", "n1") is None
+    assert planned.holds == {"a": "n0", "b": "n1"}
+
+
+def test_members_that_were_not_asked_for_may_go_anywhere() -> None:
+    planned = Planned({"a": None, "b": None}, a="n0", b="n1")
+    assert planned.take("a", "n1") == "n1"
+    assert planned.holds == {"b": "n0"}
+
+
+def test_three_members_exchange_their_holds_where_two_cannot() -> None:
+    planned = Planned({"a": None, "b": ["n1", "n2"], "c": ["n0", "n2"]}, a="n0", b="n1", c="n2")
+    assert planned.take("a", "n1") == "n1"
+    assert planned.holds == {"b": "n2", "c": "n0"}
+
+
+def test_what_the_last_call_allowed_counts_and_not_the_one_before() -> None:
+    planned = Planned({"a": None, "b": ["n0", "n1"]}, a="n0", b="n1")
+    planned.gang.members["b"].narrowed = planned.built.selector.candidates(["n1"])
+    assert planned.take("a", "n1") is None
+
+
+def test_a_hold_that_is_meant_for_no_member_which_waits_comes_before_an_exchange() -> None:
+    planned = Planned({"a": None, "b": None}, a="n0", b="n1", gone="n2")
+    assert planned.take("a", "n1", "n2") == "n2"
+    assert planned.holds == {"b": "n1", "a": "n0"}
+
+
+def test_a_hold_of_a_member_that_is_bound_is_free_for_others() -> None:
+    planned = Planned({"a": None, "b": None}, a="n0", b="n1")
+    planned.gang.set_state(planned.gang.members["b"], MemberState.BOUND)
+    assert planned.take("a", "n1") == "n1"
+
+
+def test_members_of_another_shape_exchange_nothing() -> None:
+    planned = Planned({"a": None, "b": None}, a="n0", b="n1")
+    other = gpu_pod("c", mem=1_000).called("c", uid="c").request()
+    planned.gang.add("c", Member(other, MemberState.PENDING))
+    assert take_hold(planned.gang, other, planned.built.selector.candidates(NODES)) is None
+
+
+def test_a_member_without_a_hold_gets_one_that_is_meant_for_none_before_that_of_another_one() -> None:
+    planned = Planned({"a": None, "b": None, "c": None}, a="n0", gone="n2", b="n1")
+    for name, expected in (("b", "n1"), ("c", "n2"), ("c", "n0")):
+        found = take_any_hold(planned.gang, planned.request(name))
+        assert found is not None
+        assert found.placement.node == expected
+    assert take_any_hold(planned.gang, planned.request("c")) is None
