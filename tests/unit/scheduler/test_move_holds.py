@@ -298,6 +298,20 @@ async def test_places_that_are_too_few_for_a_gang_are_released_and_it_is_planned
     assert moves.used == 30_000
 
 
+async def test_places_that_are_too_few_for_a_gang_are_not_held_for_it() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    member = gpu_pod("m0", mem=30_000).in_gang("g", 2).of("Job", "train")
+    moves.world.create(member)
+    coordinator = moves.world.engine.gangs
+    gang = coordinator.registry.of("uid-m0")
+    assert gang is not None
+    workload = member.api().workload
+    named = moves.world.selector.candidates(("n1", "n2"))
+    assert not coordinator._holds.hold_moved(gang, member.request(), workload, named)
+    assert (gang.free_holds, moves.used) == (0, 0)
+
+
 async def test_a_mig_place_is_held_and_another_that_overlaps_it_refused() -> None:
     profile = mig_profile("1g.10gb", 9_728, 14, 1, 0, 1, 2, 3, 4, 5, 6)
     card = node("n2").gpus(1, memory=80_000, mode="mig", profiles=[profile])
