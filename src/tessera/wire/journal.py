@@ -412,6 +412,7 @@ class Forecast(_Value, frozen=True):
     group_needs: tuple[tuple[float, int, int, tuple[str, ...]], ...] = ()
     """by group: need, CPU, memory, accepted models; older journals have none, and the part stood for the need"""
     pressure: dict[str, float] = {}
+    whole_need: float = 1.0
     memory_part: float = 0.5
 
     @classmethod
@@ -422,6 +423,7 @@ class Forecast(_Value, frozen=True):
             groups=tuple((one.cards, one.part) for one in forecast.groups),
             group_needs=tuple((one.need, one.cpu, one.memory, one.models) for one in forecast.groups),
             pressure=dict(forecast.pressure),
+            whole_need=forecast.whole_need,
             memory_part=forecast.memory_part,
         )
 
@@ -434,6 +436,7 @@ class Forecast(_Value, frozen=True):
                 for (cards, part), needs in zip(self.groups, self._needs(), strict=True)
             ),
             pressure=self.pressure,
+            whole_need=self.whole_need,
             memory_part=self.memory_part,
         )
 
