@@ -188,6 +188,7 @@ async def test_a_successor_that_does_not_fit_any_more_goes_elsewhere() -> None:
             MoveHold("default", "Job", "j", FAR, (HeldCard("u", "NVIDIA", 1, 1, 1, (HeldInstance("1g", 0, 1),) * 17),))
         ),
         "x" * 20_000,
+        encode_move_hold(HOLD)[:-1] + ', "x": "\ud800"}',
     ],
 )
 async def test_what_is_no_hold_is_left_alone(text: str) -> None:
@@ -284,6 +285,7 @@ async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for
     world.create(members[1])
     assert found | {world.chosen(members[1])} == set(names)
     assert not moves.world.cycles.moves
+    await moves.settle()
     assert [world.cards(name)[f"{name}-0"][1] for name in names] == [30_000, 30_000]
 
 
