@@ -45,7 +45,7 @@ SETTLED_S, SETTLED_PART, SETTLING_LOOKS = 1.0, 0.1, 15
 SENDERS = 16
 """concurrent requests while objects are created"""
 
-BARE, NOOP, TESSERA = "no_extender", "noop_extender", "tessera"
+BARE, NOOP, STOCK, TESSERA = "no_extender", "noop_extender", "dynamic_resources", "tessera"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -140,10 +140,10 @@ def sides(plane: ControlPlane) -> dict[str, Side]:
     url = f"http://{HOST}:{port}"
     extender = replica.configuration["extenders"][0]
     return {
-        BARE: Side(BARE, _kube_scheduler(plane, BARE, replica.configuration | {"extenders": []})),
+        BARE: Side(BARE, kube_scheduler(plane, BARE, replica.configuration | {"extenders": []})),
         NOOP: Side(
             NOOP,
-            _kube_scheduler(plane, NOOP, replica.configuration | {"extenders": [extender | {"urlPrefix": url}]}),
+            kube_scheduler(plane, NOOP, replica.configuration | {"extenders": [extender | {"urlPrefix": url}]}),
             noop,
             f"{url}/readyz",
         ),
@@ -151,7 +151,7 @@ def sides(plane: ControlPlane) -> dict[str, Side]:
     }
 
 
-def _kube_scheduler(plane: ControlPlane, name: str, configuration: Json) -> Program:
+def kube_scheduler(plane: ControlPlane, name: str, configuration: Json) -> Program:
     file = plane.folder / f"kube-scheduler-{name}.yaml"
     file.write_text(yaml.safe_dump(configuration))
     # The same arguments as in `Replica`.
@@ -207,6 +207,14 @@ class Round:
     """program -> ms of processor time per pod"""
 
 
+def classic_pods(side: Side, count: int) -> list[Json]:
+    return waiting_pods(count, shared=side.name != BARE)
+
+
+async def nothing_else() -> None:
+    """Classic pods leave nothing behind."""
+
+
 @dataclass(slots=True)
 class Bench:
     """A control plane with nodes, and the sides that are measured on it."""
@@ -219,6 +227,9 @@ class Bench:
     bound: Bound = field(default_factory=Bound)
     loaded: int = 0
     """device pods on every node"""
+    make_pods: Callable[[Side, int], list[Json]] = classic_pods
+    is_clear: Callable[[], Awaitable[None]] = nothing_else
+    """waits until nothing is left of pods that are gone"""
 
     async def load(self, each: int) -> None:
         """Fills every node up to this many device pods; they are never removed."""
@@ -229,7 +240,7 @@ class Bench:
         self.loaded = max(self.loaded, each)
 
     async def round(self, side: Side, count: int, watcher: asyncio.Task[None]) -> Round:
-        manifests = waiting_pods(count, shared=side.name != BARE)
+        manifests = self.make_pods(side, count)
         try:
             # Before the pods: what a take-over does to pods that wait already is measured by bench.takeover.
             await side.start_extender()
@@ -282,6 +293,7 @@ class Bench:
     async def _clear(self, watcher: asyncio.Task[None]) -> None:
         await self.api.delete(PODS.path(MEASURED), grace_seconds=0)
         await self.bound.until(lambda: not self.bound.known, what="the end of the pods", watcher=watcher)
+        await self.is_clear()
 
 
 def processor_seconds(pid: int) -> float:
@@ -291,7 +303,9 @@ def processor_seconds(pid: int) -> float:
 
 
 @asynccontextmanager
-async def bench(node_count: int) -> AsyncIterator[Bench]:
+async def bench(
+    node_count: int, *, make_sides: Callable[[ControlPlane], dict[str, Side]] = sides
+) -> AsyncIterator[Bench]:
     """A control plane with nodes that are open for pods."""
     tools = build.ensure(tell=progress)
     with tempfile.TemporaryDirectory(prefix="tessera-bench-") as name:
@@ -314,4 +328,4 @@ async def bench(node_count: int) -> AsyncIterator[Bench]:
                 return not any(node["spec"].get("taints") for node in found)
 
             await until(are_open, what="nodes without taints")
-            yield Bench(plane, access, api, sides(plane), nodes)
+            yield Bench(plane, access, api, make_sides(plane), nodes)

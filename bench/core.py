@@ -13,11 +13,12 @@ import random
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
 from time import perf_counter
 
+import msgspec
 import numpy as np
 
 from tessera.core import topology
@@ -26,10 +27,14 @@ from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
-from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
+from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.lab.simulator.claims import CLASSES, pool_of
 from tessera.vendors.base import Switches
+from tessera.vendors.claims import ClaimAsk, read_claim, with_claims, with_published
+from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
+from tessera.wire.resource_api import DRIVER, ResourceClaim
 
 NVIDIA = "NVIDIA"
 CARD_MEMORY = 81_920
@@ -42,6 +47,10 @@ SEED = 5
 
 REPEATED_SHAPES = ((2_000, 5), (6_000, 10), (12_000, 20), (20_000, 30))
 """MiB and per cent: a few shapes that repeat, as with deployments"""
+
+MODEL = "H100"
+SELECTOR = f"device.attributes['{DRIVER}'].model.contains('{MODEL}')"
+"""one of the two models of the cluster"""
 
 SECOND = 1_000_000
 """microseconds"""
@@ -60,16 +69,38 @@ def make_pod(uid: str, *, memory: int, cores: int) -> PodRequest:
     return PodRequest(uid, "bench", uid, (ContainerRequest("main", Role.APP, (request,)),))
 
 
-def make_node(number: int, devices: int) -> NodeFacts:
+def make_choosy(uid: str, memory: int, cores: int) -> PodRequest:
+    """A pod that accepts one of the two models."""
+    accepts = ((NVIDIA, Constraint(use_models=(MODEL.lower(),))),)
+    return replace(make_pod(uid, memory=memory, cores=cores), constraints=accepts)
+
+
+def make_claiming(uid: str, memory: int, cores: int, *, selector: str = SELECTOR) -> PodRequest:
+    """The same by a claim."""
+    requests = {"memory": f"{memory}Mi", "cores": str(cores)}
+    exactly = {
+        "deviceClassName": DRIVER,
+        "selectors": [{"cel": {"expression": selector}}],
+        "capacity": {"requests": requests},
+    }
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    ask = read_claim(msgspec.convert({"metadata": {"name": "claim"}, "spec": spec}, ResourceClaim), CLASSES)
+    assert isinstance(ask, ClaimAsk)
+    variants = with_claims(PodRequest(uid, "bench", uid, ()), [ask])
+    assert not isinstance(variants, BadPod)
+    return variants[0]
+
+
+def make_node(number: int, devices: int, *, claims: bool = False) -> NodeFacts:
     name = f"node-{number:05}"
     model = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100-80GB-HBM3")[number % 2]
-    cards = (
+    cards = tuple(
         Device(
             f"GPU-{number:05}-{i}", NVIDIA, i, SHARERS, CARD_MEMORY, model=model, numa=i * 2 // devices, mode=HAMI_CORE
         )
         for i in range(devices)
     )
-    return NodeFacts(name, tuple(cards))
+    return NodeFacts(name, with_published(cards, pool_of(name, cards)) if claims else cards)
 
 
 def make_held(node: NodeFacts, number: int) -> PodFacts:
@@ -94,7 +125,10 @@ class Cluster:
 
     def decide(self, memory: int, cores: int) -> float:
         """Seconds for one decision."""
-        pod = make_pod(f"new-{next(self.uids)}", memory=memory, cores=cores)
+        return self.place(make_pod(f"new-{next(self.uids)}", memory=memory, cores=cores))
+
+    def place(self, pod: PodRequest) -> float:
+        """Seconds for one decision."""
         began = perf_counter()
         answer = self.selector.select(pod, self.candidates)
         if not isinstance(answer, Selected):
@@ -137,9 +171,9 @@ class Cluster:
         return perf_counter() - began
 
 
-def build(nodes: int, devices: int, pods_per_node: int) -> Cluster:
+def build(nodes: int, devices: int, pods_per_node: int, *, claims: bool = False) -> Cluster:
     progress(f"building {nodes} nodes x {devices} devices with {pods_per_node} pods each")
-    facts = [make_node(i, devices) for i in range(nodes)]
+    facts = [make_node(i, devices, claims=claims) for i in range(nodes)]
     running = [make_held(node, i) for node in facts for i in range(pods_per_node)]
     # Pods request NVIDIA only; the other vendors are configured as in production.
     ledger = Ledger(build_vendors(None, Switches(ascend=True, iluvatar=True)))
@@ -227,6 +261,43 @@ def growth(empty: Cluster, loaded: Cluster, *, rounds: int = 9, batch: int = 60)
     return round(median(ratios), 3)
 
 
+def compare_claims(cluster: Cluster, *, rounds: int = 9, batch: int = 40) -> dict[str, float]:
+    """How much slower a decision with a claim and a selector is than one with the same wish in annotations: of shapes
+    that repeat, of amounts that no earlier pod requested, and of selectors that are new as well (beside such amounts in
+    annotations). Batches alternate, and the median round decides."""
+    progress(f"comparing claims with classic requests: {rounds} rounds of {batch} decisions each")
+
+    def repeated(make: Callable[[str, int, int], PodRequest]) -> float:
+        return cluster.place(make(f"new-{next(cluster.uids)}", *cluster.dice.choice(REPEATED_SHAPES)))
+
+    def unseen(make: Callable[[str, int, int], PodRequest]) -> float:
+        number = next(cluster.uids)
+        return cluster.place(make(f"new-{number}", 1_000 + number, 7))
+
+    def unseen_selector(uid: str, memory: int, cores: int) -> PodRequest:
+        return make_claiming(uid, memory, cores, selector=f"{SELECTOR} && {memory} > 0")
+
+    def slower(
+        kind: Callable[[Callable[[str, int, int], PodRequest]], float],
+        one: Callable[[str, int, int], PodRequest],
+        other: Callable[[str, int, int], PodRequest],
+    ) -> float:
+        ratios = []
+        for _ in range(rounds):
+            classic, claimed = (median(kind(make) for _ in range(batch)) for make in (one, other))
+            ratios.append(claimed / classic)
+        return round(median(ratios), 3)
+
+    for _ in REPEATED_SHAPES * 4:
+        repeated(make_choosy)
+        repeated(make_claiming)
+    return {
+        "repeated": slower(repeated, make_choosy, make_claiming),
+        "unseen": slower(unseen, make_choosy, make_claiming),
+        "unseen_selector": slower(unseen, make_choosy, unseen_selector),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     name: str
@@ -240,15 +311,19 @@ class Budget:
 
 def check(decisions: int) -> list[Budget]:
     """The budgets, at the size for which they are defined."""
-    empty, loaded = build(5_000, 8, 0), build(5_000, 8, 16)
+    empty, loaded = build(5_000, 8, 0), build(5_000, 8, 16, claims=True)
     settle()
     figures = measure(loaded, decisions)
+    claims = compare_claims(loaded)
     for _ in REPEATED_SHAPES * 4:
         empty.repeated()
     return [
         Budget("repeated_p50_ms", figures["repeated_p50_ms"], 0.5),
         Budget("unseen_p50_ms", figures["unseen_p50_ms"], 5.0),
         Budget("repeated, 16 pods / 0 pods", growth(empty, loaded), 1.3),
+        Budget("repeated, claim / classic", claims["repeated"], 1.3),
+        Budget("unseen, claim / classic", claims["unseen"], 1.3),
+        Budget("new selector / classic", claims["unseen_selector"], 2.0),
         Budget("pod_event_us", figures["pod_event_us"], 50.0),
         Budget("topology_16_choose_8_ms", figures["topology_16_choose_8_ms"], 10.0),
     ]
@@ -275,6 +350,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--decisions", type=positive, default=400, help="repeated decisions measured, default %(default)s"
     )
+    parser.add_argument(
+        "--claims", action="store_true", help="compare decisions with claims and selectors to classic ones"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--check", action="store_true", help="compare with the budgets (5000 x 8); exit 1 if one is exceeded"
@@ -288,9 +366,9 @@ def main(arguments: list[str] | None = None) -> int:
         budgets = check(options.decisions)
         print(json.dumps({b.name: b.value for b in budgets}) if options.json else table(budgets))
         return 0 if all(budget.kept for budget in budgets) else 1
-    cluster = build(options.nodes, options.devices, options.pods_per_node)
+    cluster = build(options.nodes, options.devices, options.pods_per_node, claims=options.claims)
     settle()
-    figures = measure(cluster, options.decisions)
+    figures = compare_claims(cluster) if options.claims else measure(cluster, options.decisions)
     print(json.dumps(figures) if options.json else "\n".join(f"{name:<26} {value}" for name, value in figures.items()))
     return 0
 

@@ -4,6 +4,10 @@ Saturation: cards allocated at arrivals of 80 to 130 %, means of the seeds. Chur
 the mean wait by the number of cards asked for, against best-fit. Each result is kept in a file as soon as it is known:
 a run that was interrupted goes on from there, and one with more seeds adds to it.
 
+A seed gives every policy the same cluster and pods, so policies are compared seed by seed. With `SEEDS` seeds or more a
+difference is only taken for a loss if it is larger than chance explains (`T95` standard errors of the paired
+differences). With fewer seeds the means alone decide.
+
     python -m bench.families --check                   all generated families
     python -m bench.families --data FOLDER --check     the openb traces as well
     python -m bench.families --family mig,small --seeds 1-20 --no-churn --plot families.svg
@@ -13,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from bench.measurement import progress
@@ -35,6 +40,10 @@ WAITING = "best-fit"
 ARRIVALS = (0.8, 0.9, 1.0, 1.1, 1.3)
 MARGIN = 0.1
 """percentage points of allocation that a simple policy may be ahead"""
+SEEDS = 10
+"""from so many on, the differences between seeds say how large chance is"""
+T95 = 1.833
+"""95 % of Student's t for ten seeds lie below; for more seeds a little more than 95 %"""
 OPENB = ("default", "gpuspec20", "multigpu20", "gpushare40", "cpu100")
 OPENB_CHURN = ChurnOptions(speed=300.0, shrink=10)
 UNTIMED = ("multigpu20",)
@@ -103,11 +112,18 @@ class Verdict:
     ours: float
     other: float
     """the best simple policy, or best-fit's wait"""
-    kept: bool
+    is_behind: bool
+    error: float | None = None
+    """standard error of the difference; None if there are too few seeds"""
+
+    @property
+    def kept(self) -> bool:
+        return not self.is_behind or (self.error is not None and abs(self.ours - self.other) <= T95 * self.error)
 
     def __str__(self) -> str:
-        kept = "ok  " if self.kept else "LOST"
-        return f"{kept} {self.family:<12} {self.what:<24} {self.ours:>10.2f} {self.other:>10.2f}"
+        kept = "LOST" if not self.kept else "even" if self.is_behind else "ok  "
+        error = "" if self.error is None else f" ± {self.error:.2f}"
+        return f"{kept} {self.family:<12} {self.what:<24} {self.ours:>10.2f} {self.other:>10.2f}{error}"
 
 
 def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Iterator[Verdict]:
@@ -116,21 +132,33 @@ def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Itera
         if run.family == family:
             found.setdefault((run.churn, run.policy), []).append(kept.results[run.key])
     for arrival in map(str, ARRIVALS):
-        means = {policy: fmean(each[arrival] for each in found[False, policy]) for policy in (OURS, *SIMPLE)}
-        ours, best = means[OURS], max(means[policy] for policy in SIMPLE)
-        yield Verdict(family, f"allocated at {float(arrival):.0%}", ours, best, ours >= best - MARGIN)
+        by_policy = {policy: [each[arrival] for each in found[False, policy]] for policy in (OURS, *SIMPLE)}
+        best = max((by_policy[policy] for policy in SIMPLE), key=fmean)
+        ours = by_policy[OURS]
+        yield _verdict(family, f"allocated at {float(arrival):.0%}", ours, best, is_behind=lambda d: d < -MARGIN)
         if family in OPENB and float(arrival) >= 1.0:
-            yield Verdict(family, f"above FGD at {float(arrival):.0%}", ours, means["fgd"], ours > means["fgd"])
+            ahead, fgd = fmean(ours), fmean(by_policy["fgd"])
+            yield Verdict(family, f"above FGD at {float(arrival):.0%}", ahead, fgd, ahead <= fgd)
     if (True, OURS) not in found:
         return
     ours_all, simple_all = found[True, OURS], found[True, WAITING]
     for what in ("mean", "p95"):
-        ours, other = (fmean(each[what] for each in all_of) for all_of in (ours_all, simple_all))
-        yield Verdict(family, f"{what} wait, s", ours, other, ours <= other)
+        ours, other = ([each[what] for each in all_of] for all_of in (ours_all, simple_all))
+        yield _verdict(family, f"{what} wait, s", ours, other, is_behind=lambda d: d > 0.0)
     for cards in sorted({int(cards) for each in ours_all for cards in each["pods"]}):
-        if sum(each["pods"].get(str(cards), 0) for each in ours_all) >= FEWEST:
-            ours, other = (_mean_wait(all_of, str(cards)) for all_of in (ours_all, simple_all))
-            yield Verdict(family, f"mean wait, {cards} cards, s", ours, other, ours <= other)
+        pods = [each["pods"].get(str(cards), 0) for each in ours_all]
+        if sum(pods) >= FEWEST:
+            ours, other = (_waits(all_of, str(cards), fmean(pods)) for all_of in (ours_all, simple_all))
+            yield _verdict(family, f"mean wait, {cards} cards, s", ours, other, is_behind=lambda d: d > 0.0)
+
+
+def _verdict(
+    family: str, what: str, ours: Sequence[float], other: Sequence[float], *, is_behind: Callable[[float], bool]
+) -> Verdict:
+    """Compares two policies seed by seed."""
+    differences = [mine - theirs for mine, theirs in zip(ours, other, strict=True)]
+    error = stdev(differences) / sqrt(len(differences)) if len(differences) >= SEEDS else None
+    return Verdict(family, what, fmean(ours), fmean(other), is_behind(fmean(differences)), error)
 
 
 def plotted(families: Sequence[str], runs: Iterable[FamilyRun], kept: ResultsFile) -> str:
@@ -160,10 +188,12 @@ def plotted(families: Sequence[str], runs: Iterable[FamilyRun], kept: ResultsFil
     return plot_grid(plots, title="Allocated cards by requested cards, one panel per family")
 
 
-def _mean_wait(replays: Sequence[dict[str, Any]], cards: str) -> float:
-    """Of all pods with so many cards in all replays."""
-    pods: list[tuple[int, float]] = [(each["pods"].get(cards, 0), each["by_cards"].get(cards, 0.0)) for each in replays]
-    return sum(number * wait for number, wait in pods) / max(sum(number for number, _ in pods), 1)
+def _waits(replays: Sequence[dict[str, Any]], cards: str, pods: float) -> list[float]:
+    """By replay: the wait of all its pods with so many cards, per pod of a replay with `pods` of them.
+
+    So the mean of the replays is the mean of all pods.
+    """
+    return [each["pods"].get(cards, 0) * each["by_cards"].get(cards, 0.0) / pods for each in replays]
 
 
 def _seeds(text: str) -> list[int]:

@@ -9,18 +9,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.core.ledger import Ledger, replay
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
+from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_QUOTAS, RESOURCE_SLICES
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.nodes.cards import A100_MEMORY
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.vendors.base import Switches
+from tessera.vendors.claims import claim_facts, pool_devices
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import PodReader
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.quantity import Whole, read
+from tessera.wire.resource_api import ResourceClaim, ResourceSlice
 from tests.support.visible_devices import in_visible_order
 
 MIB = 2**20
@@ -37,11 +39,17 @@ async def replayed(client: KubeClient) -> Ledger:
     vendors = build_vendors(None, Switches())
     nodes = [node_facts(node, vendors) for node in (await client.list(NODES.path(), Node)).items]
     pods = [PodReader(vendors).facts(pod) for pod in (await client.list(PODS.path(), Pod)).items]
+    found: dict[str, list[ResourceSlice]] = {}
+    for each in (await client.list(RESOURCE_SLICES.path(), ResourceSlice)).items:
+        found.setdefault(each.spec.pool.name, []).append(each)
+    pools = {name: pool_devices(slices) for name, slices in found.items()}
+    claims = (await client.list(RESOURCE_CLAIMS.path(), ResourceClaim)).items
+    holders = [*pods, *(claim_facts(claim, pools) for claim in claims)]
     quotas = (await client.list(RESOURCE_QUOTAS.path(), ResourceQuota)).items
     return replay(
         vendors,
         nodes=[node for node in nodes if node.devices or node.problem],
-        pods=[pod for pod in pods if pod is not None],
+        pods=[holder for holder in holders if holder is not None],
         quotas=[quota_facts(quota, vendors) for quota in quotas],
     )
 

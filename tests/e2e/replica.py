@@ -132,6 +132,8 @@ class Replica:
         )
         self._elects = bool(host)
         self.configuration = self._configuration(plane, elects=self._elects)
+        if "--dra" in flags:
+            allocate_claims(self.configuration)
         """of kube-scheduler"""
         file = self._file = plane.folder / f"kube-scheduler-{label}.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
@@ -201,3 +203,21 @@ class Replica:
             "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],
             "extenders": [extender],
         }
+
+
+STOCK = "stock-scheduler"
+"""a profile that allocates claims itself; the webhook takes pods of the default one for Tessera"""
+
+
+def allocate_claims(configuration: Json) -> None:
+    """Leave the claims of Tessera's profile to Tessera, and ask it about pods that have nothing else."""
+    del configuration["extenders"][0]["managedResources"]
+    fit = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "NodeResourcesFitArgs",
+        "ignoredResources": [*MANAGED],
+    }
+    ours = next(each for each in configuration["profiles"] if each["schedulerName"] == "hami-scheduler")
+    ours["plugins"] = {"multiPoint": {"disabled": [{"name": "DynamicResources"}]}}
+    ours["pluginConfig"] = [{"name": "NodeResourcesFit", "args": fit}]
+    configuration["profiles"].append({"schedulerName": STOCK})

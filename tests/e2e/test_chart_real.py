@@ -27,8 +27,9 @@ from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
 from tessera.wire.keys import DRA_DRIVER
+from tessera.wire.resource_api import MANAGED
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
-from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, install
+from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, apply, install
 from tests.e2e.cluster import end_tasks, make_namespace
 from tests.e2e.conftest import NewPlane
 from tests.e2e.control_plane import ACCOUNTS, RBAC
@@ -44,6 +45,7 @@ RESERVED = (
     *("hami.io/bind-time", "hami.io/vgpu-mig-allocations", "hami.io/Ascend910B3-devices-allocated"),
     *("tessera.io/c0.visible-devices", "tessera.io/c0.memory-limit-0", "tessera.io/c0.core-limit", "tessera.io/retry"),
 )
+BOTH_WORLDS = "devicePlugin.dra.enabled=true,devicePlugin.dra.allocator=tessera,scheduler.dra.enabled=true"
 EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
 
 
@@ -146,6 +148,12 @@ def test_the_manifests_for_those_without_helm_are_up_to_date(helm: Path) -> None
         ("devicePlugin.image.repository=mirror/hami", "devicePlugin.image.repository is mirror/hami"),
         ("devicePlugin.dra.enabled=true,devicePlugin.migStrategy=single", "leave migStrategy at none"),
         ("devicePlugin.dra.enabled=true,devicePlugin.deviceListStrategy=cdi-annotations", "write cdi-cri"),
+        ("devicePlugin.dra.enabled=true,devicePlugin.dra.allocator=tessera", "scheduler.dra.enabled is false"),
+        ("devicePlugin.dra.allocator=hami", "allocator"),
+        ("scheduler.dra.convert=true", "needs scheduler.dra.enabled"),
+        (f"{BOTH_WORLDS},scheduler.dra.convert=true,scheduler.admissionWebhook.enabled=false", "admissionWebhook"),
+        ("scheduler.dra.enabled=true,scheduler.dra.convert=true", "with allocator tessera"),
+        (f"{BOTH_WORLDS},scheduler.dra.convert=true,devicePlugin.dra.deviceClass=gpu", "deviceClass gpu.tessera.io"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_with_a_word(helm: Path, settings: str, said: str) -> None:
@@ -254,8 +262,34 @@ def test_agents_that_serve_claims_have_what_they_need(helm: Path) -> None:
     # kubelet and the container runtime use the same paths on the host.
     for path in (told["plugin-registry-dir"], told["dra-plugin-dir"], "/var/run/cdi"):
         assert places[mounts[path]] == path
-    with pytest.raises(chart.ChartFault, match=r"needs Kubernetes 1\.34"):
-        chart.template(helm, kubernetes="1.33.0", settings="devicePlugin.dra.enabled=true")
+    for settings in ("devicePlugin.dra.enabled=true", "scheduler.dra.enabled=true"):
+        with pytest.raises(chart.ChartFault, match=r"needs Kubernetes 1\.34"):
+            chart.template(helm, kubernetes="1.33.0", settings=settings)
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_a_scheduler_that_allocates_claims_is_asked_about_all_pods(helm: Path, convert: bool) -> None:
+    settings = f"{BOTH_WORLDS},scheduler.dra.convert={str(convert).lower()}"
+    objects = [*yaml.safe_load_all(chart.template(helm, settings=settings))]
+
+    def the(kind: str) -> Json:
+        found: Json
+        (found,) = [each for each in objects if each["kind"] == kind]
+        return found
+
+    (config_map,) = [each for each in objects if name_of(each) == SCHEDULER and each["kind"] == "ConfigMap"]
+    config = yaml.safe_load(config_map["data"]["config.yaml"])
+    assert "managedResources" not in config["extenders"][0]
+    (profile,) = config["profiles"]
+    assert profile["plugins"] == {"multiPoint": {"disabled": [{"name": "DynamicResources"}]}}
+    assert "nvidia.com/gpumem" in profile["pluginConfig"][0]["args"]["ignoredResources"]
+    arguments = the("Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert ("--dra" in arguments, "--dra-convert" in arguments) == (True, convert)
+    webhooks = the("MutatingWebhookConfiguration")["webhooks"]
+    assert [each["failurePolicy"] for each in webhooks] == ["Fail", "Fail", "Ignore"]
+    assert {each["sideEffects"] for each in webhooks} == {"NoneOnDryRun" if convert else "None"}
+    (agent,) = [each["spec"]["template"]["spec"]["containers"][0] for each in objects if each["kind"] == "DaemonSet"]
+    assert "--dra-allocator=tessera" in agent["args"]
 
 
 def test_the_process_that_moves_pods_has_the_rights_that_are_tested_and_understands_its_flags(helm: Path) -> None:
@@ -307,6 +341,7 @@ VARIANTS = {
     **{path.stem: ([path], "") for path in EXAMPLES},
     "static MIG": ([], "devicePlugin.migStrategy=mixed"),
     "claims": ([], "devicePlugin.dra.enabled=true"),
+    "both worlds": ([], f"{BOTH_WORLDS},scheduler.dra.convert=true"),
     "no election": ([], "scheduler.leaderElect=false"),
     "no webhook": ([], "scheduler.admissionWebhook.enabled=false"),
     "Tessera alone": ([], "scheduler.kubeScheduler.enabled=false,devicePlugin.enabled=false"),
@@ -548,6 +583,52 @@ async def test_an_agent_publishes_devices_of_its_own_node(tenant: Client, instal
         assert (await other.delete(f"{path}/of-n1")).status == 403
     async with speaking(installed, installed.agent_on("n1")) as agent:
         assert (await agent.delete(f"{path}/of-n1")).status == 200
+
+
+@pytest.fixture(scope="module")
+def guarded_devices(installed: ChartInstall, helm: Path) -> None:
+    """The policy about claims is there too."""
+    rendered = yaml.safe_load_all(chart.template(helm, settings=BOTH_WORLDS))
+    policy = [each for each in rendered if each["metadata"]["name"] == "tessera-managed-devices"]
+    assert [each["kind"] for each in policy] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+    apply(installed.plane, "managed-devices", policy)
+
+
+@pytest.mark.usefixtures("guarded_devices")
+async def test_no_claim_tolerates_the_taint_of_devices_that_tessera_allocates(tenant: Client) -> None:
+    exists, forbidden, allowed = {"operator": "Exists"}, 403, 201
+    managed = {"key": MANAGED, **exists}
+
+    def requests(tolerations: list[Json], **more: Any) -> list[Json]:
+        asked = {"deviceClassName": DRA_DRIVER, "tolerations": tolerations, **more}
+        return [{"name": "plain", "exactly": {"deviceClassName": DRA_DRIVER}}, {"name": "gpu", "exactly": asked}]
+
+    def alternatives(tolerations: list[Json]) -> list[Json]:
+        asked = {"name": "a", "deviceClassName": DRA_DRIVER, "tolerations": tolerations}
+        return [{"name": "gpu", "firstAvailable": [asked]}]
+
+    async def create(asked: list[Json]) -> set[int]:
+        metadata, spec = {"generateName": "c-"}, {"devices": {"requests": asked}}
+        path = f"/apis/resource.k8s.io/v1/namespaces/{OPEN}"
+        answers = [
+            await tenant.post(f"{path}/resourceclaims", {"metadata": metadata, "spec": spec}, dryRun="All"),
+            await tenant.post(
+                f"{path}/resourceclaimtemplates", {"metadata": metadata, "spec": {"spec": spec}}, dryRun="All"
+            ),
+        ]
+        return {each.status for each in answers}
+
+    async def is_known() -> bool:
+        return await create(requests([managed])) == {forbidden}
+
+    await until(is_known, what="the apiserver to know the policy")
+    assert await create(requests([{"key": MANAGED, "operator": "Equal", "value": "tessera"}])) == {forbidden}
+    assert await create(requests([exists])) == {forbidden}
+    assert await create(alternatives([managed])) == {forbidden}
+    assert await create(alternatives([exists])) == {forbidden}
+    assert await create(requests([{"key": "example.com/busy", **exists}])) == {allowed}
+    assert await create(alternatives([{"key": "example.com/busy", **exists}])) == {allowed}
+    assert await create(requests([])) == {allowed}
 
 
 # -- all of it together

@@ -45,7 +45,7 @@ class Defragmenter:
                 f"--kubeconfig={plane.kubeconfig_of_account('tessera-defrag')}",
                 f"--metrics-bind-address=127.0.0.1:{port}",
                 f"--lease-namespace={ACCOUNTS}",
-                *("--interval=500ms", "--patience=0s", "--lease-duration=3s"),
+                *("--interval=500ms", "--patience=0s", "--lease-duration=6s"),
                 *flags,
             ],
             folder=plane.logs,

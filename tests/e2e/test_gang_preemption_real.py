@@ -6,6 +6,7 @@ import pytest
 
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.services.failpoints import VARIABLE, Failpoint
+from tessera.wire.keys import NOMINATED
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until
@@ -40,6 +41,10 @@ async def test_a_gang_preempts_as_one(plane: ControlPlane) -> None:
         members = gang(4, gpu=2)
         await found.create(*members)
         await found.running(*names(members))
+        placed = [pod for pod in found.pods if pod["metadata"]["name"] in names(members)]
+        shown = [pod for pod in placed if NOMINATED in pod["metadata"]["annotations"]]
+        assert shown, "kube-scheduler is told where members go while victims leave"
+        assert all(pod["metadata"]["annotations"][NOMINATED] == pod["spec"]["nodeName"] for pod in shown)
         assert left(found, low) == 4, "two cards were free"
         assert evictions(found) == 6 * 2, "each after a dry run"
         assert "train" in await event_text(found, "train-0", "Preempting")

@@ -21,7 +21,7 @@ from tests.integration.test_filter_and_bind import node
 from tests.support.product import LOOPBACK, Product, gpu_pod, product
 
 SETTINGS = DefragmenterSettings(
-    interval=0.2, patience=0.0, evictions_per_hour=5, step_timeout=60.0, lease_duration=3.0, metrics=LOOPBACK
+    interval=0.2, patience=0.0, evictions_per_hour=5, step_timeout=60.0, lease_duration=60.0, metrics=LOOPBACK
 )
 
 
@@ -70,6 +70,8 @@ async def test_a_waiting_pod_gets_the_card_that_one_move_frees(tmp_path: Path) -
         assert "tessera_defrag_moves_total 1.0" in shown
         assert "tessera_defrag_evictions_left 4.0" in shown
         assert not cluster.service.engine.cycles.moves
+        lease = await cluster.plane.client.get(LEASES.path("default", SETTINGS.lease_name), dict)
+        assert lease["spec"]["holderIdentity"] == "", "the next process need not wait"
 
 
 async def test_the_budget_holds_over_a_restart(tmp_path: Path) -> None:
@@ -82,6 +84,22 @@ async def test_the_budget_holds_over_a_restart(tmp_path: Path) -> None:
         async with defragmenter(cluster, replace(SETTINGS, evictions_per_hour=1)) as process:
             await cluster.until(lambda: sum(process.rounds.values()) > 1, what="two rounds")
         assert (uid_of(cluster, "small"), uid_of(cluster, "large")) == before
+
+
+async def test_a_process_that_loses_its_lease_makes_no_more_rounds(tmp_path: Path) -> None:
+    async with (
+        product([node("n1", 1), node("n2", 1)], tmp_path) as cluster,
+        defragmenter(cluster, replace(SETTINGS, lease_duration=3.0)) as process,
+    ):
+        await cluster.until(lambda: sum(process.rounds.values()) > 1, what="two rounds")
+        taken = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 3600}}
+        await cluster.plane.client.patch(LEASES.path("default", SETTINGS.lease_name), taken)
+        await cluster.until(lambda: not process.is_leading, what="the end of its rounds")
+        made = sum(process.rounds.values())
+        await fragment(cluster)
+        assert sum(process.rounds.values()) == made
+        lease = await cluster.plane.client.get(LEASES.path("default", SETTINGS.lease_name), dict)
+        assert lease["spec"]["holderIdentity"] == "another"
 
 
 async def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:

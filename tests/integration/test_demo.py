@@ -26,7 +26,7 @@ from tessera.lab.demo.runner import ENDED, DemoPlan, run_demo
 from tessera.lab.demo.screens import DemoStarted
 from tessera.lab.demo.story import STORY
 from tessera.lab.demo.view import CardView, ClusterView, take_view
-from tessera.lab.sandbox.api.kinds import DEPLOYMENTS
+from tessera.lab.sandbox.api.kinds import DEPLOYMENTS, RESOURCE_CLAIMS
 from tessera.lab.sandbox.controllers.plan import active_pods
 from tests.support.commands import started
 
@@ -71,10 +71,13 @@ async def test_the_story_tells_what_really_happened() -> None:
     screen = Listener()
     await run_demo(DemoPlan(once=True), screen)
     assert len(screen.told_at) == len(STORY)
-    shared, _notebook, train, isolated, ascend, greedy, quota, room = screen.told_at
+    shared, claimed, _notebook, train, isolated, ascend, greedy, quota, room = screen.told_at
     (card,) = {(card.node, card.index): card for n in range(1, 5) for card in holding(shared[1], f"chat-{n}")}.values()
     assert (card.used_mib, card.used_cores, len(card.slices)) == (20000, 80, 4)
     assert "CUDA_DEVICE_MEMORY_LIMIT_0=5000m" in shared[0][1]
+    (beside,) = holding(claimed[1], "embed")
+    assert (beside.node, beside.index, beside.used_mib, beside.used_cores) == (card.node, card.index, 22000, 90)
+    assert "limited to 2000m by its claim" in claimed[0][0]
     first = [card.index for card in holding(train[1], "train-1")]
     assert first in ([0, 1, 2, 3], [4, 5, 6, 7])
     assert holding(train[1], "notebook")[0].index not in first
@@ -125,6 +128,27 @@ async def test_slices_are_handed_over_by_the_real_agent(cluster: DemoCluster) ->
         ),
         "the end of the handover",
     )
+
+
+async def test_a_claim_is_made_allocated_prepared_and_leaves_nothing_behind(cluster: DemoCluster) -> None:
+    await cluster.apply(manifests.CLAIM_TEMPLATE)
+    await cluster.apply(manifests.CLAIMANT)
+    await cluster.until(lambda: cluster.plane.phase("default", "embed") == "Running", "the pod")
+    pod = cluster.plane.pod("default", "embed")
+    assert pod is not None
+    [status] = pod["status"]["resourceClaimStatuses"]
+    store = cluster.plane.server.cluster.store
+    claim = store.get(RESOURCE_CLAIMS, "default", status["resourceClaimName"])
+    assert claim is not None
+    [result] = claim.object["status"]["allocation"]["devices"]["results"]
+    view = cluster.plane.nodes["l4-1"].containers[pod["metadata"]["uid"], "main"]
+    assert view.env["NVIDIA_VISIBLE_DEVICES"].lower() == result["device"]
+    assert (view.env["CUDA_DEVICE_MEMORY_LIMIT_0"], view.env["CUDA_DEVICE_SM_LIMIT"]) == ("2000m", "10")
+    assert view.device_ids == ()
+    assert cluster.ledger.pod(claim.uid) is not None
+    await cluster.delete_pod("default", "embed")
+    await cluster.until(lambda: not store.list(RESOURCE_CLAIMS, "default"), "the claim to go")
+    await cluster.until(lambda: not cluster.ledger.pods(), "the card to be free")
 
 
 async def test_every_container_of_an_ascend_pod_gets_its_own_chips(cluster: DemoCluster) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ from tessera.host.simulated.description import load_description
 from tessera.inspect.description import read_description
 from tessera.inspect.state import Setup
 from tessera.kube.errors import ApiError
-from tessera.kube.resources import MUTATING_WEBHOOKS, RESOURCE_QUOTAS
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    MUTATING_WEBHOOKS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+)
 from tessera.lab.demo.cluster import RESOURCES, SWITCHES, DemoCluster, demo_cluster
 from tessera.lab.demo.story import STORY
 from tessera.lab.demo.view import take_view
@@ -35,6 +42,7 @@ from tessera.lab.sandbox.api.selectors import EVERYTHING
 from tessera.lab.sandbox.api.shapes import DeleteOptions
 from tessera.lab.sandbox.objects import condition_of, name_of, phase_of
 from tessera.vendors.registry import build_vendors
+from tessera.wire.keys import DRA_DRIVER
 
 Json = dict[str, Any]
 
@@ -82,15 +90,7 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(f"{page.relative_to(ROOT)}:{line + 1}", found["text"], found["expected"] or "Running")
 
 
-ON_A_KUBELET = ROOT / "docs/dra.md"
-"""its manifests need a kubelet and kube-scheduler's allocator: tests/e2e/node tries them"""
-APPLIED = [
-    block
-    for page in PAGES
-    if page != ON_A_KUBELET
-    for block in blocks(page)
-    if all("kind" in each for each in block.documents)
-]
+APPLIED = [block for page in PAGES for block in blocks(page) if all("kind" in each for each in block.documents)]
 READ = [block for page in PAGES for block in blocks(page) if not all("kind" in each for each in block.documents)]
 
 
@@ -188,6 +188,13 @@ async def clear(cluster: DemoCluster) -> None:
     for hook in (await client.list(MUTATING_WEBHOOKS.path(), dict[str, Any])).items:
         if name_of(hook).endswith("-example"):
             await client.delete(MUTATING_WEBHOOKS.path(name=name_of(hook)))
+    for resource in (RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS):
+        for found in (await client.list(resource.path(), dict[str, Any])).items:
+            with suppress(ApiError):  # It goes with its pod.
+                await client.delete(resource.path(found["metadata"]["namespace"], name_of(found)))
+    for each in (await client.list(DEVICE_CLASSES.path(), dict[str, Any])).items:
+        if name_of(each) != DRA_DRIVER:
+            await client.delete(DEVICE_CLASSES.path(name=name_of(each)))
     await cluster.until(lambda: not cluster.pods() and not cluster.ledger.pods(), "the pods to be gone")
 
 

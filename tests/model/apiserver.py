@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,14 +16,17 @@ from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError
 from tessera.scheduler.kube_api import Annotations
+from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.keys import FENCE, NOMINATED
 from tessera.wire.objects import Metadata, Node, Pod, PodStatus, ResourceQuota
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
+from tessera.wire.resource_api import ResourceClaim, ResourceSlice
 from tests.model.faults import LATEST_EFFECT, Faults
 from tests.model.tables import Table
+from tests.support.fake_cluster import with_status
 
 T = TypeVar("T")
-Kept = TypeVar("Kept", Pod, Node, ResourceQuota)
+Kept = TypeVar("Kept", Pod, Node, ResourceQuota, ResourceClaim)
 
 OF_MANY = 0.1
 """a take-over makes many calls, and waits for the slowest: with the usual share of faults it would never end"""
@@ -50,9 +53,13 @@ class SimulatedApiserver:
     rng: random.Random
     faults: Faults
     on_bound: Callable[[Pod], None] = lambda _pod: None
+    on_allocated: Callable[[ResourceClaim], None] = lambda _claim: None
     pods: Table[Pod] = field(default_factory=Table)
     nodes: Table[Node] = field(default_factory=Table)
     quotas: Table[ResourceQuota] = field(default_factory=Table)
+    claims: Table[ResourceClaim] = field(default_factory=Table)
+    slices: Table[ResourceSlice] = field(default_factory=Table)
+    classes: Table[DeviceClass] = field(default_factory=Table)
     in_flight: list[Call] = field(default_factory=list)
     writes: int = 0
     evictions: int = 0
@@ -99,7 +106,36 @@ class SimulatedApiserver:
     def put_quota(self, quota: ResourceQuota) -> None:
         self.quotas.put(f"{quota.metadata.namespace}/{quota.metadata.name}", self._stamped(quota))
 
+    def create_claim(self, metadata: Metadata, spec: ClaimSpec) -> ResourceClaim:
+        self._serial += 1
+        return self.put_claim(ResourceClaim(replace(metadata, uid=f"c{self._serial:05d}"), spec))
+
+    def put_claim(self, claim: ResourceClaim) -> ResourceClaim:
+        stamped = self._stamped(claim)
+        self.claims.put(f"{claim.metadata.namespace}/{claim.metadata.name}", stamped)
+        return stamped
+
     # -- calls
+
+    def claim(self, namespace: str, name: str) -> ResourceClaim:
+        key = f"{namespace}/{name}"
+        if key not in self.claims.objects:
+            raise ApiError(status=404, reason="NotFound", message=f"resourceclaims {key} not found")
+        return self.claims.objects[key]
+
+    def same_claim(self, claim: ResourceClaim, *, version: bool) -> ResourceClaim:
+        found, known = self.claim(claim.metadata.namespace, claim.metadata.name), claim.metadata
+        is_other = found.metadata.uid != known.uid
+        if is_other or (version and found.metadata.resource_version != known.resource_version):
+            raise ApiError(status=409, reason="Conflict", message=f"resourceclaim {known.name} was modified")
+        return found
+
+    def write_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+        found = self.same_claim(claim, version=True)
+        stored = self.put_claim(with_status(found, status))
+        if found.status.allocation is None and stored.status.allocation is not None:
+            self.on_allocated(stored)
+        return stored
 
     def land(self, call: Call) -> None:
         """A call takes effect, unless it was lost on its way."""
@@ -146,6 +182,8 @@ class Client:
     """The connection of one scheduler process."""
 
     api: SimulatedApiserver
+    on_claim: Callable[[ResourceClaim], None] = lambda _claim: None
+    """hears what the process is told about a claim"""
     resume_at: float = 0.0
     """until then the process is paused: it sends nothing, and hears no answer"""
 
@@ -258,6 +296,34 @@ class Client:
             api.mark_pod(key, {NOMINATED: node}, replace(pod.status, nominated_node_name=node or ""))
 
         await self._call(effect)
+
+    async def list_claims(self) -> list[ResourceClaim]:
+        return await self._call(lambda: list(self.api.claims.objects.values()), reads=True, faults=OF_MANY)
+
+    async def get_claim(self, namespace: str, name: str) -> ResourceClaim:
+        return self._told(await self._call(lambda: self.api.claim(namespace, name), reads=True))
+
+    async def mark_claim(
+        self, claim: ResourceClaim, annotations: Annotations, *, finalizers: Sequence[str] | None = None
+    ) -> ResourceClaim:
+        def effect() -> ResourceClaim:
+            found = _annotated(self.api.same_claim(claim, version=finalizers is not None), annotations)
+            if finalizers is not None:
+                found = replace(found, metadata=replace(found.metadata, finalizers=[*finalizers]))
+            return self.api.put_claim(found)
+
+        fence = annotations.get(FENCE)
+        marked = await self._call(effect, faults=OF_MANY if fence else 1.0)
+        # A take-over does not look at what it touches: it reads everything again.
+        return marked if fence and "." not in fence else self._told(marked)
+
+    async def write_claim_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+        self.api.writes += 1
+        return self._told(await self._call(lambda: self.api.write_status(claim, status), binds=True))
+
+    def _told(self, claim: ResourceClaim) -> ResourceClaim:
+        self.on_claim(claim)
+        return claim
 
     # -- inside
 

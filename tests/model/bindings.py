@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
 from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
 from tessera.wire.objects import Pod
-from tests.model import device_usage
+from tessera.wire.resource_api import DRIVER, ResourceClaim
+from tests.model import claims, device_usage
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, NEVER_WHOLE, XPU_MEMORY
 
@@ -66,6 +67,8 @@ class Bindings:
         self.agents: dict[str, tuple[str | None, bool]] = {}
         """as last shown to the scheduler: its word, and whether the node is gone"""
         self.count = 0
+        self.claims = 0
+        """allocated so far"""
 
     def shown_agent(self, node: str, agent: str | None, *, gone: bool) -> None:
         if self.agents.get(node) != (agent, gone):
@@ -81,6 +84,7 @@ class Bindings:
     def wrote(self, pod: Pod) -> None:
         """A binding took effect, whatever has become of the process that sent it."""
         self.count += 1
+        self._check_claims(pod)
         if not device_usage.wants_devices(pod):
             assert not device_usage.allocation(pod)
             return
@@ -121,8 +125,35 @@ class Bindings:
                 seen = pod.annotations[visible_devices(position)].split(",")
                 assert sorted(seen) == sorted(uuid for uuid, *_ in cards)
 
+    def _check_claims(self, pod: Pod) -> None:
+        """All its claims are allocated on its node, and reserved for it."""
+        for claim in claims.claims_of(self._api, pod):
+            where = {node for node, *_ in claims.used_by(claim)}
+            assert where == {pod.spec.node_name}, f"{pod.metadata.uid} is bound, {claim.metadata.name} is on {where}"
+            assert pod.metadata.uid in {each.uid for each in claim.status.reserved_for or ()}, claim.metadata.name
+
+    def allocated(self, claim: ResourceClaim) -> None:
+        """A claim got devices, whoever wrote that."""
+        self.claims += 1
+        used = list(claims.used_by(claim))
+        for name in {node for node, *_ in used}:
+            self._check_node(name)
+        by_stock = any((each.share_id or "").endswith("-stock") for each in claim.devices_of(DRIVER))
+        for name, card, *_ in used:
+            found = self._api.slices.objects.get(name)
+            devices = {} if found is None else {each.name: each for each in found.spec.devices or ()}
+            if card in devices:
+                assert bool(devices[card].taints) is not by_stock, f"{card} was allocated by the wrong scheduler"
+        if by_stock:
+            self.excused_quotas[claim.metadata.namespace] = "another scheduler knows nothing of it"
+        else:
+            over = self._quota_excess(claim.metadata.namespace)
+            assert not over or claim.metadata.namespace in self.excused_quotas, over
+
     def _check_cards(self, pod: Pod) -> None:
-        name = pod.spec.node_name
+        self._check_node(pod.spec.node_name)
+
+    def _check_node(self, name: str) -> None:
         for uuid, excess in self.excesses(name).items():
             assert (name, uuid) in self.excused, f"card {uuid} of {name} is over-committed: {excess}"
 
@@ -134,6 +165,7 @@ class Bindings:
         here = [p for p in self._api.pods.objects.values() if p.spec.node_name == name and device_usage.is_live(p)]
         readable = [p for p in here if not device_usage.is_unreadable(p)]
         found = device_usage.loads(readable, cards)
+        claims.add_loads(self._api.claims.objects, name, cards, found)
         return {uuid: excess for uuid, load in found.items() if (excess := load.excess(cards[uuid]))}
 
     def _check_quota(self, pod: Pod) -> None:
@@ -152,6 +184,11 @@ class Bindings:
                 for vendor, (memory, cores) in device_usage.demands(pod).items():
                     used[vendor][0] += memory
                     used[vendor][1] += cores
+        for claim in self._api.claims.objects.values():
+            if claim.metadata.namespace == namespace:
+                for _, _, memory, cores in claims.used_by(claim):
+                    used["NVIDIA"][0] += memory
+                    used["NVIDIA"][1] += min(cores, device_usage.WHOLE)
         for vendor, amounts in used.items():
             for (resource, factor), amount in zip(LIMITS[vendor], amounts, strict=True):
                 for quota in self._api.quotas.objects.values():

@@ -17,13 +17,15 @@ from tessera.core.gangs import GangMisfit, plan_gang
 from tessera.core.node_preemption import best_victims
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
+from tessera.scheduler.claims.book import WriteState
+from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod
 from tessera.wire.pod_groups import GANG, GANG_SIZE
-from tests.model import device_usage
+from tests.model import claims, device_usage, machines
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import LIMITS, Bindings
 from tests.model.informer_view import InformerView
@@ -74,7 +76,7 @@ class Checker:
         cycle = self._engine.cycles.get(pod.metadata.uid)
         if not device_usage.wants_devices(pod) or (cycle is not None and cycle.state is CycleState.UNCERTAIN):
             return  # Without devices, or perhaps bound already: then it stays where it is, whatever has become of that.
-        held = [facts.problem for facts in self.shown.pods.values() if facts.node == node and facts.problem]
+        held = [facts.problem for facts in self.shown.holders if facts.node == node and facts.problem]
         assert not held, f"a pod was sent to {node}, which is held: {held}"
         assert node in self.shown.nodes, f"{node} has no cards"
         entry = self._engine.ledger.pod(pod.metadata.uid)
@@ -109,13 +111,14 @@ class Checker:
         if (finding.node, finding.card) in self._bindings.excused:
             return True
         live = {pod.metadata.uid for pod in self._api.pods.objects.values() if device_usage.is_live(pod)}
-        return any(facts.node == finding.node and facts.uid not in live for facts in self.shown.pods.values())
+        live |= {claim.metadata.uid for claim in self._api.claims.objects.values() if claim.status.allocation}
+        return any(facts.node == finding.node and facts.uid not in live for facts in self.shown.holders)
 
     def _check_node(self, engine: Engine, name: str) -> None:
         for finding in audit_nodes(engine.ledger, [name]):
             assert self._is_excused(finding), finding
         view = engine.ledger.node(name)
-        shown = {facts.uid: facts for facts in self.shown.pods.values() if facts.node == name}
+        shown = {facts.uid: facts for facts in self.shown.holders if facts.node == name}
         problem = next((facts.problem for facts in shown.values() if facts.problem), "")
         assert view is None or not problem or view.facts.problem, f"{name} is not held: {problem}"
         entries = engine.ledger.pods_on(name)
@@ -189,6 +192,9 @@ class Checker:
         left = [entry.facts.uid for entry in engine.ledger.pods() if not entry.observed]
         assert left == [], f"reservations left behind: {left}"
         assert engine.cycles.count(*HOLDS_RESERVATION) == 0
+        left = [record.uid for record in engine.claims.book if record.state is not WriteState.IDLE]
+        assert left == [], f"writes of claims left behind: {left}"
+        self._check_claims()
         left = [ticket.uid for name in self._bindings.agents for ticket in engine.queue.active_on(name)]
         assert left == [], f"turns left behind: {left}"
         assert (engine.cycles.claimed, engine.queue.active, engine.queue.waiting) == (0, 0, 0)
@@ -206,15 +212,49 @@ class Checker:
             self._compare(engine, node)
         self._check_gangs(engine, candidates)
         for uid, pod in pending.items():
+            if machines.STOCK in (pod.metadata.labels or {}):
+                continue
             prepared, names = engine.requests.read(pod), candidates(pod)
             if self._waits_for_gang(pod):
                 continue
+            if isinstance(prepared, ClaimNotReady):
+                self._check_waiting(pod, prepared)
             if isinstance(prepared, PreparedRequest) and names:
-                request: PodRequest = prepared.request
-                assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
-                answer = Selector(engine.ledger).select(request, names)
-                assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
-                self._check_preemption(engine, request, names)
+                if prepared.claims is not None and prepared.claims.node:
+                    names = [name for name in names if name == prepared.claims.node]
+                    assert prepared.request.asks_for_devices or not names, f"pod {uid} waits where its claims are"
+                    self._check_stuck(uid, prepared.claims.uids)
+                for request in prepared.variants if names else ():
+                    assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
+                    answer = Selector(engine.ledger).select(request, names)
+                    assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
+                if names:
+                    self._check_preemption(engine, prepared.request, names)
+
+    def _check_claims(self) -> None:
+        """No claim is allocated for pods that are all gone."""
+        live = {
+            pod.metadata.uid for pod in self._api.pods.objects.values() if pod.status.phase not in device_usage.OVER
+        }
+        for claim in self._api.claims.objects.values():
+            used = {each.uid for each in claim.status.reserved_for or ()}
+            assert used <= live, f"{claim.metadata.name} is reserved for pods that are gone"
+
+    def _check_waiting(self, pod: Pod, problem: ClaimNotReady) -> None:
+        """A pod waits for its claims only if people have not made them, or others use them elsewhere."""
+        names = {own.resource_claim_name for own in pod.spec.resource_claims or () if own.resource_claim_name}
+        named = [self._api.claims.objects.get(f"{pod.metadata.namespace}/{name}") for name in names]
+        missing = [claim for claim in named if claim is None or claim.metadata.deletion_timestamp]
+        if problem.is_stuck:
+            self._check_stuck(pod.metadata.uid, [claim.metadata.uid for claim in claims.claims_of(self._api, pod)])
+        else:
+            assert missing, f"pod {pod.metadata.uid} waits: {problem.text}"
+
+    def _check_stuck(self, pod: str, uids: Sequence[str]) -> None:
+        """Claims that are allocated where their pod does not run are used there by other pods."""
+        found = [claim for claim in self._api.claims.objects.values() if claim.metadata.uid in uids]
+        used = [{each.uid for each in claim.status.reserved_for or ()} for claim in found if claim.status.allocation]
+        assert any(each - {pod} for each in used), f"pod {pod} waits, and its claims could be released"
 
     def _check_preemption(self, engine: Engine, request: PodRequest, names: list[str]) -> None:
         """A pod that may preempt waits only if no set of victims helps."""
@@ -279,6 +319,7 @@ class Checker:
         if view is None or view.facts.problem or any(card.held for card in view.cards):
             return
         found = device_usage.loads(here, device_usage.capacities(node))
+        claims.add_loads(self._api.claims.objects, node.name, device_usage.capacities(node), found)
         for card in view.cards:
             load = found.get(card.device.uuid, device_usage.Load())
             assert (card.used, card.used_memory, card.used_cores) == (load.slots, load.memory, load.cores)

@@ -6,6 +6,7 @@ Whether a plugin is alive is decided here by a rule of its own, from the words o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from tessera.core.devices import NodeFacts
@@ -13,9 +14,11 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, replay
 from tessera.core.quota import QuotaFacts
 from tessera.vendors.base import Vendor
+from tessera.vendors.claims import PoolDevices, claim_facts, pool_devices, with_published
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Node, Pod, ResourceQuota
+from tessera.wire.resource_api import ResourceClaim, ResourceSlice
 from tests.model.machines import HANDSHAKE, XPU_HANDSHAKE, XPU_REGISTER
 from tests.model.shapes import GPU, XPU
 from tests.support.builders import REGISTER
@@ -38,7 +41,12 @@ class InformerView:
         """by uid, of pods that hold devices"""
         self.nodes: dict[str, NodeFacts] = {}
         self.raw_nodes: dict[str, Node] = {}
+        self._registered: dict[str, NodeFacts] = {}
+        """without what ResourceSlices say of them"""
         self.quotas: dict[str, QuotaFacts] = {}
+        self.slices: dict[str, ResourceSlice] = {}
+        self.raw_claims: dict[str, ResourceClaim] = {}
+        """in the newest version that the process was shown, or told in an answer"""
 
     def pod(self, key: str, pod: Pod | None) -> None:
         old = self.pods.pop(key, None)
@@ -53,6 +61,7 @@ class InformerView:
         if node is None:
             self.raw_nodes.pop(key, None)
             self.nodes.pop(key, None)
+            self._registered.pop(key, None)
         else:
             self.raw_nodes[key] = node
             self._read(node)
@@ -62,6 +71,38 @@ class InformerView:
         if quota is not None:
             self.quotas[key] = quota_facts(quota, self._vendors)
 
+    def slice(self, key: str, found: ResourceSlice | None) -> None:
+        self.slices.pop(key, None)
+        if found is not None:
+            self.slices[key] = found
+        for name, facts in self._registered.items():
+            self.nodes[name] = self._join(facts)
+
+    def claim(self, key: str, claim: ResourceClaim | None) -> None:
+        known = self.raw_claims.get(key)
+        if claim is None:
+            if known is not None:
+                del self.raw_claims[key]
+        elif known is None or known.metadata.uid != claim.metadata.uid or _version(claim) >= _version(known):
+            self.raw_claims[key] = claim
+
+    def answered(self, claim: ResourceClaim) -> None:
+        """The process got the claim as the answer to a call. It may be gone since."""
+        key = f"{claim.metadata.namespace}/{claim.metadata.name}"
+        known = self.raw_claims.get(key)
+        if known is not None and known.metadata.uid == claim.metadata.uid:
+            self.claim(key, claim)
+
+    @property
+    def pools(self) -> dict[str, PoolDevices]:
+        return {each.spec.pool.name: pool_devices([each]) for each in self.slices.values()}
+
+    @property
+    def holders(self) -> list[PodFacts]:
+        """What pods and claims hold."""
+        found = (claim_facts(claim, self.pools) for claim in self.raw_claims.values()) if self.raw_claims else ()
+        return [*self.pods.values(), *(facts for facts in found if facts is not None)]
+
     def tick(self) -> None:
         """Time has passed, which matters only for handshakes."""
         for node in self.raw_nodes.values():
@@ -70,14 +111,20 @@ class InformerView:
 
     def ledger(self) -> Ledger:
         """A replay of everything that was delivered."""
-        return replay(self._vendors, nodes=self.nodes.values(), pods=self.pods.values(), quotas=self.quotas.values())
+        return replay(self._vendors, nodes=self.nodes.values(), pods=self.holders, quotas=self.quotas.values())
 
     def _read(self, node: Node) -> None:
         alive = {key: vendor for key, vendor in self._vendors.items() if self._is_alive(node, key)}
         facts = node_facts(node, alive)
+        self._registered.pop(node.name, None)
         self.nodes.pop(node.name, None)
         if facts.devices or facts.problem:
-            self.nodes[node.name] = facts
+            self._registered[node.name] = facts
+            self.nodes[node.name] = self._join(facts)
+
+    def _join(self, facts: NodeFacts) -> NodeFacts:
+        found = [each for each in self.slices.values() if each.spec.pool.name == facts.name]
+        return replace(facts, devices=with_published(facts.devices, pool_devices(found))) if found else facts
 
     def _is_alive(self, node: Node, vendor: str) -> bool:
         register, handshake, resource = PLUGINS.get(vendor, ("", "", ""))
@@ -91,3 +138,7 @@ class InformerView:
             return True
         asked = datetime.fromisoformat(said.removeprefix(ASKED)).replace(tzinfo=UTC).timestamp()
         return self._now() < asked + ANSWER_SECONDS or int(provided or 0) > 0
+
+
+def _version(claim: ResourceClaim) -> int:
+    return int(claim.metadata.resource_version)

@@ -1,7 +1,7 @@
 """kube-scheduler as an extender sees it: one filter at a time, concurrent binds, and refused pods that sleep.
 
 As seen on v1.36: a refused pod is asked for again when any pod is bound, a bound pod goes, a node changes, or the pod
-itself is patched; otherwise it sleeps. It has caches of its own, which are late in their own way.
+itself is patched or names its claims; otherwise it sleeps. It has caches of its own, which are late in their own way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from tessera.wire.objects import Node, Pod
 from tests.model.apiserver import SimulatedApiserver
+from tests.model.machines import STOCK
 from tests.model.process import Process
 from tests.model.tables import Informer
 
@@ -71,6 +72,8 @@ class KubeScheduler:
 
     def saw_pod(self, key: str, pod: Pod) -> None:
         uid = pod.metadata.uid
+        if STOCK in (pod.metadata.labels or {}) and not pod.spec.node_name:
+            return  # It is another scheduler's.
         queued = self.queue.get(uid)
         if pod.spec.node_name:
             if queued is not None:
@@ -83,7 +86,11 @@ class KubeScheduler:
         elif queued is None:
             self.queue[uid] = Queued(key, pod, self._selected(uid))
         else:
-            changed = queued.pod.annotations != pod.annotations
+            old, new = queued.pod, pod
+            changed = (old.annotations, old.status.resource_claim_statuses) != (
+                new.annotations,
+                new.status.resource_claim_statuses,
+            )
             queued.pod = pod
             if changed:
                 self._move(queued)

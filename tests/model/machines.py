@@ -28,6 +28,8 @@ OWNED = (REGISTER, XPU_REGISTER, AGENT, DEVICE_CORDON)
 GARBLED = "[{"
 """a registration that cannot be decoded"""
 
+STOCK = "stock"
+"""kind of a node whose cards are for claims alone, and left to a stock kube-scheduler: nothing is registered"""
 KINDS = ("gpu", "gpu and mlu", "mig", "xpu", "gpu", "mlu")
 AGENTS = ("env", "env", "cdi", None)
 
@@ -54,7 +56,7 @@ class Machine:
     def node(self) -> Node:
         shown = [card for card in self.cards if card["id"] not in self.hidden]
         annotations = {}
-        if self.cards:
+        if self.cards and self.kind != STOCK:
             register = XPU_REGISTER if self.kind == "xpu" else REGISTER
             annotations[register] = GARBLED if self.garbled else json.dumps(shown)
         if self.agent is not None:
@@ -62,7 +64,7 @@ class Machine:
         if self.cordoned:
             annotations[DEVICE_CORDON] = ",".join(sorted(self.cordoned))
         provided: dict[str, Any] = {}
-        if self.cards:
+        if self.cards and self.kind != STOCK:
             provided[XPU if self.kind == "xpu" else GPU] = "0" if self.dead else str(10 * len(shown))
         if self.mlus:
             provided[MLU_CORES] = 100 * self.mlus

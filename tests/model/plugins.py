@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from tessera.wire.keys import BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
-from tessera.wire.objects import ContainerState, ContainerStatus, Pod, PodStatus, Terminated
-from tests.model import device_usage, machines
+from tessera.wire.objects import ContainerState, ContainerStatus, Pod, Terminated
+from tests.model import claims, device_usage, machines
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import MLU_LOCK, Bindings
 from tests.model.machines import Machine
@@ -35,6 +35,9 @@ class Plugins:
     agents: tuple[str | None, ...]
     time: Callable[[], float]
     now: Callable[[], float]
+    publishes: bool = False
+    """whether agents offer the cards to claims too"""
+    _generation: int = 0
 
     def start(self) -> None:
         for machine in self.machines.values():
@@ -82,12 +85,22 @@ class Plugins:
         self.api.mark_pod(key, {}, replace(pod.status, init_container_statuses=statuses))
         return f"{key}: {done}"
 
+    def start_pod(self) -> str | None:
+        """kubelet starts a pod that has nothing but claims: no plugin has to hand anything over."""
+        found = self.tenants.some_pod(
+            lambda pod: device_usage.is_live(pod) and BIND_PHASE not in pod.annotations and not pod.status.phase
+        )
+        if found is None:
+            return None
+        self.api.mark_pod(found[0], {}, replace(found[1].status, phase="Running"))
+        return found[0]
+
     def end_pod(self) -> str | None:
         found = self.tenants.some_pod(lambda pod: pod.status.phase == "Running")
         if found is None:
             return None
         phase = self.rng.choice(("Succeeded", "Failed"))
-        self.api.mark_pod(found[0], {}, PodStatus(phase=phase))
+        self.api.mark_pod(found[0], {}, replace(found[1].status, phase=phase))
         return f"{found[0]} {phase}"
 
     def _some_machine(self) -> Machine | None:
@@ -144,6 +157,9 @@ class Plugins:
             metadata = replace(node.metadata, annotations={**kept, **node.annotations})
             node = replace(node, metadata=metadata)
         self.api.put_node(node)
+        if self.publishes:
+            self._generation += 1
+            self.api.slices.put(machine.name, claims.slice_of(machine, self._generation))
 
     def lose_or_return_node(self) -> str | None:
         gone = [machine for machine in self.machines.values() if machine.name not in self.api.nodes.objects]
@@ -151,6 +167,8 @@ class Plugins:
         self.bindings.unsettled[machine.name] = self.time()
         if not gone:
             self.api.nodes.remove(machine.name)
+            if self.publishes:
+                self.api.slices.remove(machine.name)
             return f"{machine.name} gone"
         self._show(machine)
         return f"{machine.name} back"

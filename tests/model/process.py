@@ -36,6 +36,7 @@ class Process:
         lease: ModelLease,
         *,
         now: Callable[[], float],
+        reads_claims: bool = False,
     ) -> None:
         self.name = name
         self.client = Client(api)
@@ -44,7 +45,9 @@ class Process:
         self._is_taking_over = False
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
         # At rest nothing is left behind: what is held for a starving gang would be.
-        settings = Settings(journal=JournalSettings(memory_bytes=JOURNAL_BYTES), gang_starving_seconds=0.0)
+        settings = Settings(
+            journal=JournalSettings(memory_bytes=JOURNAL_BYTES), gang_starving_seconds=0.0, dra=reads_claims
+        )
         self.journal = Journal(settings, now=now, identity=name)
         self._replayed = 0
         """number of the last record whose decision was made again"""
@@ -62,12 +65,22 @@ class Process:
             bindings,
             engine,
             now=now,
-            lag=lambda: self.pods.behind + self.quotas.behind,
+            lag=lambda: self.pods.behind + self.quotas.behind + sum(each.behind for each in self.of_claims),
             has_lease=lambda: lease.holder == name,
         )
         self.pods = Informer(api.pods, engine.pods, after=self.checker.shown.pod)
         self.nodes = Informer(api.nodes, engine.nodes, after=self.checker.saw_node)
         self.quotas = Informer(api.quotas, engine.quotas, after=self.checker.shown.quota)
+        self.of_claims: tuple[Informer[Any], ...] = ()
+        if reads_claims:
+            claims, shown = engine.claims, self.checker.shown
+            self.of_claims = (
+                Informer(api.claims, claims.claims, after=shown.claim),
+                Informer(api.slices, claims.pools, after=shown.slice),
+                Informer(api.classes, claims.classes),
+            )
+            self.client.on_claim = shown.answered
+            self._spawn(engine.wake_claimants())
         engine.budgets.synced()  # The model has no disruption budgets.
         self._spawn(engine.wake_pods())
         self._spawn(engine.preemptor.run())
@@ -77,7 +90,7 @@ class Process:
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
-        return (self.pods, self.nodes, self.quotas)
+        return (self.pods, self.nodes, self.quotas, *self.of_claims)
 
     @property
     def is_paused(self) -> bool:
@@ -123,7 +136,8 @@ class Process:
     def _catch_up(self) -> None:
         """Decisions wait until the new lists are delivered."""
         engine = self.engine
-        engine.pods.has_synced = engine.nodes.has_synced = engine.quotas.has_synced = False
+        for handler in (engine.pods, engine.nodes, engine.quotas, *engine.claims.informers.values()):
+            handler.has_synced = False
         for informer in self.informers:
             informer.list()
 

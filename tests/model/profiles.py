@@ -39,6 +39,19 @@ USUAL: Mapping[str, float] = MappingProxyType(
     }
 )
 """events and their weights"""
+OF_CLAIMS: Mapping[str, float] = MappingProxyType(
+    {
+        "deliver_claims": 14.0,
+        "deliver_slices": 3.0,
+        "deliver_to_stock": 6.0,
+        "control_claims": 14.0,
+        "create_claim": 1.0,
+        "delete_claim": 0.4,
+        "start_pod": 8.0,
+        "stock_allocate": 3.0,
+    }
+)
+"""the same for ResourceClaims"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,8 @@ class Profile:
     agents: tuple[str | None, ...] = machines.AGENTS
     recipes: tuple[str, ...] = ()
     """empty = all"""
+    claims: bool = False
+    """whether the scheduler reads ResourceClaims, and agents offer cards to them"""
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
@@ -183,6 +198,35 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "change_quota": 0.0,
                 "bind_directly": 0.0,
                 "change_plugin": 0.0,
+            },
+        ),
+        "claims": Profile(
+            faults=0.25,
+            replicas=2,
+            nodes=4,
+            kinds=("gpu", "gpu", "gpu", machines.STOCK),
+            agents=("env",),
+            recipes=(
+                "small!", "medium!", "large!", "whole!", "two cards!",
+                "claim small", "claim large", "claim memory", "claim alone", "claim pair", "claim two", "claim either",
+                "claim small", "claim large", "shared s0", "shared s1", "shared s2", "gpu and claim", "gpu and shared",
+                "two shared",
+            ),
+            claims=True,
+            # Nothing that would excuse a card.
+            weights={
+                "pause": 1.0,
+                "restart": 1.0,
+                "end_kube_scheduler": 0.5,
+                "end_handover": 12.0,
+                "delete_pod": 4.0,
+                "remove_terminating": 6.0,
+                "create_gang": 0.0,
+                "lose_or_return_node": 0.0,
+                "change_card": 0.0,
+                "change_quota": 0.2,
+                "bind_directly": 0.0,
+                "change_plugin": 0.1,
             },
         ),
         "lag": Profile(

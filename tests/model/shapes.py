@@ -98,8 +98,7 @@ NEVER_WHOLE = "never-whole"
 """label of the members of a gang one of which is never created"""
 
 
-def in_gang(recipe: str, name: str, size: int, *, is_whole: bool) -> Pod:
-    built = template(recipe)
+def in_gang(built: Pod, name: str, size: int, *, is_whole: bool) -> Pod:
     own = {"tessera.io/gang": name, "tessera.io/gang-size": str(size)}
     labels = {} if is_whole else {NEVER_WHOLE: ""}
     metadata = msgspec.structs.replace(built.metadata, annotations={**built.annotations, **own}, labels=labels)

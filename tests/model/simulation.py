@@ -14,17 +14,19 @@ from itertools import accumulate
 from typing import Any
 
 from tessera.wire.objects import Pod
+from tessera.wire.resource_api import DRIVER, ResourceClaim
 from tests.model import device_usage, machines, shapes
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
+from tests.model.claims import CLASSES, ClaimController, StockScheduler, template
 from tests.model.faults import Faults
 from tests.model.kube_scheduler import KubeScheduler
 from tests.model.lease import ModelLease
 from tests.model.plugins import Plugins
 from tests.model.process import TICK, Process
-from tests.model.profiles import USUAL, Profile
+from tests.model.profiles import OF_CLAIMS, USUAL, Profile
 from tests.model.tables import Informer
-from tests.model.tenants import Tenants
+from tests.model.tenants import NAMESPACES, Tenants
 
 START = 1_700_000_000.0
 """unix time in seconds at which every simulation begins"""
@@ -59,7 +61,7 @@ class Simulation:
         self.trace: deque[str] = deque(maxlen=STEPS_TOLD)
         self.steps = 0
         self._faults = Faults(rng, profile.faults, profile.kinds_of_faults)
-        api = self.api = SimulatedApiserver(rng, self._faults, on_bound=self._bound)
+        api = self.api = SimulatedApiserver(rng, self._faults, on_bound=self._bound, on_allocated=self._allocated)
         self._bindings = Bindings(api, self.time)
         self._kube = KubeScheduler(api, rng)
         self._kube.on_chosen = lambda process, pod, node: process.checker.chose(pod, node)
@@ -79,8 +81,14 @@ class Simulation:
             profile.agents,
             self.time,
             self.now,
+            publishes=profile.claims,
         )
         self._plugins.start()
+        self._reads_claims = profile.claims
+        self._controller = ClaimController(api, rng, NAMESPACES)
+        self._stock = StockScheduler(api, rng)
+        for name, found in CLASSES.items() if profile.claims else ():
+            api.classes.put(name, found)
         self._lease = ModelLease(self.time)
         self._replicas: dict[str, Process | None] = dict.fromkeys("ab"[: profile.replicas])
         for name in self._replicas:
@@ -88,7 +96,7 @@ class Simulation:
         self._move_lease()
         self._failures: list[BaseException] = []
         asyncio.get_running_loop().set_exception_handler(self._failed)
-        weights = {**USUAL, **profile.weights}
+        weights = {**USUAL, **(OF_CLAIMS if profile.claims else {}), **profile.weights}
         self._names = list(weights)
         self._weights = list(accumulate(weights.values()))
         self._actions: dict[str, Callable[[], str | None]] = {name: self._action(name) for name in weights}
@@ -101,7 +109,8 @@ class Simulation:
         return START + self.time()
 
     def _action(self, name: str) -> Callable[[], str | None]:
-        owner = next(owner for owner in (self._tenants, self._plugins, self) if hasattr(owner, name))
+        owners = (self._tenants, self._plugins, self._controller, self)
+        owner = next(owner for owner in owners if hasattr(owner, name))
         action: Callable[[], str | None] = getattr(owner, name)
         return action
 
@@ -146,6 +155,11 @@ class Simulation:
     def _bound(self, pod: Pod) -> None:
         self.trace.append(f"  {pod.metadata.uid} is bound to {pod.spec.node_name} at {self.time():.2f}")
         self._bindings.wrote(pod)
+
+    def _allocated(self, claim: ResourceClaim) -> None:
+        devices = [each.device for each in claim.devices_of(DRIVER)]
+        self.trace.append(f"  {claim.metadata.uid} {claim.metadata.name} gets {devices} at {self.time():.2f}")
+        self._bindings.allocated(claim)
 
     @property
     def _running(self) -> list[Process]:
@@ -219,7 +233,8 @@ class Simulation:
     def _settle(self) -> bool:
         """Does everything that is due; returns whether anything was."""
         busy = bool(self._kube.tasks or self.api.in_flight)
-        informers: list[Informer[Any]] = [self._kube.pods, self._kube.nodes]
+        busy = self._controller.settle() or busy
+        informers: list[Informer[Any]] = [self._kube.pods, self._kube.nodes, self._stock.claims, self._stock.slices]
         for process in self._running:
             informers += process.informers
         self._rng.shuffle(informers)
@@ -278,6 +293,18 @@ class Simulation:
     def deliver_quotas(self) -> str | None:
         return self._deliver(*(process.quotas for process in self._awake))
 
+    def deliver_claims(self) -> str | None:
+        return self._deliver(*(process.of_claims[0] for process in self._awake))
+
+    def deliver_slices(self) -> str | None:
+        return self._deliver(*(informer for process in self._awake for informer in process.of_claims[1:]))
+
+    def deliver_to_stock(self) -> str | None:
+        return self._deliver(self._stock.claims, self._stock.slices)
+
+    def stock_allocate(self) -> str | None:
+        return self._stock.allocate()
+
     def deliver_to_kube(self) -> str | None:
         return self._deliver(self._kube.pods, self._kube.nodes)
 
@@ -288,7 +315,7 @@ class Simulation:
             return None
         position = self._rng.randrange(len(process.informers))
         process.informers[position].list()
-        return ("pods", "nodes", "quotas")[position]
+        return ("pods", "nodes", "quotas", "claims", "slices", "classes")[position]
 
     # -- what happens to the scheduler and kube-scheduler
 
@@ -314,7 +341,7 @@ class Simulation:
             return None
         recipe, engine = self._rng.choice(self._recipes), process.engine
         before = engine.ledger.state()
-        shapes.simulate(engine.filter, shapes.template(recipe), list(self.api.nodes.objects.values()))
+        shapes.simulate(engine.filter, template(recipe), list(self.api.nodes.objects.values()))
         assert engine.ledger.state() == before
         return recipe
 
@@ -358,7 +385,9 @@ class Simulation:
         return holder.name
 
     def _start(self, name: str) -> None:
-        process = self._replicas[name] = Process(name, self.api, self._bindings, self._lease, now=self.now)
+        process = self._replicas[name] = Process(
+            name, self.api, self._bindings, self._lease, now=self.now, reads_claims=self._reads_claims
+        )
         if self._lease.holder == name:
             self._kube.process = process
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from tessera.wire.objects import Metadata, Pod
-from tests.model import device_usage, shapes
+from tests.model import claims, device_usage, shapes
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
 
@@ -41,7 +41,9 @@ class Tenants:
         recipe = self.rng.choice(self.recipes)
         if f"{namespace}/{name}" in self.api.pods.objects or (recipe in shapes.RARE and self.rng.random() < 0.8):
             return None
-        pod = self.api.create_pod(shapes.template(recipe), namespace=namespace, name=name)
+        is_left = recipe in claims.recipes() and self.rng.random() < 0.2
+        template = claims.stock_pod(recipe) if is_left else claims.template(recipe)
+        pod = self.api.create_pod(template, namespace=namespace, name=name)
         return f"{namespace}/{name} {pod.metadata.uid}: {recipe}"
 
     def create_gang(self) -> str | None:
@@ -56,7 +58,8 @@ class Tenants:
         recipes = self.rng.choices(high if high and self.rng.random() < 0.6 else self.recipes, k=2)
         missing = self.rng.random() < 0.15
         for number in range(size - missing):
-            template = shapes.in_gang(recipes[self.rng.random() < 0.2], name, size, is_whole=not missing)
+            built = claims.template(recipes[self.rng.random() < 0.2])
+            template = shapes.in_gang(built, name, size, is_whole=not missing)
             self.api.create_pod(template, namespace=namespace, name=f"{name}-{number}")
         return f"{namespace}/{name}: {size - missing} of {size} members, {' or '.join(recipes)}"
 

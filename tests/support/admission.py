@@ -14,6 +14,7 @@ import msgspec
 from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
 from tessera.core.quota import QuotaFacts
+from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.nvidia.section import CHART
@@ -97,6 +98,7 @@ def verdict(
     quota: Mapping[str, int] | None = None,
     used: Any = None,
     nodes: Sequence[NodeFacts] = (),
+    claims: ClaimOwner = NO_CLAIMS,
     **how: Any,
 ) -> Verdict:
     """The webhook's verdict. `how`: `nvidia` has values of NVIDIA's section, everything else goes into the settings."""
@@ -116,6 +118,7 @@ def verdict(
         settings=AdmissionSettings(**how),
         ledger=ledger,
         user=user,
+        claims=claims,
     )
     assert document == before, "the document itself must stay as it was"
     return answer

@@ -218,6 +218,8 @@ async def claim_node(
             async with asyncio.timeout(PATIENCE_S):
                 await agent.start()
                 await found.published()
+                if agent.configuration().settings.serves_pods:
+                    await agent.kubelet.listed()
         yield found
 
 

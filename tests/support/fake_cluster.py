@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,9 +19,10 @@ from tessera.scheduler.kube_api import Annotations
 from tessera.wire import keys
 from tessera.wire.objects import Metadata, Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
+from tessera.wire.resource_api import ClaimStatus, ResourceClaim
 from tests.support.builders import NodeBuilder, PodBuilder
 
-Object = TypeVar("Object", Pod, Node)
+Object = TypeVar("Object", Pod, Node, ResourceClaim)
 
 
 def refused(status: int, reason: str = "", *, retry_after: float | None = None) -> ApiError:
@@ -73,6 +74,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
         self.nodes: dict[str, Node] = {}
+        self.claims: dict[str, ResourceClaim] = {}
         self.pod_groups: dict[tuple[GroupObject, str, str], PodGroupObject] = {}
         self.changes: deque[tuple[str, str]] = deque()
         """kind and key of what an informer has not seen"""
@@ -122,6 +124,18 @@ class FakeCluster:
     def mark_pod(self, key: str, annotations: Annotations) -> None:
         """Another client changes a pod."""
         self._store_pod(key, _annotated(self.pods[key], annotations))
+
+    def add_claim(self, claim: ResourceClaim) -> ResourceClaim:
+        return self._store_claim(claim)
+
+    def delete_claim(self, key: str) -> None:
+        del self.claims[key]
+        self.changes.append(("claim", key))
+
+    def change_claim(self, key: str, status: ClaimStatus | None = None, **metadata: object) -> ResourceClaim:
+        """Another client changes a claim."""
+        claim = _with_metadata(self.claims[key], **metadata)
+        return self._store_claim(claim if status is None else msgspec.structs.replace(claim, status=status))
 
     # -- Cluster
 
@@ -220,6 +234,28 @@ class FakeCluster:
 
         await self._call("set_nominated_node", effect)
 
+    async def list_claims(self) -> list[ResourceClaim]:
+        return await self._call("list_claims", lambda: list(self.claims.values()))
+
+    async def get_claim(self, namespace: str, name: str) -> ResourceClaim:
+        return await self._call("get_claim", lambda: self._claim(f"{namespace}/{name}"))
+
+    async def mark_claim(
+        self, claim: ResourceClaim, annotations: Annotations, *, finalizers: Sequence[str] | None = None
+    ) -> ResourceClaim:
+        def effect() -> ResourceClaim:
+            found = self._same_claim(claim, version=finalizers is not None)
+            marked = _annotated(found, annotations)
+            return self._store_claim(marked if finalizers is None else _with_metadata(marked, finalizers=[*finalizers]))
+
+        return await self._call("mark_claim", effect)
+
+    async def write_claim_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+        def effect() -> ResourceClaim:
+            return self._store_claim(with_status(self._same_claim(claim, version=True), status))
+
+        return await self._call("write_claim_status", effect)
+
     # -- inside
 
     T = TypeVar("T")
@@ -247,6 +283,25 @@ class FakeCluster:
             raise not_found(f'nodes "{name}"')
         return self.nodes[name]
 
+    def _claim(self, key: str) -> ResourceClaim:
+        if key not in self.claims:
+            raise not_found(f'resourceclaims "{key}"')
+        return self.claims[key]
+
+    def _same_claim(self, claim: ResourceClaim, *, version: bool) -> ResourceClaim:
+        """The claim as it is, if it is still that one, and perhaps in that version."""
+        found = self._claim(f"{claim.metadata.namespace}/{claim.metadata.name}")
+        mine, theirs = claim.metadata, found.metadata
+        if mine.uid != theirs.uid or (version and mine.resource_version != theirs.resource_version):
+            raise refused(409, "Conflict")
+        return found
+
+    def _store_claim(self, claim: ResourceClaim) -> ResourceClaim:
+        key = f"{claim.metadata.namespace}/{claim.metadata.name}"
+        stored = self.claims[key] = self._stamped(claim)
+        self.changes.append(("claim", key))
+        return stored
+
     def _store_pod(self, key: str, pod: Pod) -> Pod:
         stored = self.pods[key] = self._stamped(pod)
         self.changes.append(("pod", key))
@@ -259,6 +314,16 @@ class FakeCluster:
     def _stamped(self, found: Object) -> Object:
         self._version += 1
         return _with_metadata(found, resource_version=str(self._version))
+
+
+def with_status(claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+    """The claim after a merge patch of its status, as the apiserver validates it."""
+    names = {"allocation": "allocation", "reservedFor": "reserved_for"}
+    changed = msgspec.structs.replace(claim.status, **{names[key]: value for key, value in status.items()})
+    old, new = claim.status.allocation, changed.allocation
+    if (old is not None and new is not None and old != new) or (changed.reserved_for and new is None):
+        raise refused(422, "Invalid")
+    return msgspec.structs.replace(claim, status=changed)
 
 
 def _step(step: Step | KubeError) -> Step:

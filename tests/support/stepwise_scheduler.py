@@ -193,6 +193,8 @@ class World:
             kind, key = self.api.changes.popleft()
             if kind == "node":
                 _show(self.nodes, key, self.api.nodes.get(key))
+            elif kind == "claim":
+                _show(self.engine.claims.claims, key, self.api.claims.get(key))
             else:
                 _show(self.pods, key, self.api.pods.get(key))
 
@@ -295,6 +297,8 @@ def assert_cycles_match(engine: Engine) -> None:
     for entry in engine.ledger.pods():
         if entry.facts.uid.startswith(HOLD_PREFIX):
             continue  # Held for a gang.
+        if any(record.uid == entry.facts.uid for record in engine.claims.book):
+            continue  # What a claim holds is its own.
         assert entry.observed or engine.cycles.get(entry.facts.uid) is not None, f"{entry.facts.uid} has no record"
 
 

@@ -40,6 +40,20 @@
 {{- fail "devicePlugin.dra cannot set annotations: write cdi-cri instead of cdi-annotations in devicePlugin.deviceListStrategy" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.devicePlugin.enabled .Values.devicePlugin.dra.enabled (eq .Values.devicePlugin.dra.allocator "tessera") (not .Values.scheduler.dra.enabled) -}}
+{{- fail "devicePlugin.dra.allocator is tessera, but scheduler.dra.enabled is false: no claim would be allocated; set it to true, or the allocator to kube-scheduler" -}}
+{{- end -}}
+{{- if and .Values.scheduler.dra.enabled (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "scheduler.dra needs Kubernetes 1.34, and this is %s: leave it off" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if .Values.scheduler.dra.convert -}}
+{{- if not (and .Values.scheduler.dra.enabled .Values.scheduler.admissionWebhook.enabled) -}}
+{{- fail "scheduler.dra.convert needs scheduler.dra.enabled and scheduler.admissionWebhook.enabled: the webhook writes the claims, and the scheduler allocates them" -}}
+{{- end -}}
+{{- if and .Values.devicePlugin.enabled (not (and .Values.devicePlugin.dra.enabled (eq .Values.devicePlugin.dra.allocator "tessera") (eq .Values.devicePlugin.dra.deviceClass "gpu.tessera.io"))) -}}
+{{- fail "scheduler.dra.convert needs devicePlugin.dra.enabled with allocator tessera and deviceClass gpu.tessera.io: otherwise no card is for the claims that it writes" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.devicePlugin.nodeConfiguration.config -}}
 {{- with get (fromJson .) "Error" -}}
 {{- fail (printf "devicePlugin.nodeConfiguration.config is no JSON: %s" .) -}}

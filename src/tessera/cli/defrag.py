@@ -42,7 +42,7 @@ disruption budget allows no eviction. Gangs move whole. Bare pods move only with
         ("tessera defrag plan", "as many whole cards as possible, by the fewest moves"),
         ("tessera defrag plan --for pod.yaml --count 4", "room for four copies of a pod"),
         ("tessera defrag plan --max-moves 5 -o json > plan.json", "at most five moves, as a file"),
-        ("tessera defrag plan --snapshot cluster.json", "on a snapshot"),
+        ("tessera defrag plan --snapshot cluster.json --plot moves.svg", "on a snapshot, with a picture"),
     ],
     codes="  0  the moves reach the goal, or it needs none\n"
     "  1  no moves help, or not enough of them\n"
@@ -58,6 +58,7 @@ disruption budget allows no eviction. Gangs move whole. Bare pods move only with
     "--max-moves", type=click.IntRange(min=1), default=50, show_default=True, help="Move at most this many pods."
 )
 @click.option("--bare-pods", is_flag=True, help="Move bare pods too, which nothing creates again.")
+@click.option("--plot", metavar="FILE", help="Draw the cards before and after the moves, as SVG.")
 def plan(
     source: ClusterSource,
     file: str | None,
@@ -65,6 +66,7 @@ def plan(
     namespace: str,
     max_moves: int,
     bare_pods: bool,
+    plot: str | None,
     output: str,
 ) -> None:
     """Say which pods would have to move where, so that whole cards or given pods fit.
@@ -76,6 +78,7 @@ def plan(
     from tessera.inspect.defragmentation import plan_cards, plan_copies
     from tessera.inspect.manifests import read_manifests
     from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.render.card_picture import plan_picture
     from tessera.inspect.render.defragmentation import plan_lines
     from tessera.inspect.state import InspectionError
 
@@ -95,6 +98,8 @@ def plan(
             found = plan_copies(cluster, manifests[0], most_moves=max_moves, with_bare=bare_pods)
         else:
             found = plan_cards(cluster, most_moves=max_moves, with_bare=bare_pods)
+        if plot is not None:
+            sources.write_output(plot, plan_picture(cluster, found))
         lines = plan_lines(found, width=sources.terminal_width())
         sources.print_answer("DefragmentationPlan", cluster.state, found, output=output, lines=lines)
         return found.is_reached

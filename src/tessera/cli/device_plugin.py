@@ -65,6 +65,8 @@ command = GroupedCommand(
           cards that a file describes, on a machine without any
       tessera device-plugin --config-file /device-config.yaml --dra
           cards for ResourceClaims, and none for pods that ask for nvidia.com/gpu
+      tessera device-plugin --config-file /device-config.yaml --dra --dra-allocator tessera
+          cards for both, which `tessera scheduler --dra` allocates
       tessera device-plugin --node-name n1 --config-file device-config.yaml --print-config
           check a configuration without starting anything
     """,

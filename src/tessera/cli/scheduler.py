@@ -63,6 +63,8 @@ command = GroupedCommand(
           in a cluster: webhook on :9443 with certificates of its own
       tessera scheduler --http_bind=0.0.0.0:443 --cert_file=/tls/tls.crt --key_file=/tls/tls.key -v=4
           as HAMi's chart starts its scheduler
+      tessera scheduler --device-config-file /device-config.yaml --dra
+          pods with ResourceClaims too, on nodes whose agents run with --dra --dra-allocator=tessera
       tessera scheduler --device-config-file device-config.yaml --print-config
           check a configuration without starting anything
     """,

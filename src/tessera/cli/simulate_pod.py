@@ -29,6 +29,7 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
         ("tessera simulate pod -f pod.yaml", "where it would go now, and how many copies fit"),
         ("tessera simulate pod -f pod.yaml --count 20 --snapshot cluster.json", "20 copies on a snapshot"),
         ("tessera simulate pod -f pod.yaml --preempt", "which pods would be evicted for it"),
+        ("tessera simulate pod -f claim.yaml", "a pod with a ResourceClaimTemplate beside it, or one of the cluster's"),
         ("tessera simulate pod -f jobset.yaml", "whether a gang fits as a whole"),
         ("tessera simulate pod -f pod.yaml --cluster nodes.yaml", "on a cluster that does not exist yet"),
     ],
@@ -38,7 +39,8 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
     more=DESCRIPTION,
 )
 @click.option("-f", "--filename", "file", required=True, metavar="FILE",
-              help="YAML with pods or workloads; - reads standard input.")  # fmt: skip
+              help="YAML with pods or workloads, perhaps with ResourceClaims and templates; - reads standard input."
+              )  # fmt: skip
 @click.option(
     "--count", type=click.IntRange(min=1), default=None, help="How many copies. Default: 1, or the workload's replicas."
 )
@@ -73,7 +75,7 @@ def command(
     """
     import msgspec
 
-    from tessera.inspect.manifests import read_manifests
+    from tessera.inspect.manifests import read_claim_manifests, read_manifests
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.render.explanation import gang_lines
     from tessera.inspect.render.lines import StyledLine
@@ -88,6 +90,8 @@ def command(
         home = sources.namespace_of(source, namespace)
         manifests = read_manifests(text, file=file, namespace=home, count=count)
         cluster = OfflineCluster(await sources.read_state(source, namespace=home, for_preemption=preempt))
+        for document in read_claim_manifests(text, file=file, namespace=home):
+            cluster.put_manifest(document)
         gangs = simulate_gangs(cluster, manifests, preempt=preempt)
         found = [simulate(cluster, manifest, most=most, cards=cards, preempt=preempt) for manifest in manifests]
         width = sources.terminal_width()

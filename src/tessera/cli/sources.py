@@ -236,6 +236,16 @@ def read_input(file: str) -> str:
         raise InspectionError(f"cannot read {file}: it is not text in UTF-8") from error
 
 
+def write_output(file: str, text: str) -> None:
+    """Raises InspectionError."""
+    from tessera.inspect.state import InspectionError
+
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InspectionError(f"cannot write {file}: {error.strerror or error}") from error
+
+
 def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
     """In colour on a terminal, plain elsewhere. `err`: on standard error."""
     from tessera.inspect.render.lines import Style, printable

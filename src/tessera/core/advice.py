@@ -14,7 +14,7 @@ from tessera.core.devices import MIG
 from tessera.core.ledger import Ledger
 from tessera.core.mismatches import unmet_wishes
 from tessera.core.near_misses import FewCards, NearMiss, near_miss, near_miss_by_rule
-from tessera.core.requests import PodRequest, Request
+from tessera.core.requests import PodRequest, Request, container_title
 from tessera.core.selection import Candidates, Selected, Selector
 
 
@@ -33,7 +33,7 @@ class RequestChange:
     @property
     def text(self) -> str:
         what = {"memory": "MiB of memory", "percent": "% of memory", "cores": "cores", "count": "cards"}[self.field]
-        return f"container {self.container}: {self.fits} instead of {self.asked} {what} would fit on {self.node}"
+        return f"{container_title(self.container)}: {self.fits} instead of {self.asked} {what} would fit on {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ def mode_advice(ledger: Ledger, pod: PodRequest) -> str:
         rules = ledger.rules.get(vendor)
         if rules is None or not rules.mode_annotation or pod.constraint(vendor).names_mode(MIG):
             continue
+        if all(request.accepts is not None for _, request in pod.requests if request.vendor == vendor):
+            continue  # Claims get instances without an annotation.
         if vendor in arrays.mig_vendors:
             kinds = zip(arrays.kinds, arrays.kind_counts(), strict=True)
             if {kind.sample.mode for kind, count in kinds if kind.vendor == vendor and count} == {MIG}:
@@ -96,6 +98,8 @@ def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> t
     for position, container in enumerate(pod.containers):
         for request in container.requests:
             for field, least in (("memory", 1), ("percent", 1), ("cores", 0), ("count", 1)):
+                if field == "percent" and request.accepts is not None:
+                    continue  # A claim asks for bytes, or for all of them.
                 change = _largest_that_fits(selector, candidates, pod, position, request, field, least)
                 if change is not None:
                     changes.append(change)

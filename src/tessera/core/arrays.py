@@ -19,6 +19,8 @@ import numpy.typing as npt
 from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.mig import bits
 from tessera.core.node_info import Card
+from tessera.core.published_cards import PublishedCards
+from tessera.core.requests import CardFilter
 from tessera.core.scores import UseTotals
 
 MAX_DEVICES = 64
@@ -74,6 +76,7 @@ class CardArrays:
         self.epoch = 0
         """changes when a column appears, disappears or the arrays grow: columns that a reader keeps are void then"""
         self.kinds: list[CardKind] = []
+        self._published = PublishedCards()
         self.names: list[str] = []
         """by column; empty if the column is free"""
         self.log: list[int] = []
@@ -104,6 +107,8 @@ class CardArrays:
         self.used_cores: Ints = np.zeros(shape, dtype=np.int64)
         self.taken: Ints = np.zeros(shape, dtype=np.int64)
         """memory slices that instances hold on a card in MIG mode, one bit each"""
+        self.published: Ints = np.full(shape, -1, dtype=np.int64)
+        """what a card publishes for claims, as far as cards may have it in common; -1 if it is not for claims"""
         self.sick: Bools = np.zeros(shape, dtype=np.bool_)
         self.cordoned: Bools = np.zeros(shape, dtype=np.bool_)
         self.present: Bools = np.zeros(nodes, dtype=np.bool_)
@@ -157,6 +162,13 @@ class CardArrays:
         """Cards of every kind, by its number."""
         counts: list[int] = np.bincount(self.kind[self.kind >= 0], minlength=len(self.kinds)).tolist()
         return counts
+
+    def selected(self, accepts: CardFilter, columns: Ints | slice) -> Bools:
+        """Which cards of some columns are published for claims and accepted."""
+        if accepts.reads_own:
+            return self._published.mask(accepts, self.kind.shape)[:, columns]
+        found: Bools = self._published.table(accepts)[self.published[:, columns]]
+        return found
 
     @property
     def order(self) -> NameOrder:
@@ -250,6 +262,7 @@ class CardArrays:
     def _put_card(self, row: int, place: int, card: Card) -> None:
         device = card.device
         self.kind[place, row] = self._kind_of(device)
+        self.published[place, row] = self._published.put(place, row, device)
         self.slots[place, row] = device.slots
         self.memory[place, row] = device.memory
         self.cores[place, row] = device.cores
@@ -309,7 +322,8 @@ class CardArrays:
         return len(self.names) - 1
 
     def _clear(self, row: int) -> None:
-        self.kind[:, row] = -1
+        self.kind[:, row] = self.published[:, row] = -1
+        self._published.clear(row)
         for array in (self.slots, self.memory, self.cores, self.used, self.used_memory, self.used_cores, self.taken):
             array[:, row] = 0
         self.sick[:, row] = False
@@ -323,6 +337,7 @@ class CardArrays:
         devices = max(len(self.kind), 1 << (devices - 1).bit_length())
         old = {name: getattr(self, name) for name in _ARRAYS}
         self._allocate(devices, nodes)
+        self._published.forget_masks()
         for name, array in old.items():
             target = getattr(self, name)
             target[tuple(slice(0, size) for size in array.shape)] = array
@@ -330,7 +345,7 @@ class CardArrays:
 
 
 _ARRAYS = (
-    "kind", "slots", "memory", "cores", "used", "used_memory", "used_cores", "taken",
+    "kind", "published", "slots", "memory", "cores", "used", "used_memory", "used_cores", "taken",
     "sick", "cordoned", "present", "odd", "unavailable", "score", "free_cpu", "free_memory",
 )  # fmt: skip
 

@@ -9,12 +9,12 @@ replace the first half and keep the second.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tessera.core import mig, topology
-from tessera.core.devices import MIG
+from tessera.core.devices import MIG, WHOLE, Device, MigProfile
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.node_info import Card
@@ -45,6 +45,9 @@ def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
         return CardMisfit(device.uuid, Reason.CARD_TYPE_MISMATCH)
     if not rules.accepts_uuid(device.uuid, ask.constraint):
         return CardMisfit(device.uuid, Reason.CARD_UUID_MISMATCH)
+    selector = ask.constraint.filter
+    if selector is not None and not any(selector.accepts(published) for _, published in device.published):
+        return CardMisfit(device.uuid, Reason.CARD_SELECTOR_MISMATCH)
     return None
 
 
@@ -74,11 +77,21 @@ def refuse_cores(card: Card, cores: int) -> CardMisfit | None:
     return CardMisfit(device.uuid, Reason.CARD_INSUFFICIENT_CORES, asked=cores, free=free, total=device.cores)
 
 
+def memory_wanted(request: Request, device: Device) -> int:
+    """MiB that a request takes of a card, of a MIG card at least. A claim gets all of a card that is not shared."""
+    if request.accepts is not None:
+        if device.mode == MIG and not request.memory:
+            return 0
+        if device.mode == WHOLE:
+            return max(request.memory, device.memory)
+    return request.memory_on(device.memory)
+
+
 def refuse_capacity(request: Request, card: Card) -> CardMisfit | None:
     """Memory, cores and exclusive use."""
     device = card.device
     cores = cores_on(request, device.cores)
-    short = refuse_memory(card, request.memory_on(device.memory)) or refuse_cores(card, cores)
+    short = refuse_memory(card, memory_wanted(request, device)) or refuse_cores(card, cores)
     if short is not None:
         return short
     if card.used > 0 and 0 < device.cores <= cores:
@@ -101,13 +114,15 @@ def refuse_quota(ask: Ask, card: Card, *, memory: int, cores: int) -> CardMisfit
 def refuse(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     """All checks of one card that need no knowledge of other cards."""
     request = ask.request
+    if request.is_admin:
+        return refuse_identity(rules, ask, card)
     refusal = (
         refuse_identity(rules, ask, card)
         or refuse_sharing(ask, card)
         or (
             None
             if ask.room.is_unlimited
-            else refuse_quota(ask, card, memory=request.memory_on(card.device.memory), cores=request.cores)
+            else refuse_quota(ask, card, memory=memory_wanted(request, card.device), cores=request.cores)
         )
         or refuse_capacity(request, card)
     )
@@ -127,13 +142,14 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
     working = card.copy()
     place_loss = ask.policy.place_loss
     loss = None if place_loss is None else place_loss(ask.pod, card.device)
-    for _ in range(ask.request.count):
+    profiles = instance_profiles(ask, card.device)
+    for _ in range(1 if ask.is_apart else ask.request.count):
         refusal = refuse(rules, ask, working)
         if refusal is not None:
             yield refusal
             return
-        memory = ask.request.memory_on(card.device.memory)
-        found = mig.choose(card.device, working.mig, memory, loss=loss)
+        memory = memory_wanted(ask.request, card.device)
+        found = mig.choose(card.device, working.mig, memory, loss=loss, profiles=profiles)
         if found is None:
             yield CardMisfit(card.device.uuid, Reason.MIG_INFEASIBLE, asked=memory, total=card.device.memory)
             return
@@ -148,6 +164,17 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
         )
         working.take(rules.charge(card.device, grant), slot)
         yield grant
+
+
+def instance_profiles(ask: Ask, device: Device) -> Sequence[MigProfile]:
+    """The profiles of a card in MIG mode that the request accepts. A claim gets the cores that it asks for; other pods
+    get those of the smallest profile with their memory."""
+    selector = ask.constraint.filter
+    if selector is None:
+        return device.mig_profiles
+    accepted = {profile for profile, published in device.published if selector.accepts(published)}
+    cores = ask.request.cores
+    return [each for each in device.mig_profiles if each.name in accepted and each.cores >= cores]
 
 
 def fit(rules: Rules, ask: Ask) -> Grants | Misfit:

@@ -68,6 +68,10 @@ class DemandForecast:
     """by model: its part of the demand that accepts only some models"""
     pressure: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """by model: that demand against the free cards of the model; 1 = all of them are needed"""
+    whole_part: float = 0.0
+    """of the demand for cards: requests for more than half of a card, which hardly ever share one"""
+    whole_need: float = 1.0
+    """the same against the unused cards, at least 1; above it some of these pods will find none"""
     memory_part: float = 0.5
     """how much of a card's worth is its memory; the rest is its cores"""
 
@@ -79,5 +83,6 @@ class DemandForecast:
 PRIOR = DemandForecast(
     slices=(DemandSlice(100, 100, 0.4), DemandSlice(50, 50, 0.25), DemandSlice(25, 25, 0.25), DemandSlice(10, 10, 0.1)),
     groups=(DemandGroup(2, 0.05, 0.05), DemandGroup(4, 0.05, 0.05), DemandGroup(8, 0.1, 0.1)),
+    whole_part=0.7,
 )
 """before anything is known: whole cards, halves, quarters and tenths, and some pods with several cards"""

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
+
+import numpy as np
 
 from tessera.core.arrays import CardArrays
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
@@ -26,12 +29,13 @@ SLICES = 24
 """different slices in a forecast; rarer ones are left out"""
 LOADS = 8
 """groups of host demand, of equal weight"""
+PRIOR_WEIGHT = 300.0
+"""pods after which the prior is half of what is expected of groups and models: a request that one pod in some hundreds
+makes says nothing before, and may need the only nodes that serve it"""
 GROUPS = 12
 """different groups of cards in a forecast; rarer ones are left out"""
 CHOOSY = 0.1
 """part of the demand that the prior expects to accept one model only, the same for all models"""
-
-
 LOOK_AGAIN = 1 / 200
 """what is left is looked at again when pods have asked for so much of all cards"""
 
@@ -51,6 +55,12 @@ class DemandHistory:
     def __init__(self) -> None:
         self._counts: dict[CountedRequest, float] = {}
         self._pods = 0.0
+        self._last: list[CountedRequest] = []
+        """what the last pod asked for"""
+        self._alike = 0
+        """pods in a row that asked for the same"""
+        self._evidence = 0.0
+        """independent pods that tell as much: replicas of one workload come together, and tell little more than one"""
         self._renew_at = float(FIRST)
         self._prior = PRIOR
         self._prior_epoch = -1
@@ -63,17 +73,24 @@ class DemandHistory:
 
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
         """Count a pod that was not counted before; True if that renewed the forecast."""
-        asked = [request for _, request in pod.requests if request.count > 0]
-        for request in asked:
-            counted = CountedRequest(request, pod.constraint(request.vendor), pod.host or HostRequest())
+        asked = [
+            CountedRequest(request, pod.constraint_of(request), pod.host or HostRequest())
+            for _, request in pod.requests
+            if request.count > 0 and not request.is_admin
+        ]
+        for counted in asked:
             self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
-            self._stale_after -= _cards(request, arrays)
+            self._stale_after -= _cards(counted.request, arrays)
         if not asked:
             return False
         self._pods += 1.0
+        self._alike = self._alike + 1 if asked == self._last else 1
+        self._last = asked
+        # A row of n equal pods is something between one observation and n of them: the root of n.
+        self._evidence += sqrt(self._alike) - sqrt(self._alike - 1)
         if self._pods < self._renew_at:
             return False
-        self._learned = forecast_from(self._counts, arrays, rules)
+        self._learned = forecast_from(self._counts, arrays, rules, evidence=self._evidence)
         self._current = None
         if self._pods >= FADE_AT:
             self._fade()
@@ -100,6 +117,7 @@ class DemandHistory:
     def _fade(self) -> None:
         self._counts = {counted: half for counted, count in self._counts.items() if (half := count / 2.0) >= 0.5}
         self._pods /= 2.0
+        self._evidence /= 2.0
 
 
 def prior_for(arrays: CardArrays) -> DemandForecast:
@@ -109,15 +127,16 @@ def prior_for(arrays: CardArrays) -> DemandForecast:
 
 
 def forecast_from(
-    counts: Mapping[CountedRequest, float], arrays: CardArrays, rules: Mapping[str, Rules]
+    counts: Mapping[CountedRequest, float], arrays: CardArrays, rules: Mapping[str, Rules], *, evidence: float
 ) -> DemandForecast:
-    """The forecast that follows from these counts."""
+    """The forecast that follows from these counts, which tell as much as `evidence` independent pods."""
     demand = {counted: count * _cards(counted.request, arrays) for counted, count in counts.items()}
     total = sum(demand.values())
     if total <= 0.0:
         return PRIOR
     # Few pods say little about what is rarely asked for: the prior fades, and does not end at once.
-    surprise = FIRST / (FIRST + sum(counts.values()))
+    surprise = PRIOR_WEIGHT / (PRIOR_WEIGHT + evidence)
+    whole = sum(cards for counted, cards in demand.items() if 2 * max(_slice(counted.request, arrays)) > GRAIN)
     memory = sum(counts[s] * s.request.count * _slice(s.request, arrays)[0] for s in counts)
     cores = sum(counts[s] * s.request.count * min(s.request.cores, WHOLE_CARD_CORES) for s in counts)
     return DemandForecast(
@@ -125,6 +144,7 @@ def forecast_from(
         loads=_loads(demand, arrays),
         groups=_groups(demand, total, arrays, rules, surprise=surprise),
         choosy=_choosy(demand, total, arrays, rules, surprise=surprise),
+        whole_part=whole / total,
         memory_part=memory / (memory + cores) if memory + cores > 0 else 0.5,
     )
 
@@ -171,8 +191,8 @@ def _groups(
     for counted, cards in demand.items():
         if counted.request.count > 1:
             key = counted.request.count, _only_models(counted, arrays, rules)
-            part = (1.0 - surprise) * cards / total
-            found.setdefault(key, []).append((counted.host.cpu, counted.host.memory, part))
+            # What was seen counts in full: in a cluster of equal pods little may ever tell against the prior.
+            found.setdefault(key, []).append((counted.host.cpu, counted.host.memory, cards / total))
     groups = []
     for (count, models), hosts in found.items():
         part = sum(part for _, _, part in hosts)
@@ -240,6 +260,9 @@ def _only_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping[str
         return ()
     kinds = [kind.sample for kind in arrays.kinds if kind.vendor == vendor]
     accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
+    if counted.constraint.filter is not None:
+        selected = arrays.kind[arrays.selected(counted.constraint.filter, slice(None))]
+        accepted &= {arrays.kinds[number].sample.model for number in np.unique(selected).tolist()}
     return () if len(accepted) == len({kind.model for kind in kinds}) else tuple(sorted(accepted))
 
 

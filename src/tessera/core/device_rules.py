@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from tessera.core import card_checks
-from tessera.core.devices import Device, NodeFacts
+from tessera.core.devices import WHOLE, Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
@@ -56,6 +56,8 @@ class Ask(NamedTuple):
     room: QuotaRoom = UNLIMITED
     """what quotas leave after the earlier containers"""
     container: int = 0
+    is_apart: bool = False
+    """a card gives one instance at most, because a claim wants different cards"""
 
     @property
     def policy(self) -> DevicePolicy:
@@ -116,13 +118,16 @@ class Rules:
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         """The grant that a chosen card (not a MIG one) turns into."""
-        request = ask.request
+        request, device = ask.request, card.device
+        if request.is_admin:
+            return Grant(uuid=device.uuid, vendor=self.key, memory=0, cores=0, index=device.index, slots=0)
+        is_whole = request.accepts is not None and device.mode == WHOLE
         return Grant(
-            uuid=card.device.uuid,
+            uuid=device.uuid,
             vendor=self.key,
-            memory=request.memory_on(card.device.memory),
-            cores=min(request.cores, WHOLE_CARD_CORES),
-            index=card.device.index,
+            memory=card_checks.memory_wanted(request, device),
+            cores=min(device.cores if is_whole else request.cores, WHOLE_CARD_CORES),
+            index=device.index,
         )
 
     def charge(self, device: Device, grant: Grant) -> Use:

@@ -7,9 +7,9 @@ A `Device` is immutable: a changed registration is a new object. What is in use 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -52,6 +52,45 @@ class MigSlot:
     placement: MigPlacement
 
 
+class Attribute(NamedTuple):
+    """One attribute of a published device. Its kind is part of it, because 1 is not true, and "1.0.0" no version."""
+
+    name: str
+    """with its domain"""
+    kind: str
+    """`string`, `int`, `bool` or `version`"""
+    value: str | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What ResourceSlices say of a card, or of one MIG profile of it. Selectors of claims see nothing else."""
+
+    common: tuple[Attribute, ...] = ()
+    """attributes that cards may have in common, sorted"""
+    own: tuple[Attribute, ...] = ()
+    """attributes that no two cards have in common, such as the uuid, sorted"""
+    capacity: tuple[tuple[str, int], ...] = ()
+    """with its domain, sorted"""
+    shared: bool = False
+    """whether several claims may have parts of it"""
+    _hash: int = field(init=False, compare=False, repr=False, default=0)
+    shareable: Published = field(init=False, compare=False, repr=False)
+    """the same without what is the card's own"""
+
+    def __post_init__(self) -> None:
+        # Every selector looks its answers up by this value, so the hash of its many parts is computed once.
+        object.__setattr__(self, "_hash", hash((self.common, self.own, self.capacity, self.shared)))
+        shareable = replace(self, own=()) if self.own else self
+        object.__setattr__(self, "shareable", shareable)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def attribute(self, name: str) -> Attribute | None:
+        return next((each for each in (*self.common, *self.own) if each.name == name), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One physical card."""
@@ -77,6 +116,8 @@ class Device:
     """pair score towards other cards of the node, by their uuid"""
     custom: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """what only this vendor's own rules understand"""
+    published: tuple[tuple[str, Published], ...] = ()
+    """what claims can select, by MIG profile; an empty name is the card itself. Empty: the card is not for claims"""
 
 
 @dataclass(frozen=True, slots=True)

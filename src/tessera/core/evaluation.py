@@ -112,7 +112,8 @@ class Evaluation:
     @property
     def is_exact(self) -> bool:
         """Whether the arrays alone decide, except on odd nodes. After `catch_up`."""
-        return self._arrays_are_exact and self._has_one_request and not self._pod.numa_bind
+        pod = self._pod
+        return self._arrays_are_exact and self._has_one_request and not pod.numa_bind and not pod.matches
 
     def catch_up(self) -> None:
         """Judge the columns that changed since the last time. Comes before everything else."""

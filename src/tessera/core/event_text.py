@@ -23,7 +23,7 @@ NAMED_NODES = 16
 """nodes named in one text; the rest are counted"""
 NAMED_REASONS = 4
 """groups of nodes in a sentence, the largest ones"""
-MISMATCHES = frozenset({Reason.CARD_TYPE_MISMATCH, Reason.CARD_UUID_MISMATCH})
+MISMATCHES = frozenset({Reason.CARD_TYPE_MISMATCH, Reason.CARD_UUID_MISMATCH, Reason.CARD_SELECTOR_MISMATCH})
 
 
 def _listed(names: Sequence[str]) -> str:

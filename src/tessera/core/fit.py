@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 
 from tessera.core import policies, quota
+from tessera.core.attribute_matches import matching_cards
 from tessera.core.device_rules import UNLIMITED, Ask, QuotaRoom, Rules
 from tessera.core.devices import MIG
 from tessera.core.grants import Grants, Placement, Use, spans_of
@@ -32,14 +34,66 @@ def fit_pod(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: 
     misfit = _refuse_by_quota(node, pod, rules, rooms) if rooms else None
     if misfit is not None:
         return misfit
-    granted = _each_alone(node, pod, rules, rooms)
-    if len(pod.requests) > 1 and not isinstance(granted, Misfit):
-        granted = _together(node, pod, rules, rooms)
+    is_matching = any(not match.distinct for match in pod.matches)
+    granted = (_grant_matching if is_matching else _grant_all)(node, pod, rules, rooms)
     return granted if isinstance(granted, Misfit) else Placement(node.facts.name, _by_vendor(pod, granted))
 
 
 Granted = dict[tuple[int, str], Grants]
 """by container position and vendor"""
+Only = Mapping[int, Set[str]]
+"""uuids of the cards that a request may get, by its position; all where it has none"""
+ALL_CARDS: Only = MappingProxyType({})
+
+
+def _grant_all(
+    node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms, only: Only = ALL_CARDS
+) -> Granted | Misfit:
+    granted = _each_alone(node, pod, rules, rooms, only)
+    if len(pod.requests) > 1 and not isinstance(granted, Misfit):
+        granted = _together(node, pod, rules, rooms, only)
+        if isinstance(granted, Misfit):
+            return _in_other_orders(node, pod, rules, rooms, only, granted)
+    return granted
+
+
+def _in_other_orders(
+    node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms, only: Only, misfit: Misfit
+) -> Granted | Misfit:
+    """Claims of one pod often want different cards, and one that accepts all must not take the only card of another:
+    a claim that found none chooses first, each once."""
+    first: list[int] = []
+    last = misfit
+    while pod.containers[last.container].role is Role.CLAIM and last.container not in first:
+        first.insert(0, last.container)
+        ranks = {position: rank for rank, position in enumerate(first)}
+        order = sorted(pod.requests, key=lambda pair: ranks.get(pair[0], len(ranks)))
+        answer = _together(node, pod, rules, rooms, only, order)
+        if not isinstance(answer, Misfit):
+            return answer
+        last = answer
+    return misfit
+
+
+def _grant_matching(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:
+    """The same with cards that have one value of each attribute that claims match: the first values that fit. A node
+    on which the pod would not fit without that says why."""
+    for only in matching_cards(node.cards, pod.matches):
+        granted = _grant_all(node, pod, rules, rooms, only)
+        if not isinstance(granted, Misfit):
+            return granted
+    free = _grant_all(node, pod, rules, rooms)
+    if isinstance(free, Misfit):
+        return free
+    position = pod.matches[0].positions[0]
+    vendor = pod.containers[position].requests[0].vendor
+    cards = node.of_vendor(vendor)
+    return cards_misfit(
+        [CardMisfit(card.device.uuid, Reason.ATTRIBUTES_NOT_FIT) for card in cards],
+        total=len(cards),
+        vendor=vendor,
+        container=position,
+    )
 
 
 def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
@@ -59,20 +113,24 @@ def make_ask(
     container: int,
     earlier: Set[str] = frozenset(),
     room: QuotaRoom = UNLIMITED,
+    only: Set[str] | None = None,
 ) -> Ask:
-    """What a vendor is asked, with its cards in the order of the pod's device policy."""
+    """What a vendor is asked, with its cards in the order of the pod's device policy; `only` some of them."""
     own = [card for card in cards if card.device.vendor == request.vendor]
+    if only is not None:
+        own = [card for card in own if card.device.uuid in only]
     scores = policies.card_scores(pod, request, own)
     ordered = policies.device_policy(pod.device_policy).order(own, scores, numa_bind=pod.numa_bind)
     return Ask(
         request=request,
         pod=pod,
-        constraint=pod.constraint(request.vendor),
+        constraint=pod.constraint_of(request),
         node=node.facts,
         cards=ordered,
         earlier=earlier,
         room=room,
         container=container,
+        is_apart=any(match.distinct and container in match.positions for match in pod.matches),
     )
 
 
@@ -96,35 +154,46 @@ def _refuse_by_quota(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules]
     return quota.refuse_for_quota(rules[vendor], ask, cards_paid)
 
 
-def _each_alone(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:
+def _each_alone(
+    node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms, only: Only
+) -> Granted | Misfit:
     """What every request would get by itself; equal ones are fitted once."""
     granted: Granted = {}
-    seen: dict[Request, Grants] = {}
+    seen: dict[tuple[Request, Set[str] | None], Grants] = {}
     for position, request in pod.requests:
-        vendor = request.vendor
-        grants = seen.get(request)
+        vendor, some = request.vendor, only.get(position)
+        grants = seen.get((request, some))
         if grants is None:
-            ask = make_ask(node, pod, request, node.cards, container=position, room=rooms.get(vendor, UNLIMITED))
+            room = rooms.get(vendor, UNLIMITED)
+            ask = make_ask(node, pod, request, node.cards, container=position, room=room, only=some)
             answer = fit_request(rules[vendor], ask)
             if isinstance(answer, Misfit):
                 return answer
-            grants = seen[request] = answer
+            grants = seen[request, some] = answer
         granted[position, vendor] = grants
     return granted
 
 
-def _together(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:
-    """All containers: `running` is the node as sidecars and app containers find it; an init container sees it without
-    the app containers, since those start later."""
+def _together(
+    node: NodeInfo,
+    pod: PodRequest,
+    rules: Mapping[str, Rules],
+    rooms: QuotaRooms,
+    only: Only,
+    order: Sequence[tuple[int, Request]] | None = None,
+) -> Granted | Misfit:
+    """All containers: `running` is the node as claims, sidecars and app containers find it; an init container sees it
+    without the app containers, since those start later."""
     granted: Granted = {}
     running = {card.device.uuid: card.copy() for card in node.cards}
     cards = tuple(running.values())
     earlier: defaultdict[str, set[str]] = defaultdict(set)
-    for position, request in pod.requests:
+    for position, request in pod.requests if order is None else order:
         vendor = request.vendor
         room = rooms.get(vendor, UNLIMITED)
         left = room if room.is_unlimited else _room_left(room, pod, granted, vendor)
-        ask = make_ask(node, pod, request, cards, container=position, earlier=earlier[vendor], room=left)
+        some = _apart(pod, position, granted, cards, only.get(position))
+        ask = make_ask(node, pod, request, cards, container=position, earlier=earlier[vendor], room=left, only=some)
         answer = fit_request(rules[vendor], ask)
         if isinstance(answer, Misfit):
             return answer
@@ -135,6 +204,17 @@ def _together(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms
         if misfit is not None:
             return misfit
     return granted
+
+
+def _apart(
+    pod: PodRequest, position: int, granted: Granted, cards: Sequence[Card], only: Set[str] | None
+) -> Set[str] | None:
+    """The cards that a request may get beside those of earlier requests that must have different cards."""
+    others = {place for each in pod.matches if each.distinct and position in each.positions for place in each.positions}
+    taken = {grant.uuid for (place, _), grants in granted.items() if place in others for grant in grants}
+    if not taken:
+        return only
+    return {card.device.uuid for card in cards if only is None or card.device.uuid in only} - taken
 
 
 def _room_left(room: QuotaRoom, pod: PodRequest, granted: Granted, vendor: str) -> QuotaRoom:

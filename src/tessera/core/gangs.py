@@ -187,7 +187,7 @@ def _text(ledger: Ledger, trial: GangTrial, required: int) -> str:
 def _describe(request: PodRequest) -> str:
     parts = []
     for _, asked in request.requests:
-        models = request.constraint(asked.vendor).use_models
+        models = request.constraint_of(asked).use_models
         amounts = [f"{asked.memory} MiB"] if asked.memory else []
         amounts += [f"{asked.cores} cores"] if 0 < asked.cores < WHOLE_CARD_CORES else []
         kind = "/".join(model.upper() for model in models) or asked.vendor

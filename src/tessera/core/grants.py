@@ -88,8 +88,8 @@ def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], 
     """What a pod holds of one card.
 
     `uses` are (container position, use, lasting): `lasting` uses (MIG instances) are held from Allocate to the end of
-    the pod, whatever the container's role. Positions beyond `spans` count as app containers: more held, never less.
-    With `core_masks` cores are ids, not amounts: every id that some container uses is held.
+    the pod, whatever the container's role; so are those of claims. Positions beyond `spans` count as app containers:
+    more held, never less. With `core_masks` cores are ids, not amounts: every id that some container uses is held.
     """
     uses = list(uses)
     if len(uses) == 1:
@@ -104,7 +104,7 @@ def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], 
         if core_masks:
             mask |= use.cores
             use = use._replace(cores=0)
-        if stays:
+        if stays or (position < len(spans) and spans[position].role is Role.CLAIM):
             lasting = lasting.plus(use)
         else:
             by_position[position] = by_position.get(position, Use()).plus(use)

@@ -20,11 +20,17 @@ PlaceLoss = Callable[[Sequence[MigPlacement]], float]
 
 
 def choose(
-    device: Device, taken: Sequence[MigSlot], memory: int, *, loss: PlaceLoss | None = None
+    device: Device,
+    taken: Sequence[MigSlot],
+    memory: int,
+    *,
+    loss: PlaceLoss | None = None,
+    profiles: Sequence[MigProfile] | None = None,
 ) -> tuple[MigProfile, MigSlot] | None:
-    """The profile and place for `memory` MiB beside the instances already `taken`, or None."""
+    """The profile and place for `memory` MiB beside the instances already `taken`, or None. Among some `profiles`, or
+    all of the card's."""
     occupied = [slot.placement for slot in taken]
-    for profile in by_size(device.mig_profiles):
+    for profile in by_size(device.mig_profiles if profiles is None else profiles):
         if profile.memory < memory:
             continue
         places = free_places(profile, occupied)

@@ -22,12 +22,14 @@ class Reason(StrEnum):
     NODE_INSUFFICIENT_DEVICE = "NodeInsufficientDevice"
     VENDOR_UNKNOWN = "Device type not found"
     GANG_WAITING = "GangWaiting"
+    CLAIM_ELSEWHERE = "ClaimOnAnotherNode"
 
     CARD_NOT_HEALTHY = "CardNotHealth"
     CARD_UNHEALTHY = "CardUnhealthy"
     CARD_CORDONED = "CardCordoned"
     CARD_TYPE_MISMATCH = "CardTypeMismatch"
     CARD_UUID_MISMATCH = "CardUuidMismatch"
+    CARD_SELECTOR_MISMATCH = "CardSelectorMismatch"
     NUMA_NOT_FIT = "NumaNotFit"
     CARD_SLOTS_EXHAUSTED = "CardTimeSlicingExhausted"
     EXCLUSIVE_CONFLICT = "ExclusiveDeviceAllocateConflict"
@@ -41,6 +43,7 @@ class Reason(StrEnum):
     QOS_MISMATCH = "CardQosPolicyMismatch"
     APP_CLASS_MISMATCH = "CardAppClassMismatch"
     MODE_NOT_FIT = "ModeNotFit"
+    ATTRIBUTES_NOT_FIT = "CardAttributesNotFit"
 
 
 NODE_REASONS = frozenset(
@@ -50,6 +53,7 @@ NODE_REASONS = frozenset(
         Reason.NODE_INSUFFICIENT_DEVICE,
         Reason.VENDOR_UNKNOWN,
         Reason.GANG_WAITING,
+        Reason.CLAIM_ELSEWHERE,
     }
 )
 
@@ -59,12 +63,14 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.NODE_UNREGISTERED: "no device plugin has registered cards on the node",
         Reason.NODE_UNAVAILABLE: "the node's cards or allocations cannot be read",
         Reason.NODE_INSUFFICIENT_DEVICE: "the node has fewer cards than requested",
+        Reason.CLAIM_ELSEWHERE: "a ResourceClaim of the pod is allocated on another node",
         Reason.VENDOR_UNKNOWN: "the device configuration has no such cards",
         Reason.CARD_NOT_HEALTHY: "the card is unhealthy, or its use is uncertain",
         Reason.CARD_UNHEALTHY: "the card is unhealthy",
         Reason.CARD_CORDONED: "an administrator closed the card to new pods",
         Reason.CARD_TYPE_MISMATCH: "the pod does not accept this model or sharing mode",
         Reason.CARD_UUID_MISMATCH: "the pod asks for other cards by UUID",
+        Reason.CARD_SELECTOR_MISMATCH: "the card is not for claims, or the claim's selectors or class do not match it",
         Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
         Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
         Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
@@ -78,6 +84,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.QOS_MISMATCH: "pods with another QoS policy use the card",
         Reason.APP_CLASS_MISMATCH: "pods of another class use the card",
         Reason.MODE_NOT_FIT: "the card is in another mode",
+        Reason.ATTRIBUTES_NOT_FIT: "the cards that fit do not meet the claim's constraints on attributes together",
     }
 )
 """for people to read"""
@@ -121,8 +128,8 @@ class Misfit:
     def text(self) -> str:
         """HAMi's wire form: `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`, entries sorted as strings."""
         first = self.counts[0][0] if self.counts else Reason.NODE_UNAVAILABLE
-        if first is Reason.GANG_WAITING:
-            return self.detail  # A gang is refused as a whole: kube-scheduler shows one reason for all nodes.
+        if first in (Reason.GANG_WAITING, Reason.CLAIM_ELSEWHERE):
+            return self.detail  # One reason for all nodes, which kube-scheduler shows.
         if first in NODE_REASONS:
             return first.value
         return ", ".join(sorted(f"{count}/{self.total} {reason.value}" for reason, count in self.counts))

@@ -12,14 +12,17 @@ from itertools import islice
 
 import numpy as np
 
+from tessera.core import screen
 from tessera.core.arrays import Ints
 from tessera.core.device_rules import Rules
 from tessera.core.devices import Device
 from tessera.core.ledger import Ledger
-from tessera.core.requests import Constraint, PodRequest
+from tessera.core.requests import CLAIM_SEPARATOR, Constraint, PodRequest
 
 LISTED = 6
 """models, modes or uuids in one sentence; the rest are counted"""
+PUBLISHING = "--dra and --dra-allocator=tessera"
+"""flags of agents whose cards are for claims that Tessera places"""
 COMPARED = 4096
 """cards whose uuids are compared with a wrong one, some milliseconds"""
 
@@ -40,6 +43,22 @@ def unmet_wishes(ledger: Ledger, pod: PodRequest, rows: Ints) -> Iterator[str]:
             there = set(ledger.arrays.places(constraint.use_uuids)[1].tolist()) & set(rows.tolist())
             if not there:
                 yield _no_uuid(ledger, vendor, constraint.use_uuids, rows)
+    yield from _unmet_selectors(ledger, pod, rows)
+
+
+def _unmet_selectors(ledger: Ledger, pod: PodRequest, rows: Ints) -> Iterator[str]:
+    """One sentence for every request of a claim whose selectors match no card on these columns."""
+    arrays = ledger.arrays
+    for position, request in pod.requests:
+        selectors = pod.constraint_of(request).filter
+        if selectors is None or arrays.selected(selectors, rows).any():
+            continue
+        cards = screen.card_counts(arrays, request.vendor, rows).sum()
+        published = (arrays.published[:, rows] >= 0).sum()
+        claim, _, name = pod.containers[position].name.partition(CLAIM_SEPARATOR)
+        what = "the selectors match none of them" if published else f"nodes publish them with {PUBLISHING}"
+        there = f"{published} of {cards} {request.vendor} cards are for claims"
+        yield f"ResourceClaim {claim}, request {name}: {there}; {what}"
 
 
 def mismatch_words(ledger: Ledger, pod: PodRequest, rows: Ints) -> str:

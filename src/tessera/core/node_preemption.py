@@ -235,7 +235,7 @@ class NodeSearch:
         """Whether the pod fits if and only if enough cards take its one request, each by itself."""
         pod = self._pod
         view = self._ledger.node(self._node)
-        if len(pod.requests) != 1 or view is None or view.facts.problem:
+        if len(pod.requests) != 1 or pod.matches or view is None or view.facts.problem:
             return False
         vendor = pod.vendors[0]
         modes = {card.device.mode for card in view.of_vendor(vendor)}

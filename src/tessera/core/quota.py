@@ -140,7 +140,8 @@ def bounds(
         if request.vendor == vendor:
             count, cores = request.count, min(request.cores, WHOLE_CARD_CORES)
             least.append((position, Use(count, request.memory * count, cores * count), False))
-            rounded = mig or not exact
+            # A claim gets all of a card that is not shared.
+            rounded = mig or not exact or request.accepts is not None
             memory = max(request.memory_on(largest_card), largest_card if rounded else 0)
             cores = WHOLE_CARD_CORES if rounded else cores
             most.append((position, Use(count, memory * count, cores * count), mig))

@@ -25,7 +25,7 @@ from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger, facts_of, replay
 from tessera.core.misfits import Misfit
-from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.requests import ContainerRequest, HostRequest, PodRequest
 from tessera.core.selection import Candidates
 
 NO_HOST = HostRequest()
@@ -177,7 +177,13 @@ class Trial:
         rows = rows[np.argsort(arrays.order.places[rows], kind="stable")]
         asked = request.requests[0][1]
         rules = self.ledger.rules[asked.vendor]
-        if len(request.requests) > 1 or asked.count > 1 or not rules.arrays_exact or request.numa_bind:
+        if (
+            len(request.requests) > 1
+            or asked.count > 1
+            or not rules.arrays_exact
+            or request.numa_bind
+            or request.matches
+        ):
             yield from ((row, "") for row in rows[np.argsort(-arrays.score[rows], kind="stable")].tolist())
             return
         odd = arrays.odd[rows]
@@ -205,7 +211,19 @@ def pin(request: PodRequest, uuids: Sequence[str]) -> PodRequest:
     """The same pod, which accepts these cards only."""
     constraints = {vendor: request.constraint(vendor) for vendor in request.vendors}
     pinned = {vendor: replace(each, use_uuids=tuple(uuids)) for vendor, each in constraints.items()}
-    return replace(request, constraints=tuple(sorted({**dict(request.constraints), **pinned}.items())))
+    containers = tuple(_pin_claims(container, uuids) for container in request.containers)
+    constraints = {**dict(request.constraints), **pinned}
+    return replace(request, containers=containers, constraints=tuple(sorted(constraints.items())))
+
+
+def _pin_claims(container: ContainerRequest, uuids: Sequence[str]) -> ContainerRequest:
+    if all(asked.accepts is None for asked in container.requests):
+        return container
+    pinned = tuple(
+        asked if asked.accepts is None else replace(asked, accepts=replace(asked.accepts, use_uuids=tuple(uuids)))
+        for asked in container.requests
+    )
+    return replace(container, requests=pinned)
 
 
 def fit_held(ledger: Ledger, request: PodRequest, held: PodFacts) -> tuple[PodRequest, Placement] | None:

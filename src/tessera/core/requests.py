@@ -11,12 +11,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 from tessera.core.demand_forecast import DemandForecast
+from tessera.core.devices import Published
 
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
 
+CLAIM_SEPARATOR = ":"
+"""between claim and request in the name under which a request of a claim is placed; no name in the API has it"""
 MAX_CONTAINERS = 512
 """of a pod, init containers included; an apiserver accepts tens of thousands, but no kubelet runs so many"""
 MAX_REQUESTS = 16
@@ -37,6 +41,18 @@ def names_word(text: str, word: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", text) is not None
 
 
+def claim_and_request(container: str) -> tuple[str, str]:
+    """The claim and its request that a name of `ContainerRequest` stands for; two empty texts for a container."""
+    claim, separator, request = container.partition(CLAIM_SEPARATOR)
+    return (claim, request) if separator else ("", "")
+
+
+def container_title(container: str) -> str:
+    """What a name of `ContainerRequest` is called in sentences."""
+    claim, request = claim_and_request(container)
+    return f"claim {claim}, request {request}" if claim else f"container {container}"
+
+
 def refuse_container_count(count: int) -> str:
     """Why a pod with so many containers is refused, at admission and at filter; empty if it is not."""
     return f"{count} containers in one pod; at most {MAX_CONTAINERS}" if count > MAX_CONTAINERS else ""
@@ -50,33 +66,20 @@ class Role(Enum):
     SIDECAR = "sidecar"
     """an init container with restartPolicy Always: runs from its start to the end of the pod"""
     APP = "app"
+    CLAIM = "claim"
+    """no container, but a request of a ResourceClaim: held from before the first container to the end of the pod"""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What one container asks of one vendor. Every amount is per card."""
+class CardFilter(Protocol):
+    """Which of the cards that are published for claims a request accepts. Equal ones accept the same cards."""
 
-    vendor: str
-    count: int
-    memory: int = 0
-    """MiB; 0 where `percent` decides"""
-    percent: int = 0
-    """per cent of each card's memory; 0 = not given"""
-    cores: int = 0
-    """per cent units; `WHOLE_CARD_CORES` asks for the card alone"""
+    @property
+    def reads_own(self) -> bool:
+        """Whether the answer depends on what no two cards have in common (`Published.own`)."""
 
-    def memory_on(self, total: int) -> int:
-        """MiB this request takes on a card of `total` MiB: the one place where the two ways to ask are resolved."""
-        return self.memory if self.memory > 0 else total * self.percent // 100
+    def accepts(self, published: Published) -> bool: ...
 
-
-@dataclass(frozen=True, slots=True)
-class ContainerRequest:
-    """One container and what it asks, at most one request per vendor, sorted by vendor."""
-
-    name: str
-    role: Role = Role.APP
-    requests: tuple[Request, ...] = ()
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class Constraint:
     """the pod's mode annotation; a card whose mode it does not name is refused"""
     extra: tuple[tuple[str, str], ...] = ()
     """further settings that only the vendor's own rules read, sorted by name"""
+    filter: CardFilter | None = None
+    """set for claims, which get published cards only"""
 
     @property
     def words(self) -> int:
@@ -107,6 +112,51 @@ class Constraint:
 
 
 UNCONSTRAINED = Constraint()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one container or claim asks of one vendor. Every amount is per card."""
+
+    vendor: str
+    count: int
+    memory: int = 0
+    """MiB; 0 where `percent` decides"""
+    percent: int = 0
+    """per cent of each card's memory; 0 = not given"""
+    cores: int = 0
+    """per cent units; `WHOLE_CARD_CORES` asks for the card alone"""
+    accepts: Constraint | None = None
+    """set for claims: which cards, instead of what the pod's annotations say"""
+
+    @property
+    def is_admin(self) -> bool:
+        """A claim that asks for no part of its cards: an administrator's access, whatever is in use of them."""
+        return self.accepts is not None and not self.memory and not self.percent
+
+    def memory_on(self, total: int) -> int:
+        """MiB this request takes on a card of `total` MiB: the one place where the ways to ask are resolved."""
+        return self.memory if self.memory > 0 else total * self.percent // 100
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """One container and what it asks, at most one request per vendor, sorted by vendor."""
+
+    name: str
+    role: Role = Role.APP
+    requests: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeMatch:
+    """A constraint of a claim: the cards of some requests have one value of an attribute, or all different ones."""
+
+    attribute: str
+    """with its domain"""
+    positions: tuple[int, ...]
+    """of the requests, as in `PodRequest.containers`"""
+    distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +202,15 @@ class PodRequest:
     namespace: str
     name: str
     containers: tuple[ContainerRequest, ...]
-    """one entry for every container, init containers first: positions are the wire's positions"""
+    """one entry for every container, init containers first: positions are the wire's positions. Then one for every
+    request of the pod's claims that are not allocated yet"""
     constraints: tuple[tuple[str, Constraint], ...] = ()
     """by vendor key, sorted; vendors without constraints are left out"""
     numa_bind: bool = False
     node_policy: str = "binpack"
     device_policy: str = "spread"
     weights: Weights = Weights()
+    matches: tuple[AttributeMatch, ...] = ()
     host: HostRequest | None = None
     """set only if the policy uses a forecast, since it makes more shapes"""
     forecast: DemandForecast | None = None
@@ -188,8 +240,10 @@ class PodRequest:
 
     @cached_property
     def requests(self) -> tuple[tuple[int, Request], ...]:
-        """Of all containers and vendors, each with its container's position."""
-        return tuple((place, asked) for place, container in enumerate(self.containers) for asked in container.requests)
+        """Of all containers and vendors, each with its container's position. Claims come first, because they are held
+        when the first container starts."""
+        ordered = sorted(enumerate(self.containers), key=lambda pair: pair[1].role is not Role.CLAIM)
+        return tuple((place, asked) for place, container in ordered for asked in container.requests)
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
@@ -211,8 +265,12 @@ class PodRequest:
                 return constraint
         return UNCONSTRAINED
 
+    def constraint_of(self, request: Request) -> Constraint:
+        """Which cards one of its requests accepts."""
+        return self.constraint(request.vendor) if request.accepts is None else request.accepts
+
     @cached_property
     def shape(self) -> ShapeKey:
         asks = tuple((c.role, c.requests) for c in self.containers)
         policies = self.node_policy, self.device_policy, self.weights, self.host, self.forecast
-        return ShapeKey((asks, self.constraints, self.numa_bind, *policies))
+        return ShapeKey((asks, self.constraints, self.matches, self.numa_bind, *policies))

@@ -1,4 +1,4 @@
-"""Puts the demand for what is scarce against what is left of it: cards of a model, and whole groups of cards.
+"""Puts the demand for what is scarce against what is left of it: cards of a model, unused cards, whole groups of cards.
 
 If pods keep coming until the free cards are used up, this much of a model, or so many groups, will be asked for. That
 against what is free now is the need: far below 1 there is plenty, above 1 some of these pods will find nothing. A model
@@ -12,9 +12,12 @@ from dataclasses import replace
 from math import log
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.core.arrays import UNKNOWN, CardArrays, Ints
-from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandGroup
+from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandGroup, HostLoad
+
+Floats = npt.NDArray[np.float64]
 
 MOST = 4.0
 """need beyond which nothing becomes more precious"""
@@ -26,7 +29,7 @@ def against_what_is_left(
     expected: DemandForecast, arrays: CardArrays, *, current: DemandForecast | None
 ) -> DemandForecast:
     """The forecast with its needs for the cards that are free; `current` itself if that is the same."""
-    supply = _Supply(arrays)
+    supply = _Supply(arrays, expected.loads)
     # At least one card, so that the last bits of a model that is hardly asked for are not taken for precious.
     pressure = {
         model: _need(part, supply.all_free, max(supply.free.get(model, 0.0), 1.0))
@@ -36,7 +39,9 @@ def against_what_is_left(
         group._replace(need=_need(group.part, supply.all_free, group.cards * supply.places(group)))
         for group in expected.groups
     )
-    found = replace(expected, groups=groups, pressure=pressure)
+    # Below 1 there are enough, and it makes no difference how many more: the forecast stays the same.
+    whole_need = max(_need(expected.whole_part, supply.all_free, supply.whole), 1.0)
+    found = replace(expected, groups=groups, pressure=pressure, whole_need=whole_need)
     return current if current is not None and vars(current) == vars(found) else found
 
 
@@ -55,29 +60,47 @@ def group_places(arrays: CardArrays, group: DemandGroup, whole: Ints, host: tupl
 
 
 class _Supply:
-    """What is free, in cards; a card counts by its memory or its cores, whichever is used more."""
+    """What is free, in cards; a card counts by its memory or its cores, whichever is used more.
 
-    def __init__(self, arrays: CardArrays) -> None:
+    Of the free cards of a node only those count that its free CPU and memory can serve: a model is used up when its
+    hosts are.
+    """
+
+    def __init__(self, arrays: CardArrays, loads: tuple[HostLoad, ...]) -> None:
         self._arrays = arrays
         usable = (arrays.kind >= 0) & ~arrays.sick & ~arrays.cordoned
         left = [
             np.maximum(all_of - used, 0) * GRAIN // np.maximum(all_of, 1)
             for all_of, used in ((arrays.memory, arrays.used_memory), (arrays.cores, arrays.used_cores))
         ]
-        parts = np.where(arrays.cores > 0, np.minimum(*left), left[0])
+        parts = np.where(usable, np.where(arrays.cores > 0, np.minimum(*left), left[0]), 0) / GRAIN
+        parts = parts * _served_part(arrays, parts.sum(axis=0), loads)
         self._whole: Ints = (usable & (arrays.used == 0)).sum(axis=0)
+        self.whole = int(self._whole.sum())
         free = np.bincount(arrays.kind[usable], weights=parts[usable], minlength=len(arrays.kinds)).tolist()
         self.free: dict[str, float] = {}
         """by model"""
-        for kind, steps in zip(arrays.kinds, free, strict=True):
+        for kind, cards in zip(arrays.kinds, free, strict=True):
             model = kind.sample.model
-            self.free[model] = self.free.get(model, 0.0) + steps / GRAIN
+            self.free[model] = self.free.get(model, 0.0) + cards
         self.all_free = sum(self.free.values())
 
     def places(self, group: DemandGroup) -> int:
         arrays = self._arrays
         host = arrays.free_cpu, arrays.free_memory
         return int(group_places(arrays, group, self._whole, host, arrays.kind[0]).sum())
+
+
+def _served_part(arrays: CardArrays, idle: Floats, loads: tuple[HostLoad, ...]) -> Floats:
+    """By column: the part of the idle cards that the host can serve, mean of the loads; 1 if the host is unknown."""
+    if not loads:
+        return np.ones_like(idle)
+    served = np.zeros_like(idle)
+    for weight, cpu, memory in loads:
+        cards = np.minimum(arrays.free_cpu / max(cpu, 1.0), arrays.free_memory / max(memory, 1.0))
+        served += weight * np.minimum(idle, cards)
+    part: Floats = np.divide(served, idle, out=np.ones_like(idle), where=(arrays.free_cpu > UNKNOWN) & (idle > 0.0))
+    return part
 
 
 def _need(part: float, free: float, left: float) -> float:

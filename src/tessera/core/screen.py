@@ -31,6 +31,7 @@ REASONS: tuple[Reason | None, ...] = (
     Reason.CARD_CORDONED,
     Reason.CARD_TYPE_MISMATCH,
     Reason.CARD_UUID_MISMATCH,
+    Reason.CARD_SELECTOR_MISMATCH,
     Reason.CARD_SLOTS_EXHAUSTED,
     Reason.EXCLUSIVE_CONFLICT,
     Reason.CARD_INSUFFICIENT_MEMORY,
@@ -40,8 +41,8 @@ REASONS: tuple[Reason | None, ...] = (
 )
 """by code"""
 
-_SICK, _CORDONED, _MODEL, _UUID, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _EXHAUSTED = range(1, 11)
-LAST_IDENTITY = _UUID
+_SICK, _CORDONED, _MODEL, _UUID, _SELECTOR, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _EXHAUSTED = range(1, 12)
+LAST_IDENTITY = _SELECTOR
 """codes up to this one are about the card itself, not about its use"""
 BEFORE_QUOTA = _MUTEX
 """codes up to this one are checked before quota"""
@@ -62,28 +63,18 @@ class Question:
 
 def question(pod: PodRequest, request: Request, rules: Rules) -> Question:
     policy = device_policy(pod.device_policy)
-    return Question(request, pod.constraint(request.vendor), rules, policy.unused_cards_only)
+    return Question(request, pod.constraint_of(request), rules, policy.unused_cards_only)
 
 
 def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     """Codes of all cards in `columns`, shape (devices, columns)."""
-    request, rules = question.request, question.rules
-    kind = arrays.kind[:, columns]
-    used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
-    total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
-    memory = memory_asked(request, total_memory)
-    whole, cores = cores_asked(request, total_cores)
-
+    rules, kind = question.rules, arrays.kind[:, columns]
     codes = np.zeros(kind.shape, dtype=np.uint8)
     # Later assignments win, so the checks run from the last to the first.
-    if request.cores == 0:
-        np.copyto(codes, _EXHAUSTED, where=(total_cores > 0) & (used_cores >= total_cores))
-    np.copyto(codes, _EXCLUSIVE, where=(used > 0) & whole)
-    np.copyto(codes, _CORES, where=total_cores - used_cores < cores)
-    np.copyto(codes, _MEMORY, where=total_memory - arrays.used_memory[:, columns] < memory)
-    if question.unused_cards_only:
-        np.copyto(codes, _MUTEX, where=used > 0)
-    np.copyto(codes, _SLOTS, where=arrays.slots[:, columns] <= used)
+    if not question.request.is_admin:
+        _refuse_use(arrays, question, columns, codes)
+    if question.constraint.filter is not None:
+        np.copyto(codes, _SELECTOR, where=~arrays.selected(question.constraint.filter, columns))
     _refuse_uuids(arrays, question, columns, codes)
     accepted = _accepted_kinds(arrays, question)[kind]
     np.copyto(codes, _MODEL, where=accepted == _MODEL)
@@ -92,6 +83,23 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     np.copyto(codes, _SICK, where=arrays.sick[:, columns])
     np.copyto(codes, ABSENT, where=accepted == ABSENT)
     return codes
+
+
+def _refuse_use(arrays: CardArrays, question: Question, columns: Columns, codes: Codes) -> None:
+    """The checks that look at what is in use."""
+    request = question.request
+    used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
+    total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
+    memory = memory_asked(request, total_memory)
+    whole, cores = cores_asked(request, total_cores)
+    if request.cores == 0:
+        np.copyto(codes, _EXHAUSTED, where=(total_cores > 0) & (used_cores >= total_cores))
+    np.copyto(codes, _EXCLUSIVE, where=(used > 0) & whole)
+    np.copyto(codes, _CORES, where=total_cores - used_cores < cores)
+    np.copyto(codes, _MEMORY, where=total_memory - arrays.used_memory[:, columns] < memory)
+    if question.unused_cards_only:
+        np.copyto(codes, _MUTEX, where=used > 0)
+    np.copyto(codes, _SLOTS, where=arrays.slots[:, columns] <= used)
 
 
 def cores_asked(request: Request, total: Ints) -> tuple[Bools, Ints]:
@@ -152,7 +160,9 @@ class CodeCache:
     def __init__(self, question: Question) -> None:
         self._question = question
         self._codes: dict[tuple[int, ...], int] = {}
-        self._depends_on_uuid = bool(question.constraint.use_uuids or question.constraint.avoid_uuids)
+        constraint = question.constraint
+        reads_own = constraint.filter is not None and constraint.filter.reads_own
+        self._depends_on_uuid = bool(constraint.use_uuids or constraint.avoid_uuids) or reads_own
 
     def codes(self, arrays: CardArrays, column: int) -> list[int]:
         """The codes of the cards of one column."""
@@ -161,7 +171,7 @@ class CodeCache:
         # Everything that `judge` reads about a card.
         numbers = (
             arrays.kind, arrays.slots, arrays.used, arrays.memory, arrays.used_memory, arrays.cores, arrays.used_cores,
-            arrays.sick, arrays.cordoned,
+            arrays.sick, arrays.cordoned, arrays.published,
         )  # fmt: skip
         states = list(zip(*(array[:, column].tolist() for array in numbers), strict=True))
         try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
+from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.wire.admission import Verdict
 
@@ -15,12 +17,16 @@ def admit_copy(cluster: OfflineCluster, manifest: Manifest, number: int) -> tupl
     """The copy as the apiserver would store it; None if the webhook refuses it."""
     document = copy.deepcopy(manifest.pod)
     document["metadata"]["name"] = manifest.name if manifest.count == 1 and number == 1 else f"{manifest.name}-{number}"
+    has_claims = cluster.settings.dra and bool(document["spec"].get("resourceClaims"))
     verdict = admit(
         document,
         namespace=manifest.namespace,
         vendors=cluster.vendors,
-        settings=AdmissionSettings.of(cluster.settings),
+        # A claim that replaces the pod's requests is placed as they are.
+        settings=replace(AdmissionSettings.of(cluster.settings), converts=False),
         ledger=cluster.ledger,
+        # Whose they are is judged with the rest of the request: a claim of another driver is refused with a reason.
+        claims=ClaimOwner(Owner.OURS) if has_claims else NO_CLAIMS,
     )
     if not verdict.allowed:
         return None, verdict

@@ -1,4 +1,4 @@
-"""Replaces the names of nodes, namespaces, pods and quotas, and uids, in a `ClusterState`, consistently everywhere.
+"""Replaces names of nodes, namespaces, pods, quotas and claims, and uids, in a `ClusterState`, consistently everywhere.
 
 New names sort like the old ones, because ties are decided by name: an anonymous snapshot gives the same decisions. They
 contain a keyed hash, so that snapshots made with the same key can be compared but names cannot be guessed. Models, card
@@ -10,13 +10,23 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import msgspec
 import yaml
 
-from tessera.inspect.state import ClusterState, Json
+from tessera.inspect.anonymize_claims import (
+    ClaimAnonymizer,
+    SelectorReplacer,
+    claim_names_of,
+    class_names_of,
+    published_texts,
+    replace_texts,
+    users_of,
+    with_claim_names,
+)
+from tessera.inspect.state import ClaimObjects, ClusterState, Json
 from tessera.wire import keys
 
 LENGTH = 6
@@ -35,13 +45,22 @@ class FoundNames:
     quotas: set[str] = field(default_factory=set)
     uids: set[str] = field(default_factory=set)
     processes: set[str] = field(default_factory=set)
+    claims: set[str] = field(default_factory=set)
+    templates: set[str] = field(default_factory=set)
+    classes: set[str] = field(default_factory=set)
 
     def add_state(self, state: ClusterState) -> None:
-        self.nodes.update(_of(state.nodes, "name"), _assigned(state), state.others)
-        self.namespaces.update(_of((*state.pods, *state.quotas), "namespace"))
-        self.pods.update(_of(state.pods, "name"))
+        dra = state.dra
+        users = [user for claim in dra.claims for user in users_of(claim)]
+        pools = (each["spec"]["pool"]["name"] for each in dra.slices)
+        self.nodes.update(_of(state.nodes, "name"), _assigned(state), state.others, pools)
+        self.namespaces.update(_of((*state.pods, *state.quotas, *dra.claims, *dra.templates), "namespace"))
+        self.pods.update(_of(state.pods, "name"), (user.get("name", "") for user in users))
         self.quotas.update(_of(state.quotas, "name"))
-        self.uids.update(_of(state.pods, "uid"))
+        self.uids.update(_of((*state.pods, *dra.claims), "uid"), (user.get("uid", "") for user in users))
+        self.claims.update(_of(dra.claims, "name"), claim_names_of(state.pods, "resourceClaimName"))
+        self.templates.update(_of(dra.templates, "name"), claim_names_of(state.pods, "resourceClaimTemplateName"))
+        self.classes.update(class_names_of(dra))
 
     def renamed(self, key: bytes) -> NewNames:
         return NewNames(
@@ -51,6 +70,10 @@ class FoundNames:
             quotas=_renamed("quota", self.quotas, key),
             uids=_renamed("uid", self.uids, key),
             processes=_renamed("process", self.processes, key),
+            claims=_renamed("claim", self.claims, key),
+            templates=_renamed("template", self.templates, key),
+            classes=_renamed("class", self.classes, key),
+            hash_text=partial(_digest, key, "text"),
         )
 
 
@@ -64,6 +87,11 @@ class NewNames:
     quotas: Mapping[str, str]
     uids: Mapping[str, str]
     processes: Mapping[str, str]
+    claims: Mapping[str, str]
+    templates: Mapping[str, str]
+    classes: Mapping[str, str]
+    hash_text: Callable[[str], str]
+    """for strings in selectors"""
 
 
 def anonymize(state: ClusterState, key: bytes) -> ClusterState:
@@ -87,6 +115,7 @@ def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
         nodes=tuple(_node(node, names, replacer) for node in state.nodes),
         pods=tuple(_pod(pod, names, replacer) for pod in state.pods),
         quotas=tuple(_metadata(quota, names.namespaces, names.quotas, names.uids) for quota in state.quotas),
+        dra=_claims(state, names, replacer),
         others={names.nodes[node]: ask for node, ask in state.others.items()},
         setup=setup,
         unseen=tuple(text.partition(" (")[0] for text in state.unseen),
@@ -134,7 +163,17 @@ def _pod(pod: Json, names: NewNames, replacer: TextReplacer) -> Json:
     for wish in ("nodeSelector", "affinity"):
         if wish in spec:
             spec[wish] = replace_texts(spec[wish], replacer.text)
-    return {**changed, "spec": spec, "status": _without_messages(pod.get("status") or {})}
+    status = _without_messages(pod.get("status") or {})
+    spec, status = (
+        with_claim_names(part, names.claims, names.templates, digest=names.hash_text) for part in (spec, status)
+    )
+    return {**changed, "spec": spec, "status": status}
+
+
+def _claims(state: ClusterState, names: NewNames, replacer: TextReplacer) -> ClaimObjects:
+    tables = {each.name: getattr(names, each.name) for each in fields(names)}
+    selectors = SelectorReplacer(published_texts(state.dra.slices), digest=names.hash_text, node_text=replacer.text)
+    return ClaimAnonymizer(tables, node_text=replacer.text, selectors=selectors).objects(state.dra)
 
 
 def _without_messages(status: Json) -> Json:
@@ -198,14 +237,6 @@ def _replacer(table: Mapping[str, str]) -> Callable[[str], str]:
 def _is_word(name: str, text: str, at: int) -> bool:
     end = at + len(name)
     return text.startswith(name, at) and (end == len(text) or _RUN.match(text, end) is None)
-
-
-def replace_texts(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, dict):
-        return {key: replace_texts(member, change) for key, member in value.items()}
-    if isinstance(value, list):
-        return [replace_texts(member, change) for member in value]
-    return change(value) if isinstance(value, str) else value
 
 
 def _kind_only(text: str) -> str:

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer, replace_texts
+from tessera.core.requests import Role
+from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer
+from tessera.inspect.anonymize_claims import replace_texts
 from tessera.wire.journal import (
+    Attributes,
     Bind,
     Constraint,
+    Container,
     Denied,
     Device,
     Evicted,
@@ -30,6 +34,7 @@ from tessera.wire.journal import (
     PodRecord,
     PodRef,
     PodState,
+    Published,
     QuotaRecord,
     Record,
     Refused,
@@ -155,8 +160,18 @@ class JournalAnonymizer:
     def _device(self, device: Device) -> Device:
         links = {self._text(uuid): score for uuid, score in device.links.items()}
         return replace(
-            device, uuid=self._text(device.uuid), links=links, custom=replace_texts(device.custom, self._text)
+            device,
+            uuid=self._text(device.uuid),
+            links=links,
+            custom=replace_texts(device.custom, self._text),
+            published=tuple(map(self._published, device.published)),
         )
+
+    def _published(self, found: Published) -> Published:
+        return replace(found, common=self._attributes(found.common), own=self._attributes(found.own))
+
+    def _attributes(self, found: Attributes) -> Attributes:
+        return tuple((name, kind, replace_texts(value, self._text)) for name, kind, value in found)
 
     def _holder(self, state: PodState) -> PodState:
         names = self._names
@@ -181,7 +196,19 @@ class JournalAnonymizer:
         return replace(grant, uuid=self._text(grant.uuid), custom=self._values(grant.custom))
 
     def _ask(self, ask: PodAsk) -> PodAsk:
-        return replace(ask, constraints={vendor: self._constraint(one) for vendor, one in ask.constraints.items()})
+        constraints = {vendor: self._constraint(one) for vendor, one in ask.constraints.items()}
+        containers = tuple(self._container(place, one) for place, one in enumerate(ask.containers))
+        return replace(ask, constraints=constraints, containers=containers)
+
+    def _container(self, place: int, container: Container) -> Container:
+        """A request of a claim has the claim's name, which is often the pod's and more."""
+        if container.role is not Role.CLAIM:
+            return container
+        requests = tuple(
+            asked if asked.accepts is None else replace(asked, accepts=self._constraint(asked.accepts))
+            for asked in container.requests
+        )
+        return replace(container, name=f"claim-{place}", requests=requests)
 
     def _constraint(self, constraint: Constraint) -> Constraint:
         return replace(
@@ -189,6 +216,7 @@ class JournalAnonymizer:
             use_uuids=self._texts(constraint.use_uuids),
             avoid_uuids=self._texts(constraint.avoid_uuids),
             extra=self._values(constraint.extra),
+            selectors=self._texts(constraint.selectors),
         )
 
     def _texts(self, texts: tuple[str, ...]) -> tuple[str, ...]:

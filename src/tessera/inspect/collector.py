@@ -17,11 +17,32 @@ import msgspec
 from tessera.inspect import sanitize
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation, find_installation
 from tessera.inspect.scheduler_settings import build_offline_settings
-from tessera.inspect.state import HOW_TO_READ, BudgetState, ClusterState, InspectionError, Json, ListForbidden, Setup
+from tessera.inspect.state import (
+    HOW_TO_READ,
+    BudgetState,
+    ClaimObjects,
+    ClusterState,
+    InspectionError,
+    Json,
+    ListForbidden,
+    Setup,
+)
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tessera.kube.resources import NODES, POD_DISRUPTION_BUDGETS, PODS, PRIORITY_CLASSES, RESOURCE_QUOTAS, Resource
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    PRIORITY_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+    RESOURCE_SLICES,
+    Resource,
+)
 from tessera.vendors.registry import build_vendors
+from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.objects import PodDisruptionBudget
 
 NAMED = 20
@@ -34,7 +55,20 @@ QUOTAS_UNSEEN = "quotas (you may not list them): a pod that a quota stops looks 
 
 
 BUDGETS_UNSEEN = "disruption budgets (you may not list them): pods that would be evicted may be kept by one"
-CLASSES_UNSEEN = "PriorityClasses (you may not list them): a manifest has the priority that it says itself, or 0"
+PRIORITIES_UNSEEN = "PriorityClasses (you may not list them): a manifest has the priority that it says itself, or 0"
+SLICES_UNSEEN = "ResourceSlices (you may not list them): no card looks as if it were for claims"
+DEVICE_CLASSES_UNSEEN = "DeviceClasses (you may not list them): every claim looks as if its class did not exist"
+CLAIMS_UNSEEN = "ResourceClaims (you may not list them): cards that they hold look free, and pods seem to wait for them"
+SOME_CLAIMS_UNSEEN = "ResourceClaims outside namespace {} (you may not list them): cards that they hold look free"
+TEMPLATES_UNSEEN = "ResourceClaimTemplates (you may not list them): a manifest has to bring its own"
+CLAIM_RESOURCES = {
+    RESOURCE_SLICES: SLICES_UNSEEN,
+    DEVICE_CLASSES: DEVICE_CLASSES_UNSEEN,
+    RESOURCE_CLAIMS: CLAIMS_UNSEEN,
+    RESOURCE_CLAIM_TEMPLATES: TEMPLATES_UNSEEN,
+}
+"""what a scheduler with --dra reads, and what it means if it may not be listed"""
+NOT_SERVED = "ResourceClaims: the cluster does not serve resource.k8s.io/v1, which the scheduler's --dra needs"
 
 
 async def collect(
@@ -82,21 +116,52 @@ async def collect(
         try:
             classes = await _listed(client, PRIORITY_CLASSES.path(), "PriorityClasses")
         except ListForbidden:
-            unseen.append(CLASSES_UNSEEN)
+            unseen.append(PRIORITIES_UNSEEN)
         except ApiError as error:
             if error.status != NOT_FOUND:  # The sandbox has none.
                 raise
+    dra = ClaimObjects()
+    if build_offline_settings(setup).dra:
+        dra, missing = await read_claims(client, namespace, is_certain=setup.flags is not None)
+        unseen += missing
     state = ClusterState(
         source,
         now(),
         setup=setup,
         unseen=(*unseen, *installation.unseen),
+        dra=dra,
         nodes_seen=nodes_seen,
         all_pods_seen=all_pods_seen,
         budgets=budgets,
         priority_classes=tuple(classes),
     )
     return _filled(state, nodes, pods, quotas)
+
+
+async def read_claims(client: KubeClient, namespace: str | None, *, is_certain: bool) -> tuple[ClaimObjects, list[str]]:
+    """What dynamic resource allocation adds, reduced to what decides, and what could not be read. `namespace`: as for
+    `collect`. `is_certain`: the scheduler certainly reads claims, so that their absence matters."""
+    found: dict[Resource, list[Json]] = {}
+    unseen: list[str] = []
+    for resource, forbidden in CLAIM_RESOURCES.items():
+        try:
+            within = namespace if resource.namespaced else None
+            found[resource], are_all = await _listed_in_reach(client, resource, resource.plural, within)
+            if not are_all and resource is RESOURCE_CLAIMS:
+                unseen.append(SOME_CLAIMS_UNSEEN.format(namespace))
+        except ListForbidden:
+            unseen.append(forbidden)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return ClaimObjects(), [NOT_SERVED] if is_certain else []
+    slices = (sanitize.sanitize_slice(each) for each in found.get(RESOURCE_SLICES, ()))
+    return ClaimObjects(
+        tuple(each for each in slices if each["spec"].get("driver") == DRA_DRIVER),
+        tuple(sanitize.sanitize_class(each) for each in found.get(DEVICE_CLASSES, ())),
+        tuple(sanitize.sanitize_claim(each) for each in found.get(RESOURCE_CLAIMS, ())),
+        tuple(sanitize.sanitize_template(each) for each in found.get(RESOURCE_CLAIM_TEMPLATES, ())),
+    ), unseen
 
 
 async def collect_nodes(
@@ -117,7 +182,10 @@ async def collect_nodes(
                 raise ListForbidden(f"you may not read node {name}: {error.message}\n{HOW_TO_READ}") from error
             raise
         pods += await _listed(client, PODS.path(), "pods", field_selector=f"spec.nodeName={name}")
-    return _filled(ClusterState(source, now(), setup=setup), nodes, pods, []), pods
+    dra = ClaimObjects()
+    if build_offline_settings(setup).dra:
+        dra, _ = await read_claims(client, None, is_certain=False)
+    return _filled(ClusterState(source, now(), setup=setup, dra=dra), nodes, pods, []), pods
 
 
 def no_such_nodes(missing: Sequence[str], known: Iterable[str]) -> str:
@@ -135,7 +203,9 @@ def _filled(state: ClusterState, nodes: list[Json], pods: list[Json], quotas: li
     kept, managed = sanitize.deciding_domains(vendors), sanitize.managed_resources(vendors)
     allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
     have_devices = [
-        sanitize.concerns_devices(pod, managed, allocated) or sanitize.waits_for_misspelt(pod, vendors) for pod in pods
+        sanitize.concerns_devices(pod, managed, allocated, claims=settings.dra)
+        or sanitize.waits_for_misspelt(pod, vendors)
+        for pod in pods
     ]
     return replace(
         state,

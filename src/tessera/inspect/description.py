@@ -23,7 +23,7 @@ import msgspec
 from tessera.core.devices import HAMI_CORE, Device
 from tessera.core.quota import QUOTA_PREFIX
 from tessera.host.simulated.models import MODELS
-from tessera.inspect.state import ClusterState, InspectionError, Json, Setup, yaml_documents
+from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json, Setup, yaml_documents
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire.errors import WireError
@@ -35,6 +35,7 @@ COUNT_RESOURCE = "nvidia.com/gpu"
 PODS_PER_NODE = "110"
 """kubelet's default"""
 KINDS = ("Node", "Pod", "ResourceQuota")
+CLAIM_KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaim", "ResourceClaimTemplate")
 SLOTS = 10
 """how many pods share a card unless the description says otherwise; HAMi's default"""
 PAIR_SCORE = 400
@@ -83,7 +84,7 @@ class ClusterDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 def read_description(text: str, *, file: str, now: float, setup: Setup) -> ClusterState:
     """Raises InspectionError with the file and what is wrong in it."""
-    objects: dict[str, list[Json]] = {kind: [] for kind in KINDS}
+    objects: dict[str, list[Json]] = {kind: [] for kind in (*KINDS, *CLAIM_KINDS)}
     for document in yaml_documents(text, file):
         if isinstance(document, dict) and "kind" in document:
             _add_object(document, objects, file)
@@ -92,11 +93,13 @@ def read_description(text: str, *, file: str, now: float, setup: Setup) -> Clust
     if not objects["Node"]:
         raise InspectionError(f"{file}: describes no nodes")
     nodes, pods, quotas = (tuple(objects[kind]) for kind in KINDS)
-    return ClusterState(f"description {file}", now, nodes, with_uids(pods), quotas, setup)
+    slices, classes, claims, templates = (tuple(objects[kind]) for kind in CLAIM_KINDS)
+    dra = ClaimObjects(slices, classes, with_uids(claims), templates)
+    return ClusterState(f"description {file}", now, nodes, with_uids(pods), quotas, setup, dra=dra)
 
 
 def with_uids(pods: Iterable[Json]) -> tuple[Json, ...]:
-    """Gives described pods a uid, which the ledger needs."""
+    """Gives described pods and claims a uid, which the ledger needs."""
     named = []
     for pod in pods:
         metadata = {"namespace": "default", **(pod.get("metadata") or {})}
@@ -113,7 +116,7 @@ def _add_object(document: Json, objects: dict[str, list[Json]], file: str) -> No
     elif kind in objects:
         objects[kind].append(document)
     else:
-        raise InspectionError(f"{file}: {kind} is not supported; expected {', '.join(KINDS)} or a list of them")
+        raise InspectionError(f"{file}: {kind} is not supported; expected {', '.join(objects)} or a list of them")
 
 
 def _add_described(document: Any, objects: dict[str, list[Json]], file: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from tessera.inspect.checks import agents, permissions, webhook
+from tessera.inspect.checks import agents, claims, permissions, webhook
+from tessera.inspect.checks.claims import check_claims
 from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.scheduler import check_scheduler
+from tessera.inspect.collector import NOT_SERVED
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
@@ -20,8 +22,8 @@ CLUSTER = Area("cluster")
 
 
 def diagnose_objects(cluster: OfflineCluster) -> list[Finding]:
-    """The checks that need nodes, pods and quotas only: all that a snapshot allows."""
-    return [*check_nodes(cluster), *check_ledger(cluster), *check_quotas(cluster)]
+    """The checks that need nodes, pods, quotas and claims only: all that a snapshot allows."""
+    return [*check_nodes(cluster), *check_ledger(cluster), *check_quotas(cluster), *check_claims(cluster)]
 
 
 async def diagnose(
@@ -49,7 +51,15 @@ async def diagnose(
     found += check_kube_scheduler(installation, settings=cluster.settings, vendors=vendors, present=present)
     if cluster.nodes:
         found += diagnose_objects(cluster)
-    found += [CLUSTER.unseen(text) for text in cluster.state.unseen]
+    if NOT_SERVED in cluster.state.unseen:
+        found.append(
+            claims.AREA.broken(
+                "the scheduler runs with --dra, but the cluster does not serve resource.k8s.io/v1",
+                why="the scheduler waits for the list of ResourceClaims, and places no pod before it has it",
+                fix="leave scheduler.dra.enabled off: dynamic resource allocation needs Kubernetes 1.34",
+            )
+        )
+    found += [CLUSTER.unseen(text) for text in cluster.state.unseen if text != NOT_SERVED]
     return found
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState
 from tessera.core.misfits import Reason
@@ -19,11 +18,13 @@ from tessera.inspect.defragmentation import DefragmentationReport, plan_for_wait
 from tessera.inspect.demand import ExpectedDemand, last_refusal
 from tessera.inspect.gang_status import GangStatus, gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.pod_claims import ClaimSummary, summarize_claims
 from tessera.inspect.preemption import PreemptionOutlook, foresee
 from tessera.inspect.request import RequestSummary, summarize_request
-from tessera.inspect.slices import GrantedSlice, placement_slices
+from tessera.inspect.slices import GrantedSlice, holder_slices
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
+from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes
@@ -48,6 +49,8 @@ class PodVerdict(Enum):
     UNACCOUNTED = "Unaccounted"
     GANG_WAITING = "GangWaiting"
     """it fits, but its gang does not"""
+    CLAIM_WAITING = "ClaimWaiting"
+    """it waits for one of its ResourceClaims, or its claims are where it cannot run"""
     UNJUDGED = "Unjudged"
     """it waits, and nodes could not be listed"""
 
@@ -78,6 +81,7 @@ class Explanation:
     moves: DefragmentationReport | None = None
     """of other pods, after which it fits; None if none help"""
     gang: GangStatus | None = None
+    claims: tuple[ClaimSummary, ...] = ()
     said: str = ""
     """kube-scheduler's last message about the pod"""
 
@@ -86,7 +90,7 @@ class Explanation:
         """Whether devices do not keep the pod from running."""
         return self.status not in (
             PodVerdict.REFUSED, PodVerdict.INVALID, PodVerdict.UNACCOUNTED, PodVerdict.UNJUDGED,
-            PodVerdict.GANG_WAITING,
+            PodVerdict.GANG_WAITING, PodVerdict.CLAIM_WAITING,
         )  # fmt: skip
 
 
@@ -116,11 +120,15 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     if pod.status.phase in ENDED:
         return replace(base, status=PodVerdict.ENDED)
     entry = cluster.ledger.pod(pod.metadata.uid)
-    if entry is not None and entry.state is GrantState.BOUND:
-        return _placed(cluster, key, prepared, entry.facts, base)
+    is_bound = entry is not None and entry.state is GrantState.BOUND
+    if is_bound or (pod.spec.node_name and any(claim.slices for claim in base.claims)):
+        return _placed(cluster, key, prepared, entry.facts if entry is not None and is_bound else None, base)
+    if isinstance(prepared, ClaimNotReady):
+        return replace(base, status=PodVerdict.CLAIM_WAITING)
     if isinstance(prepared, BadPod):
-        return replace(base, status=PodVerdict.INVALID)
-    if not prepared.request.asks_for_devices:
+        # A pod that runs has been placed by another scheduler, which serves what Tessera does not.
+        return replace(base, status=PodVerdict.NO_DEVICES if pod.spec.node_name else PodVerdict.INVALID)
+    if not prepared.needs_placement:
         return base
     if pod.spec.node_name:
         text = (
@@ -130,7 +138,21 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     if not cluster.state.nodes_seen:
         return replace(base, status=PodVerdict.UNJUDGED)
     names, kept_off = cluster.candidates(document)
-    verdict = judge(cluster.engine.selector, prepared.request, names, cards=cards)
+    elsewhere: NodeGroup | None = None
+    if prepared.claims is not None and prepared.claims.node:
+        pinned, text = prepared.claims.node, prepared.claims.elsewhere.text
+        if pinned not in names:
+            why = kept_off.get(pinned, "the cluster has no such node")
+            problem = f"{text}, which kube-scheduler excludes: {why}"
+            return replace(base, status=PodVerdict.CLAIM_WAITING, problem=problem, kept_off=group_by_reason(kept_off))
+        if not prepared.request.asks_for_devices:
+            return replace(base, status=PodVerdict.FITS, node=pinned, kept_off=group_by_reason(kept_off))
+        others = tuple(name for name in names if name != pinned)
+        elsewhere = NodeGroup(Reason.CLAIM_ELSEWHERE, others, text) if others else None
+        names = [pinned]
+    verdict = judge(cluster.engine, prepared, names, cards=cards)
+    if elsewhere is not None and isinstance(verdict, FitsNowhere):
+        verdict = replace(verdict, groups=(*verdict.groups, elsewhere))
     status = PodVerdict.FITS if isinstance(verdict, Fits) else PodVerdict.REFUSED
     if status is PodVerdict.FITS and base.gang is not None and not base.gang.fits:
         status = PodVerdict.GANG_WAITING
@@ -173,7 +195,7 @@ def bad_pod_text(bad: BadPod) -> str:
 
 def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedRequest | BadPod) -> Explanation:
     """The part that every answer has."""
-    asks = isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices
+    asks = isinstance(prepared, PreparedRequest) and prepared.needs_placement
     return Explanation(
         pod.metadata.namespace,
         pod.metadata.name,
@@ -188,33 +210,39 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedR
         notes=(*_notes(cluster, pod, asks=asks or isinstance(prepared, BadPod)), *_mistakes(cluster, pod, prepared)),
         expected=expected_demand(cluster, prepared),
         gang=gang_of(cluster, pod.metadata.uid, preempt=True) if cluster.state.nodes_seen else None,
+        claims=summarize_claims(cluster, pod),
         said=last_refusal(document) or "",
     )
 
 
 def _placed(
-    cluster: OfflineCluster, key: str, prepared: PreparedRequest | BadPod, facts: PodFacts, base: Explanation
+    cluster: OfflineCluster, key: str, prepared: PreparedRequest | BadPod, facts: PodFacts | None, base: Explanation
 ) -> Explanation:
+    """`facts`: what the pod holds itself; None if all that it has is of its claims."""
     pod = cluster.pods[key]
+    node = facts.node if facts is not None else pod.spec.node_name
     containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
-    slices = placement_slices(cluster.ledger, Placement(facts.node, facts.grants), containers)
+    own = holder_slices(cluster.ledger, facts, containers) if facts is not None else ()
+    slices = (*own, *(one for claim in base.claims for one in claim.slices))
     names, kept_off = cluster.candidates(cluster.documents[key])
     verdict = None
-    if cluster.state.nodes_seen and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
+    if cluster.state.nodes_seen and isinstance(prepared, PreparedRequest) and prepared.needs_placement:
         with cluster.without_pod(key):
             # Read again: what the pod uses itself is not scarce for it.
             asked = cluster.prepare(pod)
-            assert isinstance(asked, PreparedRequest)  # as before
-            verdict = judge(cluster.engine.selector, asked.request, names, advice=False, cards_of=facts.node)
+            # A claim that other pods use stays where it is, so that there is no choice.
+            has_choice = isinstance(asked, PreparedRequest) and (asked.claims is None or not asked.claims.node)
+            if isinstance(asked, PreparedRequest) and has_choice:
+                verdict = judge(cluster.engine, asked, names, advice=False, cards_of=node)
     return replace(
         base,
         status=PodVerdict.PLACED,
         slices=slices,
-        notes=(*base.notes, *_held_notes(cluster, facts.node, slices)),
+        notes=(*base.notes, *_held_notes(cluster, node, slices)),
         verdict=verdict,
         kept_off=group_by_reason(kept_off),
-        node=facts.node,
-        problem=facts.problem or base.problem,
+        node=node,
+        problem=(facts.problem if facts is not None else "") or base.problem,
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads pods from manifests: pods, and the pod templates of workloads with their replicas."""
+"""Reads pods from manifests: pods, the pod templates of workloads with their replicas, and the claims beside them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,35 @@ class Manifest:
     count: int
 
 
+CLAIM_KINDS = ("DeviceClass", "ResourceClaim", "ResourceClaimTemplate")
+"""that may stand beside pods"""
+
+
 def read_manifests(text: str, *, file: str, namespace: str, count: int | None, trusted: bool = True) -> list[Manifest]:
     """Raises InspectionError. `count` overrides the replicas of a workload. `trusted`: the file is the user's own."""
-    items = [item for document in yaml_documents(text, file, trusted=trusted) for item in _items(document)]
+    every = [item for document in yaml_documents(text, file, trusted=trusted) for item in _items(document)]
+    items = [item for item in every if not _is_for_claims(item)]
     if not items:
         raise InspectionError(f"{file}: contains no pod")
     return [
         _manifest(part, file=file, namespace=namespace, count=count) for item in items for part in _jobs(item, file)
     ]
+
+
+def read_claim_manifests(text: str, *, file: str, namespace: str, trusted: bool = True) -> list[Json]:
+    """The classes, claims and templates of claims in a manifest, each with its namespace. Raises InspectionError."""
+    found = []
+    for document in yaml_documents(text, file, trusted=trusted):
+        for item in filter(_is_for_claims, _items(document)):
+            metadata = _table(item, "metadata")
+            if not isinstance(metadata.get("name"), str):
+                raise InspectionError(f"{file}: a {item['kind']} has no name")
+            found.append({**item, "metadata": {**metadata, "namespace": str(metadata.get("namespace") or namespace)}})
+    return found
+
+
+def _is_for_claims(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("kind") in CLAIM_KINDS
 
 
 def _items(document: Any) -> list[Any]:

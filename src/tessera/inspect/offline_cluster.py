@@ -22,7 +22,8 @@ from tessera.core.requests import HostRequest, PodRequest
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.node_filters import node_traits, pod_constraints
 from tessera.inspect.scheduler_settings import build_offline_settings
-from tessera.inspect.state import ClusterState, InspectionError, Json
+from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json
+from tessera.scheduler.claims.claim_scheduling import ClaimScheduling
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.kube_api import KubeApi
@@ -32,7 +33,9 @@ from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
+from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
+from tessera.wire.resource_api import ClaimStatus, ResourceClaim, ResourceSlice
 
 T = TypeVar("T")
 
@@ -67,13 +70,26 @@ class OfflineCluster:
         """by namespace/name"""
         self.documents: dict[str, Json] = {}
         """the same pods as JSON"""
+        self.templates: dict[str, ResourceClaimTemplate] = {}
+        """by namespace/name"""
+        self._lender: ClaimScheduling | None = None
+        """for a trial: where pools and claims are taken from"""
         self._simulated: list[PodRequest] = []
+        # Before the nodes, which have to be read again for every slice that comes later.
+        for document in state.dra.slices:
+            self.put_slice(document)
+        for document in state.dra.classes:
+            self.put_class(document)
+        for document in state.dra.claims:
+            self.put_claim(document)
         for document in state.nodes:
             self.put_node(document)
         for document in state.pods:
             self.put_pod(document)
         for document in state.quotas:
             self.put_quota(document)
+        for document in state.dra.templates:
+            self.put_template(document)
         for name, ask in state.others.items():
             self.add_host_load(f"others of {name}", name, ask)
 
@@ -105,6 +121,45 @@ class OfflineCluster:
 
     def drop_quota(self, key: str) -> None:
         self.engine.quotas.drop(key)
+
+    def put_slice(self, document: Json) -> None:
+        self.engine.claims.pools.put(document["metadata"]["name"], _read(document, ResourceSlice))
+
+    def put_class(self, document: Json) -> None:
+        found = _read(document, DeviceClass)
+        self.engine.claims.classes.put(found.metadata.name, found)
+
+    def put_claim(self, document: Json) -> None:
+        found = _read(document, ResourceClaim)
+        self.engine.claims.claims.put(f"{found.metadata.namespace}/{found.metadata.name}", found)
+
+    def drop_slice(self, name: str) -> None:
+        self.engine.claims.pools.drop(name)
+
+    def drop_class(self, name: str) -> None:
+        self.engine.claims.classes.drop(name)
+
+    def drop_claim(self, key: str) -> None:
+        self.engine.claims.claims.drop(key)
+
+    def drop_template(self, key: str) -> None:
+        self.templates.pop(key, None)
+
+    def put_manifest(self, document: Json) -> None:
+        """A DeviceClass, ResourceClaim or template that does not exist yet."""
+        metadata = document["metadata"]
+        match document["kind"]:
+            case "DeviceClass":
+                self.put_class(document)
+            case "ResourceClaimTemplate":
+                self.put_template(document)
+            case _:
+                uid = f"simulated-{metadata['namespace']}-{metadata['name']}"
+                self.set_claim(_read({**document, "metadata": {"uid": uid, **metadata}}, ResourceClaim))
+
+    def put_template(self, document: Json) -> None:
+        found = _read(document, ResourceClaimTemplate)
+        self.templates[f"{found.metadata.namespace}/{found.metadata.name}"] = found
 
     # -- questions
 
@@ -142,25 +197,62 @@ class OfflineCluster:
         if isinstance(prepared, BadPod) or prepared.request.forecast is None:
             return prepared
         ahead = replace(prepared.request, forecast=self.demand.forecast)
-        return msgspec.structs.replace(prepared, request=ahead)
+        if prepared.claims is None:
+            return msgspec.structs.replace(prepared, request=ahead)
+        variants = tuple(replace(each, forecast=self.demand.forecast) for each in prepared.variants)
+        return msgspec.structs.replace(prepared, request=ahead, claims=replace(prepared.claims, variants=variants))
 
     @contextmanager
     def without_pod(self, key: str) -> Iterator[None]:
-        """Removes the pod for as long as the block lasts."""
+        """Removes the pod for as long as the block lasts, and takes the claims back that only it uses."""
+        book, pod = self.engine.claims.book, self.pods[key]
+        records = [record for each in self.engine.claims.reader.keys(pod) if (record := book.get(each)) is not None]
+        own = [each.claim for each in records if each.is_allocated and each.consumers <= {pod.metadata.uid}]
         self.engine.pods.drop(key)
+        for claim in own:
+            self.set_claim(msgspec.structs.replace(claim, status=ClaimStatus()))
         try:
             yield
         finally:
-            self.engine.pods.put(key, self.pods[key])
+            for claim in own:
+                self.set_claim(claim)
+            self.engine.pods.put(key, pod)
+
+    def set_claim(self, claim: ResourceClaim) -> None:
+        """Make the claim what this says, whatever version it is."""
+        key = f"{claim.metadata.namespace}/{claim.metadata.name}"
+        self.engine.claims.book.drop(key)
+        self.engine.claims.book.observe(claim)
 
     def begin_trial(self) -> OfflineCluster:
         """The same cluster, to try pods on: its nodes are copied with `Ledger.copy_node`, and nothing that happens to
         it changes this one. What simulated pods take of hosts is not counted there."""
-        trial = OfflineCluster(replace(self.state, nodes=(), pods=(), quotas=(), others={}), settings=self.settings)
+        empty = replace(self.state, nodes=(), pods=(), quotas=(), others={}, dra=ClaimObjects())
+        trial = OfflineCluster(empty, settings=self.settings)
+        trial.borrow_claims(self.engine, self.templates)
         trial.nodes, trial.pods, trial.documents = self.nodes, self.pods, self.documents
         trial.ledger.quotas = self.ledger.quotas.copy()
         trial.engine.labels = self.engine.labels
         return trial
+
+    def borrow_claims(self, lender: Engine, templates: Mapping[str, ResourceClaimTemplate]) -> None:
+        """Know what another engine knows of claims; pools and claims are taken over one by one, where they matter."""
+        self._lender = lender.claims
+        self.templates = dict(templates)
+        for name, found in lender.claims.book.classes.items():
+            self.engine.claims.classes.put(name, found)
+
+    def borrow_pool(self, node: str) -> None:
+        pool = self._lender.pools.by_name.get(node) if self._lender is not None else None
+        if pool is not None and node not in self.engine.claims.pools.by_name:
+            self.engine.claims.pools.take_over(pool)
+
+    def borrow_claim(self, key: str) -> None:
+        record = self._lender.book.get(key) if self._lender is not None else None
+        if record is not None and self.engine.claims.book.get(key) is None:
+            for pool in record.pools:
+                self.borrow_pool(pool)
+            self.engine.claims.book.observe(record.claim)
 
     def add_host_load(self, key: str, node: str, ask: HostRequest) -> None:
         """Counts cpu and memory on a host that no pod of the state accounts for. Policies that ignore hosts skip it."""

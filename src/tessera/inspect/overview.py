@@ -15,7 +15,7 @@ from tessera.inspect.explanation import bad_pod_text
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.request import summarize_request
 from tessera.inspect.state import InspectionError
-from tessera.inspect.usage import EVERYTHING, Amount, CardUsage, UsageFilter, mean_measured, sum_amounts
+from tessera.inspect.usage import EVERYTHING, Amount, CardUsage, UsageFilter, holding_pods, mean_measured, sum_amounts
 from tessera.inspect.utilization import Utilization
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
@@ -81,7 +81,7 @@ def pending_pods(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> l
         prepared = cluster.prepare(pod)
         if isinstance(prepared, BadPod):
             asks: tuple[str, ...] = (bad_pod_text(prepared),)
-        elif prepared.request.asks_for_devices:
+        elif prepared.needs_placement:
             summary = summarize_request(prepared.request, pod.annotations, cluster.vendors)
             asks = tuple(one.text for one in summary.asked)
         else:
@@ -100,6 +100,6 @@ def sum_usage(cards: Sequence[CardUsage]) -> UsageTotals:
         sum_amounts(use.memory_mib for use in cards),
         sum_amounts(use.cores for use in cards),
         sum_amounts(use.slots for use in cards),
-        len({(pod.namespace, pod.name) for use in cards for pod in use.pods}),
+        len(holding_pods(cards)),
         mean_measured(cards),
     )

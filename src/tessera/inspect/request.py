@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tessera.core.requests import Constraint, PodRequest, Request, Role, Weights
+from tessera.core.requests import (
+    Constraint,
+    PodRequest,
+    Request,
+    Role,
+    Weights,
+    claim_and_request,
+    container_title,
+)
+from tessera.inspect.slices import holder_title
 from tessera.vendors.base import Vendor
 from tessera.wire import keys
+from tessera.wire.cel import AllOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +32,23 @@ class ContainerSummary:
     memory_mib: int
     memory_percent: int
     cores: int
+    claim: str = ""
+    """the ResourceClaim that asks for it, then `container` is the claim's request"""
 
     @property
-    def text(self) -> str:
+    def amounts_text(self) -> str:
         memory = f"{self.memory_mib} MiB" if self.memory_mib else f"{self.memory_percent} % of the memory"
         parts = [memory] if self.memory_mib or self.memory_percent else []
         parts += [f"{self.cores} % of the cores"] if self.cores else []
-        kind = "" if self.role == Role.APP.value else f" ({self.role} container)"
         cards = f"1 {self.vendor} card" if self.cards == 1 else f"{self.cards} {self.vendor} cards"
         each = " with " if self.cards == 1 else ", each with "
-        amounts = f"{each}{' and '.join(parts)}" if parts else ""
-        return f"container {self.container}{kind}: {cards}{amounts}"
+        return cards + (f"{each}{' and '.join(parts)}" if parts else "")
+
+    @property
+    def text(self) -> str:
+        kind = "" if self.role in (Role.APP.value, Role.CLAIM.value) else f" ({self.role} container)"
+        title = holder_title("" if self.claim else self.container, self.claim, self.container)
+        return f"{title}{kind}: {self.amounts_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +86,17 @@ def summarize_request(
 
 def _asked(container: str, role: Role, request: Request, vendors: Mapping[str, Vendor]) -> ContainerSummary:
     resource = vendors[request.vendor].names.count
+    claim, name = claim_and_request(container)
     return ContainerSummary(
-        container, role.value, request.vendor, resource, request.count, request.memory, request.percent, request.cores
+        name or container,
+        role.value,
+        request.vendor,
+        "" if claim else resource,
+        request.count,
+        request.memory,
+        request.percent,
+        request.cores,
+        claim,
     )
 
 
@@ -85,6 +110,15 @@ def _wishes(request: PodRequest, annotations: Mapping[str, str]) -> Iterator[Pla
         yield PlacementWish("weights", f"slot={weights.slot},core={weights.core},memory={weights.memory}")
     for vendor, constraint in request.constraints:
         yield from _constraint(vendor, constraint)
+    for container in request.containers:
+        for one in container.requests:
+            if one.accepts is not None and isinstance(one.accepts.filter, AllOf):
+                yield PlacementWish(
+                    f"{container_title(container.name)} selects", " and ".join(one.accepts.filter.texts)
+                )
+    for match in request.matches:
+        kind = "different values" if match.distinct else "one value"
+        yield PlacementWish("cards of claims", f"{kind} of {match.attribute}")
 
 
 def _constraint(vendor: str, constraint: Constraint) -> Iterator[PlacementWish]:

@@ -41,8 +41,11 @@ def managed_resources(vendors: Mapping[str, Vendor]) -> frozenset[str]:
     return frozenset(name for vendor in vendors.values() for name in vendor.names.all)
 
 
-def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[str]) -> bool:
-    """Whether a pod requests or holds devices. Other pods do not matter for placement."""
+def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[str], *, claims: bool) -> bool:
+    """Whether a pod requests or holds devices. Other pods do not matter for placement. `claims`: whether the scheduler
+    places pods with ResourceClaims."""
+    if claims and (pod.get("spec") or {}).get("resourceClaims"):
+        return True
     if not allocated.isdisjoint(pod.get("metadata", {}).get("annotations") or ()):
         return True
     return any(not managed.isdisjoint(names) for names in _resource_names(pod))
@@ -116,12 +119,13 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
             "spec": {
                 **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
                 **_pick(spec, "schedulingGates", "schedulingGroup", "priority", "preemptionPolicy"),
+                **_pick(spec, "resourceClaims"),
                 "affinity": {"nodeAffinity": affinity} if affinity else None,
                 "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
                 "containers": [_container(each) for each in spec.get("containers") or ()],
             },
             "status": {
-                **_pick(status, "phase", "startTime", "nominatedNodeName"),
+                **_pick(status, "phase", "startTime", "nominatedNodeName", "resourceClaimStatuses"),
                 "conditions": _conditions(status),
                 "initContainerStatuses": [_ended(each) for each in status.get("initContainerStatuses") or ()],
             },
@@ -134,12 +138,56 @@ def sanitize_quota(quota: Json) -> Json:
     return {"metadata": _pick(metadata, "name", "namespace"), "spec": {"hard": dict(spec.get("hard") or {})}}
 
 
+def sanitize_slice(found: Json) -> Json:
+    """A ResourceSlice without its counters, which follow from its devices."""
+    spec = _pick(found.get("spec") or {}, "driver", "pool", "nodeName", "devices")
+    return {"metadata": _pick(found.get("metadata") or {}, "name"), "spec": spec}
+
+
+def sanitize_class(found: Json) -> Json:
+    """A DeviceClass without the settings of its driver."""
+    spec = _pick(found.get("spec") or {}, "selectors")
+    return _without_empty({"metadata": _pick(found.get("metadata") or {}, "name"), "spec": spec})
+
+
+def sanitize_claim(claim: Json) -> Json:
+    metadata, status = claim.get("metadata") or {}, claim.get("status") or {}
+    allocation = status.get("allocation") or {}
+    owners = [_pick(each, "kind", "name", "uid", "controller") for each in metadata.get("ownerReferences") or ()]
+    times = ("creationTimestamp", "deletionTimestamp")
+    return _without_empty(
+        {
+            "metadata": {
+                **_pick(metadata, "name", "namespace", "uid", "resourceVersion", *times),
+                "ownerReferences": owners,
+            },
+            "spec": _claim_spec(claim.get("spec") or {}),
+            "status": {
+                "allocation": {
+                    "devices": _pick(allocation.get("devices") or {}, "results"),
+                    **_pick(allocation, "nodeSelector", "allocationTimestamp"),
+                },
+                **_pick(status, "reservedFor"),
+            },
+        }
+    )
+
+
+def sanitize_template(template: Json) -> Json:
+    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    return {"metadata": _pick(metadata, "name", "namespace"), "spec": {"spec": _claim_spec(spec.get("spec") or {})}}
+
+
+def _claim_spec(spec: Json) -> Json:
+    return {"devices": _pick(spec.get("devices") or {}, "requests", "constraints")}
+
+
 def _container(container: Json) -> Json:
     security = container.get("securityContext") or {}
     return _without_empty(
         {
             **_pick(container, "name", "restartPolicy"),
-            "resources": _pick(container.get("resources") or {}, "limits", "requests"),
+            "resources": _pick(container.get("resources") or {}, "limits", "requests", "claims"),
             "securityContext": _pick(security, "privileged"),
             # Only downward API references to the pod's own slices matter, and they are not secret.
             "env": [each for each in container.get("env") or () if "valueFrom" in each and is_slice_reference(each)],

@@ -1,7 +1,7 @@
 """Builds the scheduler's `Settings` from what is known of its flags and files, with the scheduler's own parser.
 
 Flags that do not affect placement (addresses, certificates, leases) are left out: they could only fail here. If the
-flags are unknown, every vendor is switched on: a vendor without cards and pods changes nothing.
+flags are unknown, every vendor is switched on, and claims are read: what is not there changes nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tessera.services.value_types import FlagKind
 
 DEVICE_CONFIG = "device-config-file"
 
-_ADMISSION = ("scheduler-name", "force-overwrite-default-scheduler", "privileged", "inject-identity")
+_ADMISSION = ("scheduler-name", "force-overwrite-default-scheduler", "privileged", "inject-identity", "dra-convert")
 _PLACEMENT = (Group.PLACEMENT, Group.DEVICES, Group.OVERRIDES)
 PLACEMENT_FLAGS = frozenset(row.flag for row in TABLE if row.group in _PLACEMENT or row.flag in _ADMISSION)
 """flags that affect placement or admission, by first name"""
 
 _NAMES = {name: row for row in TABLE for name in row.names}
 
-ASSUMED_FLAGS = {"enable-ascend": "true", "enable-iluvatar": "true"}
+ASSUMED_FLAGS = {"enable-ascend": "true", "enable-iluvatar": "true", "dra": "true"}
 """what is assumed if the flags are unknown"""
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selected
+from tessera.core.selection import Candidates, Refused, Selected
 from tessera.core.steps import finish
 from tessera.inspect.admission import admit_copy
 from tessera.inspect.choice import Fits, explain_choice
@@ -24,9 +25,10 @@ from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee, with_priority
 from tessera.inspect.request import RequestSummary, summarize_request
+from tessera.inspect.simulated_claims import SimulatedClaims
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
-from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
+from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge, select_variant
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
@@ -118,6 +120,9 @@ def simulate_in_steps(
     limit = max(manifest.count, most)
     placed: list[SimulatedPlacement] = []
     extra: list[str] = []
+    claims = SimulatedClaims(cluster)
+    requested = 0
+    """changes of claims by the copies that stay"""
     # Looked up once: copies have equal candidates, and looking up a thousand nodes takes longer than placing a copy.
     names, filtered_out = cluster.candidates(manifest.pod)
     candidates = cluster.engine.selector.candidates(names)
@@ -129,38 +134,55 @@ def simulate_in_steps(
             result = replace(result, stop=StopReason(f"the webhook refuses it: {verdict.message}"))
             break
         document = with_priority(document, cluster.state.priority_classes)
-        pod = msgspec.convert(document, Pod)
+        with_claims = claims.make(document)
+        if isinstance(with_claims, str):
+            result = replace(result, stop=StopReason(with_claims))
+            break
+        pod = msgspec.convert(with_claims, Pod)
         prepared = cluster.prepare(pod)
         if isinstance(prepared, BadPod):
             result = replace(result, stop=StopReason(bad_pod_text(prepared)))
             break
-        if not prepared.request.asks_for_devices:
+        if not prepared.needs_placement:
             result = replace(result, fits_in_all=manifest.count)
             break
         if result.request is None:
             annotations = document["metadata"].get("annotations") or {}
-            request = summarize_request(prepared.request, annotations, cluster.vendors)
-            result = replace(result, request=request, expected=expected_demand(cluster, prepared))
-        answer = cluster.engine.selector.select(prepared.request, candidates)
+            summary = summarize_request(prepared.request, annotations, cluster.vendors)
+            result = replace(result, request=summary, expected=expected_demand(cluster, prepared))
+        within, names_within = candidates, names
+        pinned = prepared.claims.node if prepared.claims is not None else ""
+        if prepared.claims is not None and pinned:
+            if pinned not in names:
+                result = replace(result, stop=StopReason(prepared.claims.elsewhere.text))
+                break
+            names_within = [pinned]
+            within = cluster.engine.selector.candidates(names_within)
+        request, answer = _select(cluster, prepared, within)
         if number <= manifest.count:
-            cluster.observe_request(prepared.request)
+            cluster.observe_request(request)
         if isinstance(answer, Refused):
-            refusal = judge(cluster.engine.selector, prepared.request, names, cards=cards)
+            refusal = judge(cluster.engine, prepared, names_within, cards=cards)
             stop = _stop_reason(refusal, filtered_out)
             if preempt and gang_key(manifest) is None:  # A gang preempts as a whole: see `simulate_gangs`.
-                stop = replace(stop, preemption=foresee(cluster, prepared.request, names))
+                stop = replace(stop, preemption=foresee(cluster, request, names_within))
             result = replace(result, stop=stop)
             break
-        if number == 1:
-            result = replace(result, why=explain_choice(cluster.ledger, prepared.request, answer))
-        one = _reserve(cluster, prepared, answer)
+        if number == 1 and isinstance(answer, Selected):
+            result = replace(result, why=explain_choice(cluster.ledger, request, answer))
+        prepared = msgspec.structs.replace(prepared, request=request)
+        placement = answer.placement if isinstance(answer, Selected) else answer
+        one = _reserve(cluster, prepared, placement)
+        claims.allocate(prepared, placement)
         cluster.add_host_load(_host_key(prepared.request.uid), one.node, host_ask(pod))
         if number <= manifest.count:
             placed.append(one)
+            requested = claims.mark
         else:
             extra.append(prepared.request.uid)
         result = replace(result, fits_in_all=number)
         yield
+    claims.undo(requested)
     for uid in extra:
         cluster.engine.cycles.observe_gone(uid)
         cluster.remove_host_load(_host_key(uid))
@@ -186,6 +208,7 @@ def simulate_gangs_in_steps(
     """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing in the end; between
     two steps nothing else may use the cluster. `preempt`: with the pods that would be evicted for one that does not."""
     cluster.state.require_nodes()
+    claims = SimulatedClaims(cluster)
     gangs: dict[tuple[str, str], tuple[PodGroup, list[tuple[PodRequest, Json]]]] = {}
     for manifest in manifests:
         group = read_pod_group(msgspec.convert(manifest.pod, Pod))
@@ -197,7 +220,10 @@ def simulate_gangs_in_steps(
             if document is None:
                 continue
             document = with_priority(document, cluster.state.priority_classes)
-            prepared = cluster.prepare(msgspec.convert(document, Pod))
+            with_claims = claims.make(document)
+            if isinstance(with_claims, str):
+                continue  # `simulate` says so.
+            prepared = cluster.prepare(msgspec.convert(with_claims, Pod))
             if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 members.append((prepared.request, document))
             yield
@@ -206,11 +232,21 @@ def simulate_gangs_in_steps(
         if members:
             steps = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
             found.append((yield from steps))
+    claims.undo()
     return found
 
 
-def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, answer: Selected) -> SimulatedPlacement:
-    request, placement = prepared.request, answer.placement
+def _select(
+    cluster: OfflineCluster, prepared: PreparedRequest, candidates: Candidates
+) -> tuple[PodRequest, Selected | Refused | Placement]:
+    """As filter decides: a pod whose claims are all allocated goes where they are."""
+    if prepared.claims is not None and not prepared.request.asks_for_devices:
+        return prepared.request, Placement(prepared.claims.node, {})
+    return select_variant(cluster.engine.selector, prepared, candidates)
+
+
+def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, placement: Placement) -> SimulatedPlacement:
+    request = prepared.request
     cluster.engine.cycles.reserve(prepared, placement)
     containers = [container.name for container in request.containers]
     return SimulatedPlacement(request.name, placement.node, placement_slices(cluster.ledger, placement, containers))

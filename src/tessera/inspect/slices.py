@@ -1,4 +1,8 @@
-"""Slices of cards in plain values: what a placement gives to each container, and which pods hold a card."""
+"""Slices of cards in plain values: what a placement gives to each container or claim, and what holds a card.
+
+An allocated ResourceClaim holds its cards itself, whichever pods use it. The book of claims says which these are; where
+there is none (a journal's past), the claim is named alone.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.core.grants import Placement
+from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
+from tessera.core.requests import Role, claim_and_request
+from tessera.scheduler.claims.book import ClaimBook
+from tessera.wire.resource_api import Consumer
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedSlice:
-    """The part of one card that one container gets."""
+    """The part of one card that one container gets, or one claim."""
 
     container: str
+    """empty if a claim gets it"""
     vendor: str
     card: str
     index: int
@@ -21,38 +30,81 @@ class GrantedSlice:
     memory_mib: int
     cores: int
     mig: str = ""
+    claim: str = ""
+    request: str = ""
+    """of the claim; empty if that is not known"""
+
+    @property
+    def title(self) -> str:
+        return holder_title(self.container, self.claim, self.request)
+
+
+def holder_title(container: str, claim: str, request: str) -> str:
+    if not claim:
+        return f"container {container}"
+    return f"claim {claim}, request {request}" if request else f"claim {claim}"
 
 
 @dataclass(frozen=True, slots=True)
 class CardHolder:
-    """A pod that holds part of a card."""
+    """A pod that holds part of a card, or a claim with the pods that use it."""
 
     namespace: str
     name: str
+    """of the pod; of the first one if several use a claim, and of the claim if none does"""
     slots: int
     memory_mib: int
     cores: int
     state: str
+    claim: str = ""
+    """the ResourceClaim that holds it; empty if the pod itself does"""
+    pods: tuple[str, ...] = ()
+    """those that the claim is reserved for"""
+
+    @property
+    def label(self) -> str:
+        """Which pods, with the claim."""
+        if not self.claim:
+            return f"{self.namespace}/{self.name}"
+        return f"{self.namespace}/{'+'.join(self.pods)}[{self.claim}]"
 
     @property
     def text(self) -> str:
         amounts = [f"{self.memory_mib} MiB"] if self.memory_mib else []
         amounts += [f"{self.cores} cores"] if self.cores else []
-        return f"{self.namespace}/{self.name} ({', '.join(amounts) or f'{self.slots} slots'})"
+        return f"{self.label} ({', '.join(amounts) or f'{self.slots} slots'})"
+
+
+def is_claim(facts: PodFacts) -> bool:
+    """Whether this is what a claim holds, and not a pod."""
+    return bool(facts.spans) and all(span.role is Role.CLAIM for span in facts.spans)
+
+
+def consumers_of(claims: ClaimBook | None, facts: PodFacts) -> list[Consumer]:
+    """The pods that a claim is reserved for, by name, as far as they are known."""
+    record = claims.get(f"{facts.namespace}/{facts.name}", facts.uid) if claims is not None else None
+    reserved = record.claim.status.reserved_for if record is not None else None
+    return sorted(reserved or (), key=lambda each: each.name)
+
+
+def consumer_names(claims: ClaimBook | None, facts: PodFacts) -> tuple[str, ...]:
+    return tuple(each.name for each in consumers_of(claims, facts))
 
 
 def placement_slices(ledger: Ledger, placement: Placement, containers: Sequence[str]) -> tuple[GrantedSlice, ...]:
+    """`containers`: the names of all that have a part, those of claims as `PodRequest` has them."""
     view = ledger.node(placement.node)
     devices = {card.device.uuid: card.device for card in view.cards} if view is not None else {}
     found = []
     for vendor, by_container in sorted(placement.grants.items()):
         for position, grants in enumerate(by_container):
             container = containers[position] if position < len(containers) else f"#{position}"
+            claim, request = claim_and_request(container)
             for grant in grants:
                 device = devices.get(grant.uuid)
                 found.append(
                     GrantedSlice(
-                        container,
+                        "" if claim else container,
                         vendor,
                         grant.uuid,
                         device.index if device else grant.index,
@@ -60,17 +112,30 @@ def placement_slices(ledger: Ledger, placement: Placement, containers: Sequence[
                         grant.memory,
                         grant.cores,
                         grant.mig.profile if grant.mig else "",
+                        claim,
+                        request,
                     )
                 )
     return tuple(found)
 
 
-def card_holders(ledger: Ledger, node: str, uuid: str) -> tuple[CardHolder, ...]:
-    """The pods that hold a card, the largest first."""
+def holder_slices(ledger: Ledger, facts: PodFacts, containers: Sequence[str]) -> tuple[GrantedSlice, ...]:
+    """What a pod or a claim holds; `containers` are the pod's own."""
+    named = [f"{facts.name}:"] if is_claim(facts) else containers
+    return placement_slices(ledger, Placement(facts.node, facts.grants), named)
+
+
+def card_holders(ledger: Ledger, node: str, uuid: str, claims: ClaimBook | None = None) -> tuple[CardHolder, ...]:
+    """The pods and claims that hold a card, the largest first."""
     found = []
     for entry in ledger.pods_on(node):
         holding = entry.holdings.get(uuid)
-        if holding is not None:
-            facts, use = entry.facts, holding.use
-            found.append(CardHolder(facts.namespace, facts.name, use.slots, use.memory, use.cores, entry.state.value))
-    return tuple(sorted(found, key=lambda one: (-one.memory_mib, one.namespace, one.name)))
+        if holding is None:
+            continue
+        facts, use = entry.facts, holding.use
+        claim = facts.name if is_claim(facts) else ""
+        pods = consumer_names(claims, facts) if claim else ()
+        name = pods[0] if pods else facts.name
+        amounts = (use.slots, use.memory, use.cores)
+        found.append(CardHolder(facts.namespace, name, *amounts, entry.state.value, claim, pods))
+    return tuple(sorted(found, key=lambda one: (-one.memory_mib, one.namespace, one.name, one.claim)))

@@ -14,17 +14,24 @@ import yaml
 
 from tessera import __version__
 from tessera.core.requests import HostRequest
-from tessera.inspect.state import ClusterState, InspectionError, Setup
+from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """with libyaml where PyYAML has it, which is much faster"""
 
 KIND = "TesseraSnapshot"
-VERSION = 2
-READ = (1, VERSION)
+VERSION = 3
+READ = (1, 2, VERSION)
 WITHOUT_OTHERS = "pods without devices (a snapshot of version 1): hosts look emptier than they were"
 """matters only to policies that look at hosts"""
+
+
+class _ClaimObjects(msgspec.Struct, frozen=True, omit_defaults=True):
+    slices: tuple[dict[str, Any], ...] = ()
+    classes: tuple[dict[str, Any], ...] = ()
+    claims: tuple[dict[str, Any], ...] = ()
+    templates: tuple[dict[str, Any], ...] = ()
 
 
 class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
@@ -40,6 +47,7 @@ class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     pods: tuple[dict[str, Any], ...] = ()
     quotas: tuple[dict[str, Any], ...] = ()
     others: dict[str, HostRequest] = {}
+    dra: _ClaimObjects = _ClaimObjects()
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -62,6 +70,7 @@ def encode_snapshot(state: ClusterState, *, hashed: bool = False, form: str = "j
         state.pods,
         state.quotas,
         dict(state.others),
+        msgspec.convert(state.dra, _ClaimObjects, from_attributes=True),
     )
     if form == "yaml":
         content = msgspec.to_builtins(snapshot)
@@ -99,4 +108,5 @@ def decode_snapshot(data: bytes, *, file: str) -> ClusterState:
         found.setup,
         (*found.unseen, *([WITHOUT_OTHERS] if found.version == 1 else [])),
         found.others,
+        dra=ClaimObjects(found.dra.slices, found.dra.classes, found.dra.claims, found.dra.templates),
     )

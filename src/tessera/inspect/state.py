@@ -73,6 +73,18 @@ class BudgetState:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimObjects:
+    """The objects of dynamic resource allocation; none where the scheduler leaves claims to others."""
+
+    slices: tuple[Json, ...] = ()
+    """of our driver"""
+    classes: tuple[Json, ...] = ()
+    claims: tuple[Json, ...] = ()
+    templates: tuple[Json, ...] = ()
+    """for pods that do not exist yet"""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterState:
     """A cluster at one moment."""
 
@@ -96,6 +108,7 @@ class ClusterState:
     budgets: Mapping[str, BudgetState] | None = None
     """by namespace/name; None if they were not read, or not all of them"""
     priority_classes: tuple[Json, ...] = ()
+    dra: ClaimObjects = field(default_factory=ClaimObjects)
 
     def require_nodes(self) -> None:
         """Raises ListForbidden if nodes could not be listed."""

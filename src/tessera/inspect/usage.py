@@ -9,13 +9,21 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from tessera.core.grants import Placement, Use, effective_use
+from tessera.core.grants import Use, effective_use
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
+from tessera.core.ledger import Ledger, PodEntry
 from tessera.core.node_info import Card
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.slices import CardHolder, GrantedSlice, card_holders, placement_slices
+from tessera.inspect.slices import (
+    CardHolder,
+    GrantedSlice,
+    card_holders,
+    consumer_names,
+    holder_slices,
+    is_claim,
+)
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, SliceKey, Utilization
+from tessera.scheduler.claims.book import ClaimBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,15 @@ def card_usage(
     cluster.state.require_nodes()
     by_pod = _by_pod_and_card(cluster, use)
     found = [
-        usage_of(cluster.ledger, name, card, view.facts.problem, use.cards.get((name, card.device.uuid)), by_pod)
+        usage_of(
+            cluster.ledger,
+            name,
+            card,
+            view.facts.problem,
+            use.cards.get((name, card.device.uuid)),
+            by_pod,
+            cluster.engine.claims.book,
+        )
         for name in cluster.ledger.node_names()
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
@@ -167,37 +183,55 @@ def pod_usage(
         pod.metadata.uid: [c.name for c in (*pod.init_containers, *pod.app_containers)] for pod in cluster.pods.values()
     }
     found = []
-    for entry in cluster.ledger.pods():
-        facts = entry.facts
-        if wanted.namespace and facts.namespace != wanted.namespace:
+    for (namespace, name), entries in _by_pod(cluster).items():
+        if wanted.namespace and namespace != wanted.namespace:
             continue
+        uses: list[tuple[str, Use]] = []
+        for entry in entries:
+            if cluster.state.nodes_seen:
+                uses += [(uuid, holding.use) for uuid, holding in entry.holdings.items()]
+            else:
+                uses += _named_uses(entry.facts).items()
+        node = entries[0].facts.node
         if cluster.state.nodes_seen:
-            uses = {uuid: holding.use for uuid, holding in entry.holdings.items()}
-            is_shown = any((facts.node, uuid) in shown for uuid in uses)
+            is_shown = any((node, uuid) in shown for uuid, _ in uses)
         else:
-            uses = _named_uses(facts)
-            is_shown = bool(uses) and (not wanted.nodes or facts.node in wanted.nodes)
+            is_shown = bool(uses) and (not wanted.nodes or node in wanted.nodes)
         if not is_shown:
             continue
-        placed = placement_slices(cluster.ledger, Placement(facts.node, facts.grants), names.get(facts.uid, ()))
         slices = [
-            _with_measured(MeasuredSlice, one, use.slices.get(SliceKey(facts.uid, one.container, one.card)))
-            for one in placed
+            _with_measured(MeasuredSlice, one, use.slices.get(SliceKey(entry.facts.uid, one.container, one.card)))
+            for entry in entries
+            for one in holder_slices(cluster.ledger, entry.facts, names.get(entry.facts.uid, ()))
         ]
         found.append(
             PodUsage(
-                facts.namespace,
-                facts.name,
-                facts.node,
-                entry.state.value,
-                len(uses),
-                sum(one.memory for one in uses.values()),
-                sum(one.cores for one in uses.values()),
+                namespace,
+                name,
+                node,
+                entries[0].state.value,
+                len({uuid for uuid, _ in uses}),
+                sum(one.memory for _, one in uses),
+                sum(one.cores for _, one in uses),
                 tuple(slices),
                 _sum_measured(one.measured for one in slices),
             )
         )
     return sorted(found, key=lambda one: (one.namespace, one.name))
+
+
+def _by_pod(cluster: OfflineCluster) -> dict[tuple[str, str], list[PodEntry]]:
+    """What each pod holds, with what its claims hold; a claim that no pod uses stands alone, in brackets. A claim that
+    several pods use is with each of them."""
+    found: dict[tuple[str, str], list[PodEntry]] = {}
+    for entry in cluster.ledger.pods():
+        facts = entry.facts
+        names: tuple[str, ...] = (facts.name,)
+        if is_claim(facts):
+            names = consumer_names(cluster.engine.claims.book, facts) or (f"[{facts.name}]",)
+        for name in names:
+            found.setdefault((facts.namespace, name), []).append(entry)
+    return found
 
 
 def _named_uses(facts: PodFacts) -> dict[str, Use]:
@@ -257,10 +291,11 @@ def usage_of(
     problem: str,
     measured: Utilization | None,
     by_pod: Mapping[PodCard, Utilization] = MappingProxyType({}),
+    claims: ClaimBook | None = None,
 ) -> CardUsage:
     """One card. `problem` is that of its node."""
     device = card.device
-    holders = card_holders(ledger, node, device.uuid)
+    holders = card_holders(ledger, node, device.uuid, claims)
     return CardUsage(
         node,
         device.index,
@@ -273,7 +308,12 @@ def usage_of(
         Amount(card.used, device.slots),
         problem or card_state(card),
         tuple(
-            _with_measured(MeasuredHolder, one, by_pod.get((one.namespace, one.name, device.uuid))) for one in holders
+            _with_measured(
+                MeasuredHolder,
+                one,
+                _sum_measured(by_pod.get((one.namespace, name, device.uuid)) for name in one.pods or (one.name,)),
+            )
+            for one in holders
         ),
         measured,
     )
@@ -305,6 +345,12 @@ def card_state(card: Card) -> str:
     return "cordoned" if card.cordoned else ""
 
 
+def holding_pods(cards: Iterable[CardUsage]) -> set[tuple[str, str]]:
+    """The pods that hold slices of these cards, themselves or through claims. A claim without pods counts as one."""
+    holders = [one for use in cards for one in use.pods]
+    return {(one.namespace, name) for one in holders for name in one.pods or (one.name,)}
+
+
 def _node(ledger: Ledger, name: str, cards: Sequence[CardUsage]) -> NodeUsage:
     closed = [use for use in cards if use.state]
     view = ledger.node(name)
@@ -317,6 +363,6 @@ def _node(ledger: Ledger, name: str, cards: Sequence[CardUsage]) -> NodeUsage:
         sum_amounts(use.cores for use in cards),
         sum_amounts(use.slots for use in cards),
         problem or (f"{len(closed)} of {len(cards)} cards closed" if closed else ""),
-        len({(pod.namespace, pod.name) for use in cards for pod in use.pods}),
+        len(holding_pods(cards)),
         mean_measured(cards),
     )

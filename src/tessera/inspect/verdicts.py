@@ -16,9 +16,13 @@ from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.mismatches import mismatch_words
 from tessera.core.near_misses import NearMiss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selected, Selector
+from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.inspect.choice import Fits, explain_choice
+from tessera.inspect.pod_claims import unmet_selectors
 from tessera.inspect.slices import CardHolder, card_holders
+from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.engine import Engine
+from tessera.scheduler.pod_requests import PreparedRequest
 
 DETAILS = 3
 """nodes of a group whose details are shown"""
@@ -71,37 +75,53 @@ class FitsNowhere:
 
 
 def judge(
-    selector: Selector,
-    request: PodRequest,
+    engine: Engine,
+    prepared: PreparedRequest,
     names: Sequence[str],
     *,
     cards: bool = False,
     advice: bool = True,
     cards_of: str = "",
 ) -> Fits | FitsNowhere:
-    """The verdict on these candidates. `cards` lists every card that does not fit. `cards_of` names the node whose
+    """The verdict on these candidates: the first alternative that fits, or what is said of the preferred one. `cards`
+    lists every card that does not fit. `cards_of` names the node whose
     cards are shown with their scores, if that is not the chosen node."""
-    answer = selector.select(request, list(names))
+    selector = engine.selector
+    request, answer = select_variant(selector, prepared, selector.candidates(names))
     if isinstance(answer, Selected):
         return explain_choice(selector.ledger, request, answer, cards_of=cards_of)
-    return _fits_nowhere(selector, request, names, answer, cards=cards, advice=advice)
+    return _fits_nowhere(engine, request, names, answer, cards=cards, advice=advice)
+
+
+def select_variant(
+    selector: Selector, prepared: PreparedRequest, candidates: Candidates
+) -> tuple[PodRequest, Selected | Refused]:
+    """The first alternative of a request that fits, as filter takes it; if none does, the preferred one."""
+    refusal: tuple[PodRequest, Refused] | None = None
+    for request in prepared.variants:
+        answer = selector.select(request, candidates)
+        if isinstance(answer, Selected):
+            return request, answer
+        refusal = refusal or (request, answer)
+    assert refusal is not None  # there is at least one
+    return refusal
 
 
 def _fits_nowhere(
-    selector: Selector, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, advice: bool
+    engine: Engine, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, advice: bool
 ) -> FitsNowhere:
-    ledger = selector.ledger
+    selector, ledger, claims = engine.selector, engine.ledger, engine.claims.book
     found = advise(ledger, request, names) if advice else None
     near = found.near_miss if found is not None else None
     return FitsNowhere(
         _groups(selector, request, refused),
         near.text if near is not None else "",
-        card_holders(ledger, near.node, near.uuid) if isinstance(near, NearMiss) else (),
+        card_holders(ledger, near.node, near.uuid, claims) if isinstance(near, NearMiss) else (),
         found.changes if found is not None else (),
         found.mode if found is not None else "",
         refusal_sentence(ledger, request, selector.candidates(names).rows, refused),
-        found.wishes if found is not None else (),
-        tuple(_cards(ledger, request, names)) if cards else (),
+        (*found.wishes, *unmet_selectors(ledger, request, names)) if found is not None else (),
+        tuple(_cards(ledger, request, names, claims)) if cards else (),
     )
 
 
@@ -137,7 +157,7 @@ def _detail(ledger: Ledger, name: str, misfit: Misfit) -> str:
     return ""
 
 
-def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> list[CardRefusal]:
+def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str], claims: ClaimBook) -> list[CardRefusal]:
     rooms = ledger.rooms(request.namespace, request.vendors)
     found = []
     for name in names:
@@ -158,7 +178,7 @@ def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> list[Ca
                     refusal.asked,
                     refusal.free,
                     refusal.total,
-                    card_holders(ledger, name, refusal.uuid),
+                    card_holders(ledger, name, refusal.uuid, claims),
                 )
             )
     return found

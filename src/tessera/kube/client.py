@@ -190,11 +190,19 @@ class KubeClient:
     async def replace(self, path: str, body: Any, kind: type[T] | None = None) -> T | None:
         return self._decoded(await self._transport.request("PUT", path, _encode(body)), kind)
 
-    async def delete(self, path: str, *, uid: str | None = None, grace_seconds: int | None = None) -> None:
-        """With `uid`, only if the object is still that one (409 otherwise)."""
+    async def delete(
+        self,
+        path: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        grace_seconds: int | None = None,
+    ) -> None:
+        """With `uid` or `resource_version`, only if the object is still that one, or unchanged (409 otherwise)."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        if preconditions := {name: value for name, value in wanted.items() if value is not None}:
+            options["preconditions"] = preconditions
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         await self._transport.request("DELETE", path, _encode(options))

@@ -130,6 +130,11 @@ class Reflector(Generic[T]):
         self._heard_at = self._clock()
 
     @property
+    def resource(self) -> str:
+        """The plural name of what it reflects."""
+        return self._path.rpartition("/")[2]
+
+    @property
     def age(self) -> float:
         """Seconds since the apiserver sent anything for this resource. A watch that says nothing is replaced, so that
         it stays below two minutes while the apiserver can be reached."""

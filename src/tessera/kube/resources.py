@@ -81,6 +81,8 @@ TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", False)
 SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
 RESOURCE_SLICES = Resource("resource.k8s.io", "v1", "resourceslices", False)
 RESOURCE_CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", True)
+DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", False)
+RESOURCE_CLAIM_TEMPLATES = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", True)
 POD_GROUPS = {
     group: Resource(group, version, "podgroups", True)
     for group, version in (

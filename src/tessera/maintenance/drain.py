@@ -16,7 +16,7 @@ nothing: it is a doubt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -24,6 +24,7 @@ from tessera.core.ledger import PodEntry
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.slices import consumers_of, is_claim
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
@@ -135,16 +136,22 @@ def find_holders(cluster: OfflineCluster, pods: Collection[Json], cards: Sequenc
     """`pods` are those on the nodes as the API shows them, `cluster` was read from them."""
     by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
     names = {(card.node, card.card): card.text for card in cards}
-    found: list[HoldingPod] = []
+    parts: dict[str, list[tuple[PodEntry, list[str]]]] = {}
+    """by pod: what holds cards for it, the pod itself or a ResourceClaim, and which of them"""
     doubts: list[str] = []
     for node in dict.fromkeys(card.node for card in cards):
         for entry in cluster.ledger.pods_on(node):
             held = [uuid for uuid in _held(entry) if (node, uuid) in names]
             if held:
-                found.append(_holding_pod(entry, by_uid[entry.facts.uid], [names[node, uuid] for uuid in held], held))
+                users = [uid for uid in _users(cluster, entry) if uid in by_uid]
+                for uid in users:
+                    parts.setdefault(uid, []).append((entry, held))
+                if not users:
+                    doubts.append(f"{_title(entry)} holds it, but no pod of the node uses it")
             elif entry.facts.problem:
                 doubts.append(f"{entry.facts.namespace}/{entry.facts.name}: {entry.facts.problem}")
         doubts += _unaccounted(cluster, node)
+    found = [_holding_pod(by_uid[uid], held, names) for uid, held in parts.items()]
     return Holders(tuple(sorted(found, key=lambda pod: (pod.namespace, pod.name))), tuple(sorted(doubts)))
 
 
@@ -154,16 +161,31 @@ def _held(entry: PodEntry) -> list[str]:
     return list(dict.fromkeys((*entry.holdings, *named)))
 
 
-def _holding_pod(entry: PodEntry, document: Json, cards: Sequence[str], uuids: Sequence[str]) -> HoldingPod:
-    facts, metadata = entry.facts, document["metadata"]
+def _users(cluster: OfflineCluster, entry: PodEntry) -> list[str]:
+    """The uids of the pods that have what this is: the pod itself, or those that a claim is reserved for."""
+    if not is_claim(entry.facts):
+        return [entry.facts.uid]
+    return [user.uid for user in consumers_of(cluster.engine.claims.book, entry.facts)]
+
+
+def _title(entry: PodEntry) -> str:
+    kind = "ResourceClaim" if is_claim(entry.facts) else "pod"
+    return f"{kind} {entry.facts.namespace}/{entry.facts.name}"
+
+
+def _holding_pod(
+    document: Json, parts: Sequence[tuple[PodEntry, list[str]]], names: Mapping[tuple[str, str], str]
+) -> HoldingPod:
+    metadata, node = document["metadata"], parts[0][0].facts.node
+    cards = dict.fromkeys(names[node, uuid] for _, held in parts for uuid in held)
     owner = next((each for each in metadata.get("ownerReferences") or () if each.get("controller")), None)
     return HoldingPod(
-        facts.namespace,
-        facts.name,
-        facts.uid,
-        facts.node,
+        metadata["namespace"],
+        metadata["name"],
+        metadata["uid"],
+        node,
         tuple(cards),
-        sum(entry.holdings[uuid].use.memory for uuid in uuids if uuid in entry.holdings),
+        sum(entry.holdings[uuid].use.memory for entry, held in parts for uuid in held if uuid in entry.holdings),
         f"{owner['kind']}/{owner['name']}" if owner is not None else "",
         has_local_data=any("emptyDir" in volume for volume in document["spec"].get("volumes") or ()),
         is_mirror=MIRROR in (metadata.get("annotations") or {}),

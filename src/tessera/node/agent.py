@@ -3,8 +3,8 @@
     Surroundings   cards, events, handover and its memory: a new configuration must not lose what was answered
     NodeAgent      registration, kubelet's plugin and the sharing mode, with one set of settings
 
-With `--dra` the plugin is a driver for ResourceClaims, the cards are published instead of registered, and the classic
-plugin does not run: a card is offered to one world only.
+With `--dra` a driver for ResourceClaims runs, and the cards are published. If kube-scheduler allocates the claims, the
+cards are not registered and the classic plugin does not run; if Tessera's scheduler does, both worlds share the cards.
 
 An agent serves once the cards and the node's pods are known, so kubelet never sees an incomplete list of cards, and no
 Allocate is answered for an unknown pod. It ends by cancellation and leaves nothing running.
@@ -23,14 +23,14 @@ from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.node.cleanup import clean_up
+from tessera.node.dra.arbiter import Arbiter
 from tessera.node.dra.driver import Driver
-from tessera.node.dra.plugin import DraPlugin
 from tessera.node.dra.prepared_claims import FILE, PreparedClaims
 from tessera.node.dra.preparer import ClaimPreparer
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.claims import Claim
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.kubelet.plugin import Plugin
@@ -44,7 +44,6 @@ from tessera.node.reconciler import Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
 from tessera.node.static_mig import InstanceWatch, StaticMig
-from tessera.wire.mig import MigAllocation
 
 log = structlog.get_logger(__name__)
 
@@ -127,31 +126,38 @@ class NodeAgent:
         self.mode = build_mode(
             settings,
             around.hardware,
-            # A ResourceClaim says itself which instance it gets.
-            write=_write_nothing if settings.dra else MigAnnotations(around.client).write,
+            write=MigAnnotations(around.client).write,
             held=around.holders.held,
             known=self._known_claims,
             instances=watch.instances,
         )
         self._driver: Driver | None = None
-        self.plugin: Plugin | StaticMig | DraPlugin
         if settings.dra:
-            client, fleet = around.client, around.fleet
-            self._driver = Driver(
-                settings,
-                ClaimPreparer(client, settings, fleet, mode=self.mode, prepared=self._prepared, boot=boot_id()),
-                SlicePublisher(client, fleet, settings, links=around.inventory.links, pods=handover.pods),
-            )
-            self.plugin = self._driver.plugin
-            return
-        self.plugin = Plugin(settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet)
-        if settings.node.serves_instances:
-            self.plugin = StaticMig(settings, watch, fleet=around.fleet, shared=self.plugin, mode=self.mode)
+            self._driver = self._build_driver()
+        self._plugin: Plugin | StaticMig | None = None
+        if settings.serves_pods:
+            plugin = Plugin(settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet)
+            self._plugin = plugin
+            if settings.node.serves_instances:
+                self._plugin = StaticMig(settings, watch, fleet=around.fleet, shared=plugin, mode=self.mode)
+
+    def _build_driver(self) -> Driver:
+        settings, around = self._settings, self._around
+        pods = around.handover.pods
+        arbiter = Arbiter(settings, around.fleet, pods=pods, prepared=self._prepared)
+        return Driver(
+            settings,
+            ClaimPreparer(
+                around.client, settings, mode=self.mode, arbiter=arbiter, prepared=self._prepared, boot=boot_id()
+            ),
+            SlicePublisher(around.client, around.fleet, settings, links=around.inventory.links, pods=pods),
+        )
 
     @property
     def registered(self) -> bool:
-        """Whether kubelet can use the plugin."""
-        return not self.plugin.problem
+        """Whether kubelet can use the plugin, and the driver for ResourceClaims if there is one."""
+        served = (self._plugin, None if self._driver is None else self._driver.plugin)
+        return all(each is None or not each.problem for each in served)
 
     def missing(self) -> str:
         """Returns why pods cannot be served; empty if ready."""
@@ -160,10 +166,10 @@ class NodeAgent:
             return f"no cards: {fleet.problem}" if self._settings.fail_on_init_error else ""
         if not self._around.handover.pods.ready.is_set():
             return "the first list of this node's pods is not complete"
-        if self.plugin.problem:
-            return f"kubelet cannot use the plugin: {self.plugin.problem}"
-        if self._driver is not None and self._driver.publisher.problem:
-            return self._driver.publisher.problem
+        if self._plugin is not None and self._plugin.problem:
+            return f"kubelet cannot use the plugin: {self._plugin.problem}"
+        if self._driver is not None and self._driver.problem:
+            return self._driver.problem
         written = self.registrar.done.is_set() and not self.registrar.failures
         return "" if written else "the node is not registered with the scheduler"
 
@@ -174,13 +180,19 @@ class NodeAgent:
             if self._driver is None:
                 await self._hold_claimed_cards()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.registrar.run())
+                group.create_task(self._register())
                 group.create_task(self._serve())
                 group.create_task(
                     clean_up(self._settings, self._around.hardware, self._claims, fleet=self._around.fleet)
                 )
         finally:
             await self._prepared.close()
+
+    async def _register(self) -> None:
+        if self._driver is not None and self._settings.serves_pods:
+            # kube-scheduler may have been offered the cards until now.
+            await self._driver.publisher.published.wait()
+        await self.registrar.run()
 
     async def _hold_claimed_cards(self) -> None:
         """Takes no work for cards that ResourceClaims still hold, before they are registered. Raises OSError."""
@@ -217,10 +229,11 @@ class NodeAgent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(Reconciler(self.mode, self._claims, around.fleet, mark=self._mark).run())
                 if self._driver is not None:
-                    group.create_task(self._driver.run(unregistered=self.registrar.done))
-                else:
+                    after = None if self._settings.serves_pods else self.registrar.done
+                    group.create_task(self._driver.run(after=after))
+                if self._plugin is not None:
                     around.handover.use(self._settings, self.mode)
-                    group.create_task(self.plugin.run())
+                    group.create_task(self._plugin.run())
         finally:
             around.handover.use(self._settings, NotStarted())
             self._mark({})
@@ -233,10 +246,6 @@ class NodeAgent:
             await asyncio.wait_for(self.mode.stop(), STOP_S)
         except TimeoutError:
             log.warning("the sharing mode did not end in time", seconds=STOP_S)
-
-
-async def _write_nothing(_pod: PodKey, _completed: Sequence[MigAllocation]) -> None:
-    """For claims, which have no annotation to complete."""
 
 
 def _is_known(fleet: Fleet) -> bool:

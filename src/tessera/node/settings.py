@@ -79,6 +79,15 @@ class InventoryKind(Enum):
     NULL = "null"
 
 
+class DraAllocator(Enum):
+    """Which scheduler allocates ResourceClaims on this node's cards."""
+
+    KUBE_SCHEDULER = "kube-scheduler"
+    """any stock one; the cards are for claims only"""
+    TESSERA = "tessera"
+    """Tessera's, which places pods without claims on the same cards"""
+
+
 # -- types
 
 
@@ -194,8 +203,11 @@ class AgentSettings:
     node_name: str = shared(NodeServiceSettings, "node_name")
     node: NodeSettings = field(default_factory=_default_node_settings)
     dra: bool = Group.KUBELET("dra", SWITCH, False,
-        "Serve ResourceClaims (DRA, Kubernetes 1.34 and later) instead of the device plugin. The node's cards are then "
-        "published as ResourceSlices, and not registered for pods that ask for nvidia.com/gpu.")
+        "Serve ResourceClaims (DRA, Kubernetes 1.34 and later): the node's cards are published as ResourceSlices.")
+    dra_allocator: DraAllocator = Group.KUBELET("dra-allocator", choice(DraAllocator), DraAllocator.KUBE_SCHEDULER,
+        "Which scheduler allocates these claims, with --dra. kube-scheduler: the cards are not registered for pods "
+        "that ask for nvidia.com/gpu. tessera: such pods and claims share the cards, and a taint keeps other "
+        "schedulers away; needs `tessera scheduler --dra`.")
     fail_on_init_error: bool = Group.CARDS("fail-on-init-error", SWITCH, True,
         "Not ready (/readyz) until the cards were read once; false: ready without cards. The agent never ends over it "
         "and tries again by itself.",
@@ -233,6 +245,16 @@ class AgentSettings:
     environ: Mapping[str, str] = field(default_factory=dict)
     has_real_cards: bool = True
     """false with --simulate: nothing runs on the cards, so nothing has to be limited"""
+
+    @property
+    def serves_pods(self) -> bool:
+        """Whether pods that ask for the resource get slices of the cards: registration and device plugin."""
+        return not self.dra or self.dra_allocator is DraAllocator.TESSERA
+
+    @property
+    def serves_both(self) -> bool:
+        """Whether such pods and ResourceClaims share the cards."""
+        return self.dra and self.serves_pods
 
     @property
     def uses_downward_api(self) -> bool:

@@ -4,6 +4,7 @@
       -> a member of a gang waits for the others (`gangs/barrier`)
       -> BINDING: the reservation no longer expires
       -> turn and node lock, where the plugin needs them
+      -> its ResourceClaims, if it has any (`claims/writer`): a pod whose claims are not its own is not bound
       -> Binding with all annotations; the pod's uid, and the version that the decision saw, are its preconditions
     written                                      BOUND
     the pod has another version (409)            read; sent again for that version while this replica decides
@@ -19,7 +20,6 @@ states.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping
 from enum import Enum
 
@@ -28,6 +28,7 @@ import structlog
 
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.allocation_queue import Ticket
+from tessera.scheduler.claims.writer import ClaimWriter
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import BindEvent, SchedulerObserver
@@ -35,8 +36,16 @@ from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, Pod
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.takeover import touch
 from tessera.scheduler.tenure import NOT_LEADING, Tenure
+from tessera.scheduler.write_retries import (
+    ATTEMPTS,
+    CONFLICT,
+    LONGEST_PAUSE,
+    NOT_FOUND,
+    TAKEN_OVER,
+    TOO_MANY,
+    pause_before,
+)
 from tessera.services.failpoints import Failpoint, failpoint
-from tessera.vendors.base import Vendor
 from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.downward_api import slice_annotations
 from tessera.vendors.drafts import BadPod
@@ -47,15 +56,6 @@ from tessera.wire.extender import BindingArgs, decode_binding_args, encode_bindi
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
-
-ATTEMPTS = 4
-FIRST_PAUSE = 0.2
-"""seconds; doubled each time, with jitter"""
-LONGEST_PAUSE = 3.0
-NOT_FOUND = 404
-CONFLICT = 409
-TOO_MANY = 429
-TAKEN_OVER = "another replica has taken over"
 
 
 class WriteResult(Enum):
@@ -87,7 +87,7 @@ class Binder:
         filter_: Filter,
         api: KubeApi,
         *,
-        vendors: Mapping[str, Vendor],
+        claims: ClaimWriter,
         tenure: Tenure,
         observer: SchedulerObserver,
     ) -> None:
@@ -95,7 +95,8 @@ class Binder:
         self._filter = filter_
         self._barrier = filter_.gangs.barrier
         self._api = api
-        self._vendors = vendors
+        self._vendors = filter_.requests.vendors
+        self._claims = claims
         self._tenure = tenure
         self._observer = observer
         self._before_write = failpoint(Failpoint.BEFORE_WRITE)
@@ -152,7 +153,7 @@ class Binder:
         if self._is_taken_over(prepared, known=""):
             await self._fence_again(args)
             return Outcome(WriteResult.VOID, f"{pod_name}: {TAKEN_OVER}")
-        if not prepared.request.asks_for_devices:
+        if not prepared.needs_placement:
             return await self._write(cycle, args, prepared, {}, {})
         if cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
@@ -189,16 +190,25 @@ class Binder:
             elif not cycles.may_be_written(cycle):
                 outcome = Outcome(WriteResult.NOT_BOUND, NOT_LEADING)
             elif not cycles.has_cards(placement):
-                may_land = cycle.written_at is not None
-                result = WriteResult.NOT_BOUND if may_land else WriteResult.VOID
-                outcome = Outcome(result, f"node {args.node} lost its devices")
+                outcome = self._given_up(cycle, f"node {args.node} lost its devices")
             else:
-                annotations = binding_annotations(
-                    prepared.request, placement, vendors=self._vendors, now=cycles.clock.now()
-                )
-                annotations |= slice_annotations(placement, self._vendors)
-                is_writing = True
-                outcome = await self._write(cycle, args, prepared, annotations, {keys.ASSIGNED_NODE: args.node})
+                own = prepared.classic_part(placement)
+                if prepared.claims is not None:
+                    problem = await self._claims.write(cycle, prepared, placement)
+                if problem:
+                    outcome = self._given_up(cycle, problem)
+                elif cycle.state is not CycleState.BINDING:
+                    outcome = self._overtaken(args)
+                elif not own.grants and prepared.claims is not None:
+                    is_writing = True
+                    outcome = await self._write(cycle, args, prepared, {}, {})
+                else:
+                    annotations = binding_annotations(
+                        prepared.classic, own, vendors=self._vendors, now=cycles.clock.now()
+                    )
+                    annotations |= slice_annotations(own, self._vendors)
+                    is_writing = True
+                    outcome = await self._write(cycle, args, prepared, annotations, {keys.ASSIGNED_NODE: args.node})
         except KubeError as error:
             outcome = Outcome(WriteResult.NOT_BOUND, str(error))
         except BaseException:
@@ -232,7 +242,7 @@ class Binder:
                 # Another replica decides by now, and knows nothing of what was reserved here.
                 error = NOT_LEADING
                 break
-            pause = _pause(attempt)
+            pause = pause_before(attempt)
             self._before_write()
             try:
                 await self._api.bind(
@@ -283,7 +293,7 @@ class Binder:
         """What the API shows of the pod; its request as it is now if the binding may be sent, or sent again, for it."""
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(_pause(attempt))
+                await asyncio.sleep(pause_before(attempt))
             try:
                 pod = await self._api.get_pod(args.pod_namespace, args.pod_name)
             except KubeError as problem:
@@ -322,6 +332,11 @@ class Binder:
             await touch(self._api, args.pod_namespace, args.pod_name, self._tenure.next_touch())
         except KubeError as error:
             log.warning("pod not fenced again", pod=f"{args.pod_namespace}/{args.pod_name}", error=str(error))
+
+    @staticmethod
+    def _given_up(cycle: PodCycle, error: str) -> Outcome:
+        """The placement is not bound; it is void unless an earlier binding may land yet."""
+        return Outcome(WriteResult.VOID if cycle.written_at is None else WriteResult.NOT_BOUND, error)
 
     # -- after the write
 
@@ -396,8 +411,3 @@ def _read_outcome(pod: Pod, args: BindingArgs, error: str) -> Outcome | None:
         is_here = pod.spec.node_name == args.node
         return BOUND if is_here else Outcome(WriteResult.VOID, f"pod is bound to {pod.spec.node_name} already")
     return Outcome(WriteResult.VOID, error) if pod.metadata.deletion_timestamp else None
-
-
-def _pause(attempt: int) -> float:
-    """Back-off with full jitter, so that binds that failed together do not return together."""
-    return random.uniform(0, min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))

@@ -20,6 +20,7 @@ from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
+from tessera.scheduler.claims.claim_scheduling import ClaimScheduling
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
@@ -106,6 +107,17 @@ class Engine:
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
+        self.claims = ClaimScheduling(
+            self.cycles,
+            api,
+            scheduler_name=settings.scheduler_name,
+            tenure=tenure,
+            spawn=spawn,
+            listener=self,
+        )
+        self._reads_claims = settings.dra
+        if settings.dra:
+            self.requests.claims = self.claims
         self.labels = NodeLabels()
         self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
         self.gangs = GangCoordinator(
@@ -152,7 +164,7 @@ class Engine:
             self.cycles,
             self.filter,
             api,
-            vendors=self.vendors,
+            claims=self.claims.writer,
             tenure=tenure,
             observer=observer,
         )
@@ -173,10 +185,21 @@ class Engine:
             listener=self,
         )
         self.nodes = NodeInformer(
-            self.ledger, self.vendors, selector=settings.node_selector, clock=clock, listener=self
+            self.ledger,
+            self.vendors,
+            pools=self.claims.pools,
+            selector=settings.node_selector,
+            clock=clock,
+            listener=self,
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable, on_synced=self.on_synced)
-        self.takeover = Takeover(api, tenure, is_ours=self._is_ours, now=clock.now)
+        self.takeover = Takeover(
+            api,
+            tenure,
+            is_ours=self._is_ours,
+            now=clock.now,
+            is_ours_claim=self.claims.book.may_be_ours if settings.dra else None,
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -201,6 +224,7 @@ class Engine:
         self.tenure.end()
         self.gangs.end_term()
         self.moves.end_term()
+        self.claims.end_term()
         self.cycles.end_term()
         self._observer.on_step_down()
 
@@ -212,7 +236,7 @@ class Engine:
         if pod.spec.scheduling_gates:
             return False  # kube-scheduler has never asked for it.
         prepared = self.requests.read(pod)
-        asks = isinstance(prepared, BadPod) or prepared.request.asks_for_devices
+        asks = isinstance(prepared, BadPod) or prepared.needs_placement
         return asks or pod.spec.scheduler_name == self._scheduler_name
 
     # -- answers
@@ -231,9 +255,12 @@ class Engine:
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty if all are."""
-        if self.pods.has_synced and self.nodes.has_synced and self.quotas.has_synced:
+        has_claims = not self._reads_claims or self.claims.has_synced
+        if self.pods.has_synced and self.nodes.has_synced and self.quotas.has_synced and has_claims:
             return ""
         done = {"pods": self.pods.has_synced, "nodes": self.nodes.has_synced, "quotas": self.quotas.has_synced}
+        if self._reads_claims:
+            done |= self.claims.synced
         return f"the first list of {', '.join(name for name, synced in done.items() if not synced)} is not complete"
 
     def missing(self) -> str:
@@ -248,9 +275,21 @@ class Engine:
 
     def on_pod(self, pod: Pod) -> None:
         self.gangs.observe(pod)
+        if pod.spec.resource_claims:
+            self.claims.reader.on_pod(pod)
 
     def on_pod_gone(self, uid: str) -> None:
         self.gangs.forget(uid)
+        self.claims.reader.on_pod_gone(uid)
+
+    def on_pool(self, node: str) -> None:
+        self.nodes.refresh(node)
+
+    def on_claim(self, node: str) -> None:
+        self._observer.on_cards(node)
+
+    def on_claims_ready(self, pod: Pod) -> None:
+        self.gangs.observe(pod)  # What it asks for is known now.
 
     def on_node(self, node: Node) -> None:
         self.queue.observe_node(node)
@@ -316,6 +355,8 @@ class Engine:
         self.gangs.tick()
         self.moves.end_overdue()
         self._spawn(self.binder.look_up_unconfirmed())
+        if self._reads_claims:
+            self._spawn(self.claims.writer.look_up_uncertain())
         self._spawn(self.preemptor.end_overdue())
 
     async def wake_pods(self) -> None:
@@ -328,16 +369,31 @@ class Engine:
                 # The room stays; whether it helps is seen once decisions can be made again.
                 self._wake_later()
                 continue
+            self.claims.retry_wakes()
             await self._read_gang_sizes()
             async for members in self.gangs.retry():
                 waking = iter(members)
-                await asyncio.gather(*[self._wake_members(waking) for _ in range(min(AT_ONCE, len(members)))])
+                workers = min(AT_ONCE, len(members))
+                await asyncio.gather(*[self._wake_each(waking, self.gangs.on_wake_failed) for _ in range(workers)])
             for pod in self.preemptor.ready():
                 await self._wake(pod, self.unschedulable.on_wake_failed)
             for pod in self._ready_after_moves():
                 await self._wake(pod, self.unschedulable.on_wake_failed)
             async for pod in self.unschedulable.wake(self.selector):
                 await self._wake(pod, self.unschedulable.on_wake_failed)
+
+    async def wake_claimants(self) -> None:
+        """For ever: make kube-scheduler ask again for pods whose claims exist now. That must not wait for others."""
+        while True:
+            await self.claims.has_ready.wait()
+            ready = self.claims.take_ready()
+            waking = iter(ready)
+            workers = min(AT_ONCE, len(ready))
+            await asyncio.gather(*[self._wake_each(waking, self.claims.on_wake_failed) for _ in range(workers)])
+
+    async def _wake_each(self, pods: Iterator[PodRequest], on_failed: Callable[[str], None]) -> None:
+        for pod in pods:
+            await self._wake(pod, on_failed)
 
     def _ready_after_moves(self) -> Iterator[PodRequest]:
         """Pods for which others were moved away, each once until it is refused again."""
@@ -346,10 +402,6 @@ class Engine:
             if pod is not None and not pod.is_woken:
                 pod.is_woken = True
                 yield pod.request
-
-    async def _wake_members(self, members: Iterator[PodRequest]) -> None:
-        for member in members:
-            await self._wake(member, self.gangs.on_wake_failed)
 
     async def _wake(self, pod: PodRequest, on_failed: Callable[[str], None]) -> None:
         if self.missing():

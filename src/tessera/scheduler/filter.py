@@ -14,17 +14,18 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from tessera.core.evaluation import UNREGISTERED
 from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit
+from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
+from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.gangs.coordinator import GangCoordinator
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
@@ -43,6 +44,10 @@ ENCODED_REFUSALS = 32
 
 NO_NODES = "extender args name no nodes"
 UNFINISHED = "finding a node takes longer than one call may; the search goes on"
+
+
+Named = CandidateList | Candidates
+"""the nodes to choose from"""
 
 
 class GangRefusals:
@@ -110,7 +115,7 @@ class Filter:
     async def _plan_and_answer(self, args: FilterArgs, missing: Callable[[], str]) -> bytes:
         try:
             prepared = self.requests.read(args.pod)
-            if isinstance(prepared, BadPod) or not prepared.request.asks_for_devices or args.node_names is None:
+            if isinstance(prepared, BadPod) or not prepared.needs_placement or args.node_names is None:
                 return self._filter(args)
             named, request = CandidateList(args.node_names, self._candidate_lists), prepared.request
             if self._standing_answer(request, self._cycles.get(request.uid), named) is None:
@@ -125,15 +130,29 @@ class Filter:
 
     def reserve_on(self, prepared: PreparedRequest, node: str) -> str:
         """Reserve a placement on this node only; empty, or why there is none."""
-        request, began = prepared.request, time.perf_counter()
-        answer = self._place_on(request, node)
-        self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
-        if answer is UNREGISTERED:
+        claims = prepared.claims
+        if claims is not None and claims.node not in ("", node):
+            return f"{claims.pinned_by} is allocated on node {claims.node}"
+        first: Misfit | None = None
+        for request in prepared.variants:
+            began = time.perf_counter()
+            if not request.asks_for_devices:
+                self._reserve(prepared, Placement(node, {}))
+                return ""
+            answer = self._place_on(request, node)
+            self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
+            if not isinstance(answer, Misfit):
+                self._reserve(structs.replace(prepared, request=request), answer)
+                return ""
+            first = first or answer
+        if first is None or first is UNREGISTERED:
             return f"node {node} has no registered devices"
-        if isinstance(answer, Misfit):
-            return f"pod no longer fits node {node}: {answer.text}"
-        self._cycles.reserve(prepared, answer)
-        return ""
+        return f"pod no longer fits node {node}: {first.text}"
+
+    def _reserve(self, prepared: PreparedRequest, placement: Placement) -> None:
+        self._cycles.reserve(prepared, placement)
+        if self.requests.claims is not None:
+            self.requests.claims.reserve(prepared)
 
     def _place_on(self, request: PodRequest, node: str) -> Placement | Misfit:
         """By the plain rule, with what the pod is nominated for."""
@@ -152,7 +171,7 @@ class Filter:
         prepared = self.requests.read(args.pod)
         if isinstance(prepared, BadPod):
             return self._refuse_bad_pod(args, prepared)
-        if not prepared.request.asks_for_devices:
+        if not prepared.needs_placement:
             nodes = None if args.nodes is None else [given.raw for given in decode_nodes(args.nodes)]
             return encode_filter_result(node_names=args.node_names, nodes=nodes)
         if args.nodes is not None:
@@ -161,16 +180,22 @@ class Filter:
             return encode_filter_result(error=NO_NODES)
         return self._decide(args.pod, prepared, CandidateList(args.node_names, self._candidate_lists))
 
-    def _decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateList) -> bytes:
+    def _decide(self, pod: Pod, prepared: PreparedRequest, named: Named) -> bytes:
         request, began = prepared.request, time.perf_counter()
         cycle = self._cycles.get(request.uid)
         standing = self._standing_answer(request, cycle, named)
         if standing is not None:
             return standing
+        every, claims = named, prepared.claims
+        if claims is not None and claims.node:
+            if claims.node not in named:
+                self._leave_to_others(cycle)
+                return self._refuse_for_claims(pod, every, claims.elsewhere)
+            named = self._selector.candidates([claims.node])
         of_gang = self.gangs.decide(pod, request, named)
         if isinstance(of_gang, Misfit):
-            self._leave_to_gang(cycle)
-            return self._refuse_member(pod, request, named, misfit=of_gang, began=began)
+            self._leave_to_others(cycle)
+            return self._refuse_member(pod, request, every, misfit=of_gang, began=began)
         if of_gang is not None:
             taken = time.perf_counter() - began
             # A score compares nodes, and here the node was given.
@@ -181,6 +206,10 @@ class Filter:
             return answered
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
+        if not request.asks_for_devices and claims is not None:
+            # All its claims are allocated on one node, which kube-scheduler accepts.
+            place = Placement(claims.node, {})
+            return self._place(prepared, place, partial(brief_success_text, place))
         moved = self._cycles.moves.take(pod.workload, request, named) if len(self._cycles.moves) else None
         if moved is not None:
             asked, place = moved
@@ -191,31 +220,46 @@ class Filter:
             if nominated is not None:
                 return nominated
         was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
-        answer = self._selector.select_within(request, named, MOST_WORK)
+        request, answer = self._select(prepared, named)
         if isinstance(answer, Unfinished):
             self._report(request, answer, named, began)
-            return self._finish_later(request, named)
+            return self._finish_later(prepared, named)
         if isinstance(answer, Refused):
             candidates = named.resolve()
-            is_first = self._cycles.refuse(request, candidates)
+            is_first = self._cycles.refuse(request, candidates, others=prepared.variants[1:])
             self._report(request, answer, named, began)
             if is_first:
                 self._demand.note_request(request)
             describe = partial(self._describe_refusal, request, candidates, answer)
             self._observer.on_refused(RefusedEvent(request, answer, is_first, describe, pod))
+            if claims is not None and claims.node:
+                answer = self._refuse_elsewhere(pod, answer, every, claims.elsewhere)
             return self._encode(answer, pod, request)
         if not was_refused:
             self._demand.note_request(request)
         self._report(request, answer, named, began)
+        if request is not prepared.request:
+            prepared = structs.replace(prepared, request=request)
         return self._place(prepared, answer.placement, partial(self._describe_success, answer))
 
+    def _select(self, prepared: PreparedRequest, named: Named) -> tuple[PodRequest, Selected | Refused | Unfinished]:
+        """The first alternative that fits; if none does, what is said of the preferred one."""
+        refusal: tuple[PodRequest, Refused] | None = None
+        for request in prepared.variants:
+            answer = self._selector.select_within(request, named, MOST_WORK)
+            if not isinstance(answer, Refused):
+                return request, answer
+            refusal = refusal or (request, answer)
+        assert refusal is not None  # there is at least one alternative
+        return refusal
+
     def _place(self, prepared: PreparedRequest, placement: Placement, describe: Callable[[], str]) -> bytes:
-        self._cycles.reserve(prepared, placement)
+        self._reserve(prepared, placement)
         self._after_reserve()
         self._observer.on_placed(PlacedEvent(prepared.request, describe, partial(brief_success_text, placement)))
         return encode_filter_result(node_names=[placement.node])
 
-    def _take_nomination(self, prepared: PreparedRequest, named: CandidateList) -> bytes | None:
+    def _take_nomination(self, prepared: PreparedRequest, named: Named) -> bytes | None:
         """The node that the pod is nominated for, if its victims have left; None if they have not, or it does not fit.
 
         Then it is placed wherever it fits, or keeps its nomination.
@@ -231,16 +275,14 @@ class Filter:
         self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
         return self._place(prepared, answer, partial(brief_success_text, answer))
 
-    def _leave_to_gang(self, cycle: PodCycle | None) -> None:
-        """The pod may have been decided like a single one before: nothing is held, or evicted, for it alone."""
+    def _leave_to_others(self, cycle: PodCycle | None) -> None:
+        """A gang, or what becomes of a claim, decides: nothing is held, or evicted, for the pod alone."""
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
         elif cycle is not None and cycle.state in UNSCHEDULABLE:
             self._cycles.forget(cycle)
 
-    def _refuse_member(
-        self, pod: Pod, request: PodRequest, named: CandidateList, *, misfit: Misfit, began: float
-    ) -> bytes:
+    def _refuse_member(self, pod: Pod, request: PodRequest, named: Named, *, misfit: Misfit, began: float) -> bytes:
         """The gang waits as a whole: it wakes its members itself."""
         refused = self._refusals.of(named.resolve(), misfit)
         is_first, refusals = self.gangs.note_refusal(request.uid, misfit.text)
@@ -250,12 +292,16 @@ class Filter:
         return self._encode(refused, pod, request)
 
     def _report(
-        self, request: PodRequest, answer: Selected | Refused | Unfinished, named: CandidateList, began: float
+        self,
+        request: PodRequest,
+        answer: Selected | Refused | Unfinished,
+        named: Named,
+        began: float,
     ) -> None:
         seconds, refusals = time.perf_counter() - began, self._cycles.unschedulable.refusals(request.uid)
         self._observer.on_filter_decision(FilterDecision(request, answer, named, refusals, seconds))
 
-    def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: CandidateList) -> bytes | None:
+    def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: Named) -> bytes | None:
         """For a pod that is, is being, or may be bound: its cards are not given up for others."""
         pod, held = f"pod {request.namespace}/{request.name}", self._ledger.pod(request.uid)
         if held is not None and held.observed:
@@ -273,9 +319,10 @@ class Filter:
             return encode_filter_result(node_names=[node])
         return None
 
-    def _finish_later(self, request: PodRequest, named: CandidateList) -> bytes:
+    def _finish_later(self, prepared: PreparedRequest, named: Named) -> bytes:
         """The decision goes on between other requests; kube-scheduler asks again, at the latest when it is made."""
-        self._cycles.refuse(request, named.resolve(), is_judged=False)
+        request = prepared.request
+        self._cycles.refuse(request, named.resolve(), is_judged=False, others=prepared.variants[1:])
         self._cycles.unschedulable.on_room()
         return encode_filter_result(error=f"pod {request.namespace}/{request.name}: {UNFINISHED}")
 
@@ -313,8 +360,23 @@ class Filter:
                 self._encoded.popitem(last=False)
         return known[1]
 
+    def _refuse_for_claims(self, pod: Pod, named: Named, problem: ClaimNotReady) -> bytes:
+        """The pod has to wait for a claim: every node says why."""
+        if self.requests.claims is not None:
+            self.requests.claims.wait(pod, problem)
+        return encode_filter_result(unresolvable=dict.fromkeys(named.resolve().names, problem.text))
+
+    def _refuse_elsewhere(self, pod: Pod, refused: Refused, named: Named, problem: ClaimNotReady) -> Refused:
+        """The pod does not fit the one node where its claims are; all others say that they are not theirs."""
+        if self.requests.claims is not None:
+            self.requests.claims.wait(pod, problem)
+        elsewhere = node_misfit(Reason.CLAIM_ELSEWHERE, detail=problem.text)
+        return Refused(dict.fromkeys(named.resolve().names, elsewhere) | dict(refused.misfits))
+
     def _refuse_bad_pod(self, args: FilterArgs, bad: BadPod) -> bytes:
         """No node can ever honour this request: every node says why."""
+        if isinstance(bad, ClaimNotReady) and self.requests.claims is not None and args.nodes is None:
+            self.requests.claims.wait(args.pod, bad)
         text = f"container {bad.container}: {bad.text}" if bad.container else bad.text
         if args.nodes is not None:
             names = [given.node.name for given in decode_nodes(args.nodes)]

@@ -39,7 +39,7 @@ class Routes:
     filter: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]]
     bind: Callable[[bytes], Awaitable[bytes]]
     preempt: Callable[[bytes], bytes]
-    review: Callable[[bytes, str], bytes]
+    review: Callable[[bytes, str], bytes | Coroutine[Any, Any, bytes]]
     """body and content type of a webhook call"""
     metrics: Callable[[], AsyncGenerator[bytes, None]]
     """yields the text in pieces: all cards of a large cluster are tens of megabytes"""
@@ -89,14 +89,9 @@ def extender_routes(routes: Routes) -> list[Route]:
         started = time.perf_counter()
         answer = routes.filter(request.body)
         if not isinstance(answer, bytes):
-            return filtered(answer, started)
+            return _observed("filter", answer, started, routes)
         routes.observe("filter", time.perf_counter() - started)
         return Response(200, answer, JSON)
-
-    async def filtered(answer: Coroutine[Any, Any, bytes], started: float) -> Response:
-        found = await answer
-        routes.observe("filter", time.perf_counter() - started)
-        return Response(200, found, JSON)
 
     async def bind(request: Request) -> Response:
         started = time.perf_counter()
@@ -114,10 +109,18 @@ def extender_routes(routes: Routes) -> list[Route]:
     return [Route("POST", path, handler, guarded=True) for path, handler in verbs.items()]
 
 
+async def _observed(verb: str, answer: Coroutine[Any, Any, bytes], started: float, routes: Routes) -> Response:
+    found = await answer
+    routes.observe(verb, time.perf_counter() - started)
+    return Response(200, found, JSON)
+
+
 def webhook_routes(routes: Routes) -> list[Route]:
-    def review(request: Request) -> Response:
+    def review(request: Request) -> Response | Coroutine[Any, Any, Response]:
         started = time.perf_counter()
         answer = routes.review(request.body, request.content_type.decode("latin-1"))
+        if not isinstance(answer, bytes):
+            return _observed("webhook", answer, started, routes)
         routes.observe("webhook", time.perf_counter() - started)
         return Response(200, answer, JSON)
 

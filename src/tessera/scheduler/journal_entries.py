@@ -19,6 +19,7 @@ from tessera.core.ledger import GrantState
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import Constraint, HostRequest, PodRequest
 from tessera.wire import journal
+from tessera.wire.cel import AllOf
 from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record
 
 ENTRY_BYTES = 200
@@ -228,7 +229,9 @@ class SharedAsk:
 
     def size(self) -> int:
         """Bytes of the ask itself. Its words are those of annotations, which may be long."""
-        texts = [text for _, one in self.request.constraints for text in _texts(one)]
+        constraints = [one for _, one in self.request.constraints]
+        constraints += [asked.accepts for _, asked in self.request.requests if asked.accepts is not None]
+        texts = [text for one in constraints for text in _texts(one)]
         return ASK_BYTES + CONTAINER_BYTES * len(self.containers) + WORD_BYTES * len(texts) + sum(map(len, texts))
 
     def value(self) -> PodAsk:
@@ -240,6 +243,8 @@ class SharedAsk:
 def _texts(constraint: Constraint) -> Iterator[str]:
     yield from (*constraint.use_models, *constraint.avoid_models, *constraint.use_uuids, *constraint.avoid_uuids)
     yield constraint.mode or ""
+    if isinstance(constraint.filter, AllOf):
+        yield from constraint.filter.texts
     for _, value in constraint.extra:
         yield value
 

@@ -9,11 +9,12 @@ import structlog
 
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject
-from tessera.kube.resources import NODES, POD_GROUPS, PODS
+from tessera.kube.resources import NODES, POD_GROUPS, PODS, RESOURCE_CLAIMS
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
+from tessera.wire.resource_api import ResourceClaim
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +61,24 @@ class KubeApi(Protocol):
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
         """Writes `status.nominatedNodeName`, and its mark `tessera.io/nominated-node`, if the pod still has this uid
         (409 otherwise); None removes both."""
+        ...
+
+    async def list_claims(self) -> Sequence[ResourceClaim]:
+        """As they are now, not as a cache of the apiserver remembers them."""
+        ...
+
+    async def get_claim(self, namespace: str, name: str) -> ResourceClaim: ...
+
+    async def mark_claim(
+        self, claim: ResourceClaim, annotations: Annotations, *, finalizers: Sequence[str] | None = None
+    ) -> ResourceClaim:
+        """Changes the claim's metadata, whatever version it has, if it still has this uid (409 otherwise). With
+        `finalizers`, which replace all that it has, only if it still has this version."""
+        ...
+
+    async def write_claim_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+        """Changes these parts of the status (None removes one) if the claim still has this uid and version (409
+        otherwise)."""
         ...
 
 
@@ -132,6 +151,33 @@ class KubeApiClient:
         body = {"metadata": metadata, "status": {"nominatedNodeName": node}}
         await self._client.patch(PODS.path(namespace, name, "status"), body)
 
+    async def list_claims(self) -> Sequence[ResourceClaim]:
+        # A claim that cannot be decoded was never allocated here, either.
+        found = await self._client.list(RESOURCE_CLAIMS.path(), ResourceClaim, on_unreadable=_skip)
+        return found.items
+
+    async def get_claim(self, namespace: str, name: str) -> ResourceClaim:
+        return await self._client.get(RESOURCE_CLAIMS.path(namespace, name), ResourceClaim)
+
+    async def mark_claim(
+        self, claim: ResourceClaim, annotations: Annotations, *, finalizers: Sequence[str] | None = None
+    ) -> ResourceClaim:
+        known = claim.metadata
+        metadata: dict[str, Any] = {"uid": known.uid, "annotations": annotations}
+        if finalizers is not None:
+            metadata |= {"finalizers": finalizers, "resourceVersion": known.resource_version}
+        self._observer.on_write("patch")
+        path = RESOURCE_CLAIMS.path(known.namespace, known.name)
+        return await self._client.patch(path, {"metadata": metadata}, kind=ResourceClaim)
+
+    async def write_claim_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+        # A patch, not an update: other programs write parts of the status that are not read here.
+        known = claim.metadata
+        body = {"metadata": {"uid": known.uid, "resourceVersion": known.resource_version}, "status": status}
+        self._observer.on_write("claim")
+        path = RESOURCE_CLAIMS.path(known.namespace, known.name, "status")
+        return await self._client.patch(path, body, kind=ResourceClaim)
+
 
 def _skip(found: UnreadableObject) -> None:
-    log.warning("pod not read", error=str(found))
+    log.warning("object not read", error=str(found))

@@ -63,6 +63,14 @@ class NodeListener(Protocol):
         ...
 
 
+class DevicePools(Protocol):
+    """What nodes offer to ResourceClaims."""
+
+    def join(self, facts: NodeFacts) -> NodeFacts:
+        """The node with what selectors of claims see of its cards."""
+        ...
+
+
 class NodeInformer:
     """Handler of the node informer."""
 
@@ -71,12 +79,14 @@ class NodeInformer:
         ledger: Ledger,
         vendors: Mapping[str, Vendor],
         *,
+        pools: DevicePools,
         selector: Mapping[str, str],
         clock: Clock,
         listener: NodeListener,
     ) -> None:
         self._ledger = ledger
         self._vendors = vendors
+        self._pools = pools
         self._selector = selector
         self._clock = clock
         self._listener = listener
@@ -103,6 +113,14 @@ class NodeInformer:
         if is_first:
             self._listener.on_synced()
 
+    def refresh(self, name: str) -> None:
+        """What the node offers to claims has changed."""
+        known = self._registered.get(name)
+        if known is not None:
+            self._ledger.observe_node(self._pools.join(known))
+            self._listener.on_cards(name)
+            self._listener.on_room()
+
     def tick(self) -> None:
         """Look again at nodes whose handshake runs; called every 15 s, and when this replica begins to decide."""
         for node in list(self._asked.values()):
@@ -119,7 +137,7 @@ class NodeInformer:
             log.warning("registration cannot be read", node=node.name, problem=facts.problem)
         if facts.devices or facts.problem:
             self._registered[node.name] = facts
-            self._ledger.observe_node(facts)
+            self._ledger.observe_node(self._pools.join(facts))
             self._listener.on_cards(node.name)
             self._shake_hands(node, {device.vendor for device in facts.devices})
             if known != facts:

@@ -210,7 +210,7 @@ class SchedulerObserver:
         """The API shows a pod that holds devices, or no longer does (None)."""
 
     def on_cards(self, node: str) -> None:
-        """The API shows a node: its cards may be others in the ledger now, or gone."""
+        """The API shows a node, or a claim of its devices: its cards, or the pods that use them, may be others now."""
 
     def on_tenure(self) -> None:
         """This replica decides from now on."""

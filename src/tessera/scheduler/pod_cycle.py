@@ -21,7 +21,7 @@
        | the API shows the binding, from any state
        v
     HANDING_OVER
-       | Allocate is over, the pod ended, or it is gone, from any state
+       | Allocate is over, the pod ended, or it is gone, from any state; at once if its claims have everything
        v
     SETTLED --> (absent)
 
@@ -36,7 +36,9 @@ ledger's methods that reserve, bind, nominate and end that, so that record and l
     NOMINATED              the ledger has a nomination: a claim on what victims still hold
     PENDING, REFUSED       the ledger holds nothing
 
-A pod that is settled has no record: the ledger alone knows it until it ends. This module writes nothing to the API.
+A pod that is settled has no record: the ledger alone knows it until it ends. What is placed for a ResourceClaim that
+is not allocated yet is the pod's until the claim is written; then it is the claim's (`claims/book`), whatever becomes
+of the pod. This module writes nothing to the API.
 """
 
 from __future__ import annotations
@@ -138,6 +140,8 @@ class PodCycle:
     """the term of `PodCycles` in which the placement was chosen"""
     placement: Placement | None = None
     """from RESERVED to BOUND"""
+    handed: frozenset[str] = frozenset()
+    """uids of its claims that hold their parts of the placement themselves"""
     ticket: Ticket | None = None
     """place in the allocation queue of its node, from BINDING until it is handed over"""
     written_at: float | None = None
@@ -198,10 +202,19 @@ class PodCycles:
         self._apply(Transition.RESERVE, cycle)
         self.ledger.reserve(prepared.request, placement, deadline=self._deadline())
         cycle.prepared, cycle.placement, cycle.term = prepared, placement, self.term
+        cycle.handed = frozenset()
         return cycle
 
-    def refuse(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
+    def refuse(
+        self,
+        request: PodRequest,
+        candidates: Candidates,
+        *,
+        is_judged: bool = True,
+        others: tuple[PodRequest, ...] = (),
+    ) -> bool:
         """PENDING -> REFUSED; whether it is the pod's first refusal. Not `is_judged`: the decision is not finished.
+        `others`: what would do instead of the request.
 
         A nominated pod keeps its nomination.
         """
@@ -209,7 +222,7 @@ class PodCycles:
         if cycle.state not in UNSCHEDULABLE:
             self._apply(Transition.REFUSE, cycle)
         cycle.unseen_ticks = 0
-        return self.unschedulable.add(request, candidates, is_judged=is_judged)
+        return self.unschedulable.add(request, candidates, is_judged=is_judged, others=others)
 
     def give_up(self, cycle: PodCycle) -> None:
         """RESERVED -> PENDING: filter is asked again, or the bind is for another node."""
@@ -277,6 +290,17 @@ class PodCycles:
                         return False
         return True
 
+    def hand_to_claim(self, cycle: PodCycle, claim: str) -> None:
+        """A claim of the pod holds its part of the placement itself from now on."""
+        prepared, placement, entry = cycle.prepared, cycle.placement, self.ledger.pod(cycle.uid)
+        if prepared is None or placement is None or prepared.claims is None or claim in cycle.handed:
+            return
+        if entry is None or entry.observed or claim not in prepared.claims.uids:
+            return
+        cycle.handed |= {claim}
+        facts = prepared.claims.rest(prepared.request, placement, cycle.handed)
+        self.ledger.put_pod(facts, entry.state, deadline=entry.deadline)
+
     def start_bind(self, cycle: PodCycle) -> None:
         """RESERVED, UNCERTAIN -> BINDING: the reservation no longer expires."""
         self._apply(Transition.START_BIND, cycle)
@@ -284,13 +308,15 @@ class PodCycles:
         assert cycle.placement is not None
         self.ledger.bind(cycle.uid)
         if cycle.ticket is None or cycle.ticket.state is TicketState.OUT:
-            request = cycle.prepared.request
-            cycle.ticket = self.queue.issue(
-                cycle.uid,
-                (request.namespace, request.name),
-                cycle.placement,
-                uses_downward_api=cycle.prepared.uses_downward_api,
-            )
+            request, placement = cycle.prepared.request, cycle.prepared.classic_part(cycle.placement)
+            # kubelet calls Allocate for no claim.
+            if placement.grants:
+                cycle.ticket = self.queue.issue(
+                    cycle.uid,
+                    (request.namespace, request.name),
+                    placement,
+                    uses_downward_api=cycle.prepared.uses_downward_api,
+                )
 
     def mark_written(self, cycle: PodCycle) -> None:
         """A binding was sent that may have taken effect, or may yet."""
@@ -303,10 +329,19 @@ class PodCycles:
             cycle.prepared, cycle.written_at = prepared, None
 
     def confirm(self, cycle: PodCycle) -> None:
-        """BINDING, UNCERTAIN -> BOUND: the binding is written."""
+        """BINDING, UNCERTAIN -> BOUND: the binding is written.
+
+        A pod whose claims have everything is settled at once. It holds nothing that the API could show, and if it is
+        asked for again because another cache is late, perhaps no event follows.
+        """
         if cycle.state in (BINDING, UNCERTAIN):
             self._apply(Transition.CONFIRM, cycle)
             self.ledger.bind(cycle.uid)
+        entry = self.ledger.pod(cycle.uid)
+        if cycle.state is BOUND and entry is not None and not entry.facts.grants:
+            self.ledger.release(cycle.uid)
+            self._settle(cycle.uid)
+            return
         if cycle.state is BOUND:
             cycle.written_at = self.clock.monotonic()
         if cycle.ticket is not None:
@@ -397,8 +432,9 @@ class PodCycles:
         entry = self.ledger.pod(uid)
         if entry is not None:
             self.ledger.release(uid)
-            self._report_release(entry.facts, why)
-            self.unschedulable.on_room()
+            if entry.facts.grants:  # Otherwise its claims have all of it.
+                self._report_release(entry.facts, why)
+                self.unschedulable.on_room()
         elif self.ledger.withdraw(uid):
             self.unschedulable.on_room()
 
@@ -444,6 +480,7 @@ class PodCycles:
         cycle.state = transition.target
         if cycle.state in (PENDING, HANDING_OVER, SETTLED):
             cycle.prepared = cycle.placement = cycle.written_at = None
+            cycle.handed = frozenset()
         if cycle.state is PENDING:
             cycle.ticket = None
             self._drop_if_over(cycle)

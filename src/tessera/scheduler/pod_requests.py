@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 
 from tessera.core import policies
+from tessera.core.grants import Placement
 from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
+from tessera.scheduler.claims.pod_claims import ClaimNotReady, PodClaims
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.victim_book import group_of
@@ -35,6 +38,22 @@ NEVER_PREEMPTS = "Never"
 ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
 
+class ClaimJoin(Protocol):
+    """What filter asks about ResourceClaims."""
+
+    def join(self, pod: Pod, prepared: PreparedRequest) -> PreparedRequest | BadPod:
+        """Adds to a pod's request what its claims ask for."""
+        ...
+
+    def reserve(self, prepared: PreparedRequest) -> None:
+        """The pod has a reservation for its claims."""
+        ...
+
+    def wait(self, pod: Pod, problem: ClaimNotReady) -> None:
+        """The pod is refused because of its claims: it is woken when they have changed."""
+        ...
+
+
 class PreparedRequest(msgspec.Struct, frozen=True):
     """A pod's request as filter places it, and what bind has to know beside it."""
 
@@ -45,15 +64,41 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """of the pod that was read; a Binding is valid for this one only"""
     fence: str = ""
     """of the pod that was read"""
+    claims: PodClaims | None = None
+    """None if the pod has none, or if they are left to another scheduler"""
+
+    @property
+    def needs_placement(self) -> bool:
+        """Whether filter has a say: the pod asks for devices, or has claims that may be allocated already."""
+        return self.claims is not None or self.request.asks_for_devices
+
+    @property
+    def variants(self) -> tuple[PodRequest, ...]:
+        """The request, or all alternatives of it, the preferred ones first."""
+        return (self.request,) if self.claims is None else self.claims.variants
+
+    @property
+    def claim_uids(self) -> tuple[str, ...]:
+        return () if self.claims is None else self.claims.uids
+
+    @property
+    def classic(self) -> PodRequest:
+        """The request without the claims."""
+        return self.request if self.claims is None else self.claims.classic
+
+    def classic_part(self, placement: Placement) -> Placement:
+        """The part of a placement that is the pod's own, and not of its claims."""
+        return placement if self.claims is None else self.claims.classic_part(placement)
 
     def asks_the_same(self, other: PreparedRequest) -> bool:
         """Whether what was found for one may be given to the other."""
-        mine, theirs = self.request, other.request
-        return (mine.containers, mine.constraints, mine.numa_bind, self.uses_downward_api) == (
+        mine, theirs = self.classic, other.classic
+        return (mine.containers, mine.constraints, mine.numa_bind, self.uses_downward_api, self.claim_uids) == (
             theirs.containers,
             theirs.constraints,
             theirs.numa_bind,
             other.uses_downward_api,
+            other.claim_uids,
         )
 
 
@@ -62,6 +107,8 @@ class RequestReader:
 
     def __init__(self, vendors: Mapping[str, Vendor], defaults: PolicyDefaults, demand: DemandTracker) -> None:
         self.vendors = vendors
+        self.claims: ClaimJoin | None = None
+        """None if claims are left to another scheduler"""
         self._demand = demand
         self._switches = enforcement_switches(vendors)
         self._reader = PodReader(vendors, defaults)
@@ -90,10 +137,13 @@ class RequestReader:
             preempts_below=None if pod.spec.preemption_policy == NEVER_PREEMPTS else pod.spec.priority or 0,
             group=group_of(pod),
         )
-        if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
+        has_claims = bool(pod.spec.resource_claims) and self.claims is not None
+        asks = request.asks_for_devices or has_claims
+        if asks and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
         fence = (metadata.annotations or {}).get(keys.FENCE) or (metadata.labels or {}).get(keys.FENCE, "")
-        return PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence)
+        prepared = PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence)
+        return self.claims.join(pod, prepared) if has_claims and self.claims is not None else prepared
 
     def _read(self, pod: Pod) -> PreparedRequest | BadPod:
         request = self._reader.request(pod)

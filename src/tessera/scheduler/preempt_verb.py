@@ -58,7 +58,7 @@ class PreemptVerb:
         prepared = self._requests.read(args.pod)
         if isinstance(prepared, BadPod):
             return encode_preemption_result({})
-        if not prepared.request.asks_for_devices:
+        if not prepared.needs_placement:
             return encode_preemption_result(args.victims)
         cycle = self._cycles.get(prepared.request.uid)
         if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):

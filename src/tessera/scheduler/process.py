@@ -26,6 +26,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
+from tessera.scheduler.claims.book import WriteState
 from tessera.scheduler.gangs.gang import GangState
 from tessera.scheduler.http_api import (
     Routes,
@@ -109,7 +110,9 @@ class Process(SchedulerObserver):
         self._journal_file = (
             JournalFile(self.service.journal, kept.file, limit=kept.file_bytes, files=kept.files) if kept.file else None
         )
-        self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
+        self._exposition = Exposition(
+            self.service.ledger, legacy=settings.legacy_metrics, claims=self.service.engine.claims.book
+        )
         self._tenure_time = TenureTime(asyncio.get_running_loop().time, lambda: self.service.is_leader)
         self._granted_time = GrantedTime(self.service.ledger, self._tenure_time)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
@@ -279,6 +282,7 @@ class Process(SchedulerObserver):
 
     def on_cards(self, node: str) -> None:
         self._granted_time.on_cards(node)
+        self._exposition.touch(node)
 
     def on_tenure(self) -> None:
         self._tenure_time.begin()
@@ -297,9 +301,13 @@ class Process(SchedulerObserver):
                 nominated=len(service.ledger.nominations),
                 gangs_waiting=engine.gangs.count(GangState.WAITING, GangState.NOMINATED),
                 gangs_planned=engine.gangs.count(GangState.PLANNED, GangState.COMPLETING),
+                claims_allocated=engine.claims.book.holding,
+                claims_uncertain=engine.claims.book.count(WriteState.UNCERTAIN),
+                awaiting_claims=len(engine.claims.reader.waiting()),
             )
         )
         self.metrics.gangs(**engine.gangs.take_totals())
+        self.metrics.claims(**engine.claims.writer.take_totals())
         self.metrics.keep_only(service.ledger.node_names())
         self.metrics.set_leader(service.is_leader)
         self.metrics.set_certificate_expiry(self._tls.expiry)

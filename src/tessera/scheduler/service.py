@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,9 +20,23 @@ from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch, boottime
 from tessera.kube.reflector import Reflector
-from tessera.kube.resources import LEASES, NODES, POD_DISRUPTION_BUDGETS, PODS, RESOURCE_QUOTAS
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    LEASES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+    RESOURCE_SLICES,
+)
+from tessera.scheduler.admission.claim_lookup import ClaimLookup
+from tessera.scheduler.admission.claim_templates import ClaimTemplates
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
-from tessera.scheduler.admission.webhook import review
+from tessera.scheduler.admission.webhook import review, review_with_claims
+from tessera.scheduler.claims.informers import ClaimInformer, ClassInformer
+from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
@@ -37,7 +51,9 @@ from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.victim_book import BudgetInformer
 from tessera.vendors.base import Vendor
 from tessera.wire.admission import FORBIDDEN, Review, Verdict
+from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Node, Pod, PodDisruptionBudget, ResourceQuota
+from tessera.wire.resource_api import DRIVER, ResourceClaim, ResourceSlice
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +67,20 @@ BUSY = 25
 """changes of nodes per period: with more, decisions need the time"""
 LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
+SWEEP_PERIOD = 3600.0
+"""seconds between looks for templates that no pod uses any more"""
 
 
-InformerHandler = PodInformer | NodeInformer | QuotaInformer | BudgetInformer
+InformerHandler = (
+    PodInformer
+    | NodeInformer
+    | QuotaInformer
+    | BudgetInformer
+    | ClaimPools
+    | ClassInformer
+    | ClaimInformer
+    | ClaimTemplates
+)
 
 
 class Service:
@@ -87,6 +114,8 @@ class Service:
         )
         self.journal.attach(engine.ledger)
         self._admission = AdmissionSettings.of(settings)
+        self._templates = ClaimTemplates(client, now=now)
+        self._new_claims = ClaimLookup(client, engine.claims.book, self._templates)
         self._informers: dict[InformerHandler, Reflector[Any]] = {
             engine.pods: Reflector(client, PODS.path(), Pod, engine.pods),
             engine.nodes: Reflector(client, NODES.path(), Node, engine.nodes),
@@ -95,6 +124,15 @@ class Service:
         if settings.preemption:
             path = POD_DISRUPTION_BUDGETS.path()
             self._informers[engine.budgets] = Reflector(client, path, PodDisruptionBudget, engine.budgets)
+        if settings.dra:
+            claims, selector = engine.claims, f"spec.driver={DRIVER}"
+            slices = Reflector(client, RESOURCE_SLICES.path(), ResourceSlice, claims.pools, field_selector=selector)
+            self._informers[claims.pools] = slices
+            self._informers[claims.classes] = Reflector(client, DEVICE_CLASSES.path(), DeviceClass, claims.classes)
+            self._informers[claims.claims] = Reflector(client, RESOURCE_CLAIMS.path(), ResourceClaim, claims.claims)
+            self._informers[self._templates] = Reflector(
+                client, RESOURCE_CLAIM_TEMPLATES.path(), ResourceClaimTemplate, self._templates
+            )
         self._leases: Reflector[Lease] | None = None
         if self._lease is not None and lead is not None:
             path, selector = LEASES.path(lead.namespace), f"metadata.name={lead.name}"
@@ -109,15 +147,19 @@ class Service:
     def is_leader(self) -> bool:
         return self.engine.is_leader
 
-    def answer_review(self, body: bytes, content_type: str) -> bytes:
-        engine = self.engine
-        return review(
+    def answer_review(self, body: bytes, content_type: str) -> bytes | Coroutine[Any, Any, bytes]:
+        vendors, settings, ledger = self.engine.vendors, self._admission, self.engine.ledger
+        observe = self._report_denial
+        if not self.settings.dra:
+            return review(body, content_type, vendors=vendors, settings=settings, ledger=ledger, observe=observe)
+        return review_with_claims(
             body,
             content_type,
-            vendors=engine.vendors,
-            settings=self._admission,
-            ledger=engine.ledger,
-            observe=self._report_denial,
+            vendors=vendors,
+            settings=settings,
+            ledger=ledger,
+            claims=self._new_claims,
+            observe=observe,
         )
 
     def _report_denial(self, verdict: Verdict, asked: Review | None) -> None:
@@ -126,8 +168,7 @@ class Service:
 
     def watch_ages(self) -> dict[str, float]:
         """By resource, seconds since its watch last said something."""
-        resources = ("pods", "nodes", "resourcequotas", "poddisruptionbudgets")
-        ages = {name: reflector.age for name, reflector in zip(resources, self._informers.values(), strict=False)}
+        ages = {reflector.resource: reflector.age for reflector in self._informers.values()}
         return ages if self._leases is None else ages | {"leases": self._leases.age}
 
     def unsynced(self) -> str:
@@ -147,11 +188,14 @@ class Service:
                 self._watch(handler)
             for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
+            group.create_task(self.engine.wake_claimants())
             group.create_task(self.engine.preemptor.run())
             group.create_task(self.engine.gang_preemptor.run())
             if self._leases is not None:
                 group.create_task(self._leases.run())
             group.create_task(self._follow_lease())
+            if self.settings.dra_convert:
+                group.create_task(self._sweep_templates())
 
     def replace_vendors(self, vendors: Mapping[str, Vendor], settings: Settings) -> None:
         """Use the device configuration of these settings from now on: everything is read again."""
@@ -176,6 +220,8 @@ class Service:
         """Read again what an earlier decider may have known better than the watches here; all of it, if there was one
         while this process watched."""
         self._read_again(self.engine.pods)
+        if self.settings.dra:
+            self._read_again(self.engine.claims.claims)
         if self._lease is not None:
             self._read_again(self.engine.nodes)
             self._read_again(self.engine.quotas)
@@ -199,6 +245,12 @@ class Service:
         while True:
             await asyncio.sleep(TICK)
             self.engine.tick()
+
+    async def _sweep_templates(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD)
+            if self.is_leader:
+                await self._templates.sweep()
 
     async def _audit(self) -> None:
         """Check some nodes' accounting every period, round and round."""

@@ -215,6 +215,8 @@ class Settings(ClusterAccess):
         "Where node agents put files into containers.")
     allow_disable_control: bool = Group.ADMISSION("allow-disable-control", SWITCH, False,
         "Let tenants switch enforcement inside their containers off.")
+    dra_convert: bool = Group.ADMISSION("dra-convert", SWITCH, False,
+        "Turn requests for NVIDIA cards into ResourceClaims; with --dra.")
     trusted_users: frozenset[str] = Group.ADMISSION("trusted-user", USERS, frozenset(),
         "User whose pods may carry reserved annotations; may be repeated.")
     node_policy: str = Group.PLACEMENT("node-scheduler-policy", NODE_POLICY, "binpack",
@@ -241,6 +243,9 @@ class Settings(ClusterAccess):
         "Use of the node-lock annotation; auto: on nodes whose plugin needs it.")
     node_lock_seconds: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,
         "Age at which another pod's lock counts as forgotten.", env=("HAMI_NODELOCK_EXPIRE",))
+    dra: bool = Group.DEVICES("dra", SWITCH, False,
+        "Place pods with ResourceClaims too, on cards whose agents leave them to Tessera (--dra-allocator=tessera); "
+        "from Kubernetes 1.34 on.")
     device_config_file: str = Group.DEVICES("device-config-file", FILE, "",
         "device-config.yaml with one section per vendor.", default_text="all vendors, with the chart's names")
     device_sections: Mapping[str, Any] | None = None

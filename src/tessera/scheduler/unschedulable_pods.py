@@ -41,6 +41,12 @@ class UnschedulablePod:
     """it was refused since the preemptor looked at it last"""
     refusals: int = 0
     """decisions that refused it"""
+    others: tuple[PodRequest, ...] = ()
+    """what would do instead of the request"""
+
+    @property
+    def alternatives(self) -> tuple[PodRequest, ...]:
+        return (self.request, *self.others)
 
 
 class UnschedulablePods:
@@ -69,15 +75,22 @@ class UnschedulablePods:
         shape = self._pods.get(uid)
         return 0 if shape is None else self._shapes[shape][uid].refusals
 
-    def add(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
+    def add(
+        self,
+        request: PodRequest,
+        candidates: Candidates,
+        *,
+        is_judged: bool = True,
+        others: tuple[PodRequest, ...] = (),
+    ) -> bool:
         """Remember a refusal, or a decision that is not finished; True if it is the pod's first refusal."""
-        shape = (request.shape, request.namespace)
+        shape = (request.shape, request.namespace, *(other.shape for other in others))
         if self._pods.get(request.uid, shape) != shape:
             self.remove(request.uid)
         pods = self._shapes.setdefault(shape, {})
         known = pods.get(request.uid)
         if known is None:
-            known = pods[request.uid] = UnschedulablePod(request, candidates, is_judged)
+            known = pods[request.uid] = UnschedulablePod(request, candidates, is_judged, others=others)
             self._pods[request.uid] = shape
             is_first = is_judged
         else:
@@ -129,7 +142,7 @@ class UnschedulablePods:
                 if pod.candidates not in known:
                     if len(known) == LISTS_AT_ONCE:
                         continue
-                    known[pod.candidates] = await fits(selector, pod.request, pod.candidates)
+                    known[pod.candidates] = await fits_any(selector, pod.alternatives, pod.candidates)
                 if known[pod.candidates] and pod.request.uid in self._pods:
                     pod.is_woken = True
                     yield pod.request
@@ -142,6 +155,14 @@ class UnschedulablePods:
         shape = self._pods.get(uid)
         if shape is not None:
             self._shapes[shape][uid].is_woken = False
+
+
+async def fits_any(selector: Selector, requests: tuple[PodRequest, ...], candidates: Candidates) -> bool:
+    """Whether one of these alternatives fits."""
+    for request in requests:
+        if await fits(selector, request, candidates):
+            return True
+    return False
 
 
 async def fits(selector: Selector, request: PodRequest, candidates: Candidates) -> bool:

@@ -27,6 +27,10 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 class Failpoint(Enum):
     AFTER_RESERVE = "filter.after-reserve"
     """a node and its cards are reserved; kube-scheduler has no answer yet"""
+    BEFORE_CLAIM = "bind.before-claim"
+    """a ResourceClaim is about to be written; nothing of the pod's bind is"""
+    AFTER_CLAIM = "bind.after-claim"
+    """the apiserver has accepted the allocation of a ResourceClaim; nothing here has noted it"""
     BEFORE_WRITE = "bind.before-write"
     """everything that is checked before a Binding has been checked"""
     AFTER_WRITE = "bind.after-write"

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO, cast
 
-import msgspec
-
 from tessera.services.log_writer import LogWriter
 from tessera.services.settings_table import Group, Setting, Sources, rows_of
 from tessera.services.value_types import ValueType, choice, parse_whole
@@ -130,6 +128,8 @@ def _report_loss(lines: int) -> None:
 
 def _json(event: Mapping[str, object], *, default: Callable[[object], object]) -> str:
     """A tenth of the time that the standard library takes, for almost all lines."""
+    import msgspec
+
     try:
         return msgspec.json.encode(event, enc_hook=default).decode()
     except (TypeError, ValueError):  # Texts that are not Unicode, keys that are no texts.

@@ -180,7 +180,7 @@ class PodReader:
     def _facts(self, pod: Pod, written: Mapping[str, Vendor]) -> PodFacts:
         """From the allocations of the vendors that have `written` one."""
         annotations = pod.annotations
-        spans = _spans(pod)
+        spans = container_spans(pod)
         reservations, problems = _reservations(annotations)
         grants: dict[str, tuple[Grants, ...]] = {}
         for key, vendor in written.items():
@@ -244,7 +244,7 @@ def _grants(vendor: Vendor, text: str, reservations: Reservations) -> tuple[tupl
     return tuple(found), unreadable
 
 
-def _spans(pod: Pod) -> tuple[Span, ...]:
+def container_spans(pod: Pod) -> tuple[Span, ...]:
     """When each container runs; an init container that succeeded does not run again."""
     if not pod.spec.init_containers:
         return (RUNNING,) * len(pod.app_containers)

@@ -45,6 +45,8 @@ class Review:
     """empty where the apiserver will generate it"""
     username: str
     object: Raw
+    dry_run: bool = False
+    """whether nothing may be written"""
 
     @property
     def pod_name(self) -> str:
@@ -72,6 +74,8 @@ class Verdict:
     """the object with the patch applied; None where it stays as it is"""
     warnings: tuple[str, ...] = ()
     """sentences that kubectl shows"""
+    requires: Mapping[str, Any] | None = None
+    """an object of the same namespace that must exist before the response is sent"""
 
 
 def allowed(message: str = "", *, warnings: Sequence[str] = ()) -> Verdict:
@@ -139,6 +143,7 @@ def decode_review(body: bytes) -> Review:
         name=request.name,
         username=request.user_info.username,
         object=request.object,
+        dry_run=request.dry_run is True,
     )
 
 
@@ -193,6 +198,7 @@ class _Request(Partial, frozen=True):
     name: str = ""
     user_info: _UserInfo = _UserInfo()
     object: Raw = Raw()
+    dry_run: bool | None = None
 
 
 class AdmissionReview(Partial, frozen=True):

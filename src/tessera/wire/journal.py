@@ -23,9 +23,10 @@ from tessera.core.device_rules import Rules
 from tessera.core.holdings import PodFacts
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import PodRequest, Role
+from tessera.wire.cel import AllOf
 from tessera.wire.errors import WireError
 
-FORMAT = 1
+FORMAT = 2
 """of the records; a reader refuses a larger number, because a decision may depend on something that it does not know"""
 
 
@@ -71,6 +72,28 @@ class MigProfile(_Value, frozen=True):
         return core_devices.MigProfile(self.name, self.memory, self.cores, self.slices, places)
 
 
+Attributes = tuple[tuple[str, str, str | int | bool], ...]
+"""name, kind and value of each"""
+
+
+class Published(_Value, frozen=True):
+    """What selectors of claims see of a card, or of one MIG profile of it."""
+
+    profile: str = ""
+    common: Attributes = ()
+    own: Attributes = ()
+    capacity: tuple[tuple[str, int], ...] = ()
+    shared: bool = False
+
+    @classmethod
+    def of(cls, profile: str, found: core_devices.Published) -> Published:
+        return cls(profile, found.common, found.own, found.capacity, found.shared)
+
+    def value(self) -> tuple[str, core_devices.Published]:
+        common, own = (tuple(core_devices.Attribute(*one) for one in part) for part in (self.common, self.own))
+        return self.profile, core_devices.Published(common, own, self.capacity, self.shared)
+
+
 class Device(_Value, frozen=True):
     """One card as its node registered it."""
 
@@ -87,6 +110,7 @@ class Device(_Value, frozen=True):
     mig_profiles: tuple[MigProfile, ...] = ()
     links: Mapping[str, int] = {}
     custom: Mapping[str, Any] = {}
+    published: tuple[Published, ...] = ()
 
     @classmethod
     def of(cls, device: core_devices.Device) -> Device:
@@ -104,6 +128,7 @@ class Device(_Value, frozen=True):
             mig_profiles=tuple(map(MigProfile.of, device.mig_profiles)),
             links=dict(device.links),
             custom=dict(device.custom),
+            published=tuple(Published.of(*one) for one in device.published),
         )
 
     def value(self) -> core_devices.Device:
@@ -121,6 +146,7 @@ class Device(_Value, frozen=True):
             mig_profiles=tuple(profile.value() for profile in self.mig_profiles),
             links=self.links,
             custom=self.custom,
+            published=tuple(one.value() for one in self.published),
         )
 
 
@@ -265,17 +291,21 @@ class DeviceRequest(_Value, frozen=True):
     cores: int = 0
     extra: dict[str, Any] = {}
     """fields that only this vendor's requests have"""
+    accepts: Constraint | None = None
+    """set for claims"""
 
     @classmethod
     def of(cls, request: core_requests.Request) -> DeviceRequest:
         extra = {}
         if type(request) is not core_requests.Request:
             extra = {one.name: getattr(request, one.name) for one in fields(request) if one.name not in _REQUEST_FIELDS}
-        return cls(request.vendor, request.count, request.memory, request.percent, request.cores, extra)
+        accepts = None if request.accepts is None else Constraint.of(request.accepts)
+        return cls(request.vendor, request.count, request.memory, request.percent, request.cores, extra, accepts)
 
     def value(self, rules: Mapping[str, Rules]) -> core_requests.Request:
         request_type = rules[self.vendor].request_type if self.vendor in rules else core_requests.Request
-        return request_type(self.vendor, self.count, self.memory, self.percent, self.cores, **self.extra)
+        accepts = None if self.accepts is None else self.accepts.value()
+        return request_type(self.vendor, self.count, self.memory, self.percent, self.cores, accepts, **self.extra)
 
 
 _REQUEST_FIELDS = frozenset(one.name for one in fields(core_requests.Request))
@@ -298,6 +328,10 @@ class Constraint(_Value, frozen=True):
     avoid_uuids: tuple[str, ...] = ()
     mode: str | None = None
     extra: dict[str, str] = {}
+    driver: str = ""
+    """set for claims, which accept published cards only"""
+    selectors: tuple[str, ...] = ()
+    """expressions in CEL"""
 
     @classmethod
     def of(cls, constraint: core_requests.Constraint) -> Constraint:
@@ -308,6 +342,7 @@ class Constraint(_Value, frozen=True):
             constraint.avoid_uuids,
             constraint.mode,
             dict(constraint.extra),
+            *((constraint.filter.driver, constraint.filter.texts) if isinstance(constraint.filter, AllOf) else ()),
         )
 
     def value(self) -> core_requests.Constraint:
@@ -318,6 +353,7 @@ class Constraint(_Value, frozen=True):
             self.avoid_uuids,
             self.mode,
             tuple(self.extra.items()),
+            AllOf(self.driver, self.selectors) if self.driver else None,
         )
 
 
@@ -354,6 +390,8 @@ class PodAsk(_Value, frozen=True):
     """by vendor"""
     numa_bind: bool = False
     weights: Weights = Weights()
+    matches: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
+    """of claims: attribute, positions of the requests, whether the values have to differ"""
     host: Host | None = None
     forecast: int | None = None
     """number of the `ForecastRecord` under which the pod is placed"""
@@ -373,6 +411,7 @@ class PodAsk(_Value, frozen=True):
             constraints={vendor: Constraint.of(constraint) for vendor, constraint in request.constraints},
             numa_bind=request.numa_bind,
             weights=Weights(weights.slot, weights.core, weights.memory),
+            matches=tuple([(one.attribute, one.positions, one.distinct) for one in request.matches]),
             host=None if host is None else Host(host.cpu, host.memory),
             forecast=forecast,
         )
@@ -395,6 +434,7 @@ class PodAsk(_Value, frozen=True):
             node_policy=self.node_policy,
             device_policy=self.device_policy,
             weights=core_requests.Weights(weights.slot, weights.core, weights.memory),
+            matches=tuple(core_requests.AttributeMatch(*one) for one in self.matches),
             host=None if host is None else core_requests.HostRequest(host.cpu, host.memory),
             forecast=None if self.forecast is None else forecasts[self.forecast],
         )
@@ -412,6 +452,7 @@ class Forecast(_Value, frozen=True):
     group_needs: tuple[tuple[float, int, int, tuple[str, ...]], ...] = ()
     """by group: need, CPU, memory, accepted models; older journals have none, and the part stood for the need"""
     pressure: dict[str, float] = {}
+    whole_need: float = 1.0
     memory_part: float = 0.5
 
     @classmethod
@@ -422,6 +463,7 @@ class Forecast(_Value, frozen=True):
             groups=tuple((one.cards, one.part) for one in forecast.groups),
             group_needs=tuple((one.need, one.cpu, one.memory, one.models) for one in forecast.groups),
             pressure=dict(forecast.pressure),
+            whole_need=forecast.whole_need,
             memory_part=forecast.memory_part,
         )
 
@@ -434,6 +476,7 @@ class Forecast(_Value, frozen=True):
                 for (cards, part), needs in zip(self.groups, self._needs(), strict=True)
             ),
             pressure=self.pressure,
+            whole_need=self.whole_need,
             memory_part=self.memory_part,
         )
 

@@ -78,7 +78,7 @@ def decode_move_hold(text: str) -> MoveHold:
         raise WireError(f"a hold of {len(text)} characters; at most {LONGEST}")
     try:
         found = msgspec.json.decode(text, type=MoveHold)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(f"not a hold: {error}") from error
     if not (found.kind or found.pod) or not 0 < len(found.cards) <= MOST_CARDS:
         raise WireError("a hold needs a controller or a pod, and at least one card")

@@ -27,6 +27,7 @@ class Partial(msgspec.Struct, gc=False, frozen=True, rename="camel"):
 class OwnerReference(Partial, frozen=True):
     kind: str = ""
     name: str = ""
+    uid: str = ""
     controller: bool | None = None
 
 
@@ -49,6 +50,7 @@ class Metadata(Partial, frozen=True):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     owner_references: list[OwnerReference] | None = None
+    finalizers: list[str] | None = None
 
 
 class ResourceRequirements(Partial, frozen=True):
@@ -102,6 +104,16 @@ class SchedulingGroup(Partial, frozen=True):
     pod_group_name: str = ""
 
 
+class PodClaim(Partial, frozen=True):
+    """A ResourceClaim of a pod: one that exists, or one that is made of a template and named in the pod's status."""
+
+    name: str = ""
+    """the pod's own name for it"""
+    resource_claim_name: str | None = None
+    """in the status: None if the pod needs none"""
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(Partial, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
@@ -113,6 +125,7 @@ class PodSpec(Partial, frozen=True):
     preemption_policy: str | None = None
     termination_grace_period_seconds: int | None = None
     scheduling_group: SchedulingGroup | None = None
+    resource_claims: tuple[PodClaim, ...] | None = None
 
 
 class Terminated(Partial, frozen=True):
@@ -134,6 +147,8 @@ class PodStatus(Partial, frozen=True):
     nominated_node_name: str = ""
     """where a preemption makes room for the pod"""
     init_container_statuses: list[ContainerStatus] | None = None
+    resource_claim_statuses: tuple[PodClaim, ...] | None = None
+    """the claims that were made of templates"""
 
 
 class Pod(Partial, frozen=True):

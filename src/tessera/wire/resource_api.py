@@ -1,4 +1,5 @@
-"""Objects of dynamic resource allocation (resource.k8s.io/v1), as far as Tessera writes or reads them.
+"""Objects of dynamic resource allocation (resource.k8s.io/v1), as far as Tessera writes or reads them: what is offered
+and what is allocated. What is asked for is in `claim_spec`.
 
 A field that is not here is skipped when read and absent when written. Quantities are texts in the apiserver's own
 spelling (`quantity.binary_text`), so that an object that was written compares equal to the one that is read.
@@ -9,8 +10,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import field
 
+from tessera.wire.claim_spec import ClaimSpec, DeviceConfiguration, DeviceToleration, NodeSelector
 from tessera.wire.keys import DRA_DRIVER
-from tessera.wire.objects import Metadata, Partial, QuantityText
+from tessera.wire.objects import Metadata, Partial, PodClaim, QuantityText
 
 API_VERSION = "resource.k8s.io/v1"
 DRIVER = DRA_DRIVER
@@ -20,6 +22,10 @@ MEMORY, CORES, SHARES = "memory", "cores", "shares"
 
 UNHEALTHY, CORDONED, HELD = f"{DRIVER}/unhealthy", f"{DRIVER}/cordoned", f"{DRIVER}/held"
 """taints: a card that takes no work, one that an operator closed, and one that pods without claims still hold"""
+MANAGED = f"{DRIVER}/managed"
+"""taint of every device that Tessera's scheduler allocates, so that kube-scheduler does not"""
+MANAGED_BY_TESSERA = "tessera"
+"""value of that taint"""
 NO_SCHEDULE = "NoSchedule"
 
 MOST_DEVICES = 64
@@ -115,7 +121,7 @@ class ResourceSlice(Partial, frozen=True):
     metadata: Metadata = Metadata()
 
 
-class AllocatedDevice(Partial, frozen=True):
+class AllocatedDevice(Partial, frozen=True, omit_defaults=True):
     """One device that was given to a request of a claim."""
 
     request: str = ""
@@ -126,18 +132,21 @@ class AllocatedDevice(Partial, frozen=True):
     admin_access: bool | None = None
     share_id: str | None = field(default=None, name="shareID")
     consumed_capacity: dict[str, QuantityText] | None = None
+    tolerations: tuple[DeviceToleration, ...] | None = None
 
     @property
     def request_name(self) -> str:
         return self.request.partition("/")[0]
 
 
-class AllocatedDevices(Partial, frozen=True):
+class AllocatedDevices(Partial, frozen=True, omit_defaults=True):
     results: tuple[AllocatedDevice, ...] | None = None
+    config: tuple[DeviceConfiguration, ...] | None = None
 
 
-class Allocation(Partial, frozen=True):
+class Allocation(Partial, frozen=True, omit_defaults=True):
     devices: AllocatedDevices = AllocatedDevices()
+    node_selector: NodeSelector | None = None
 
 
 class Consumer(Partial, frozen=True):
@@ -155,6 +164,7 @@ class ClaimStatus(Partial, frozen=True):
 
 class ResourceClaim(Partial, frozen=True):
     metadata: Metadata = Metadata()
+    spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
 
     def devices_of(self, driver: str) -> tuple[AllocatedDevice, ...]:
@@ -178,13 +188,6 @@ class ClaimResources(Partial, frozen=True):
 class ClaimingContainer(Partial, frozen=True):
     name: str = ""
     resources: ClaimResources = ClaimResources()
-
-
-class PodClaim(Partial, frozen=True):
-    """A claim of a pod: one that exists, or one that is made of a template and named in the pod's status."""
-
-    name: str = ""
-    resource_claim_name: str | None = None
 
 
 class ClaimingPodSpec(Partial, frozen=True):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -36,8 +38,9 @@ class Agent:
         plugins: Path = PLUGINS,
         cards: int = CARDS,
         label: str = "agent",
+        node: Mapping[str, Any] | None = None,
     ) -> None:
-        """`plugins` is where it looks for kubelet."""
+        """`plugins` is where it looks for kubelet, `node` its entry of the node configuration."""
         self.hook = node_container.folder / "hook"
         library = self.hook / "vgpu"
         library.mkdir(parents=True, exist_ok=True)
@@ -45,7 +48,13 @@ class Agent:
             (library / name).touch()
         self.state = node_container.folder / "agent"
         described = node_container.folder / "cards.json"
-        described.write_text(json.dumps({"cards": [{"model": MODEL, "count": cards, "memory": MEMORY}]}))
+        simulated: dict[str, Any] = {"cards": [{"model": MODEL, "count": cards, "memory": MEMORY}]}
+        if node is not None:
+            # MIG instances outlive the agent.
+            simulated["state"] = f"{label}-state.json"
+        described.write_text(json.dumps(simulated))
+        configuration = node_container.folder / "config.json"
+        configuration.write_text(json.dumps({"nodeconfig": [{"name": NODE, **(node or {})}]}))
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         self.program = Program(
@@ -55,6 +64,7 @@ class Agent:
                 f"--kubeconfig={plane.kubeconfig_of_account(ACCOUNT)}",
                 f"--node-name={NODE}",
                 f"--simulate={described}",
+                f"--node-config-file={configuration}",
                 f"--device-split-count={SPLIT}",
                 f"--plugin-dir={plugins}",
                 f"--hook-path={self.hook}",

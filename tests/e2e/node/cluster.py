@@ -19,10 +19,11 @@ import aiohttp
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import MUTATING_WEBHOOKS, NODES, PODS
+from tessera.kube.resources import DEVICE_CLASSES, MUTATING_WEBHOOKS, NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.objects import containers_of, uid_of
+from tessera.wire.resource_api import API_VERSION, DRIVER
 from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration
 from tests.e2e.control_plane import ControlPlane
@@ -76,6 +77,8 @@ class NodeCluster(Cluster):
 
     node: Node
     agent: Agent
+    shares: int = CARDS * SPLIT
+    """devices that kubelet counts"""
 
     # -- the node
 
@@ -83,7 +86,7 @@ class NodeCluster(Cluster):
         """Agent and kubelet have found each other, and the node shows all devices."""
         for program in (self.agent.program, self.node.kubelet):
             assert program.is_running, f"{program.name} ended:\n{program.words()}"
-        return await self._devices() == CARDS * SPLIT and await self.agent.is_ready()
+        return await self._devices() == self.shares and await self.agent.is_ready()
 
     async def is_not_served(self) -> bool:
         return await self._devices() == 0
@@ -177,12 +180,38 @@ async def node_cluster(node: Node, between: Between | None = None) -> AsyncItera
 
 
 @asynccontextmanager
-async def _cluster(node: Node, plugins: Path) -> AsyncIterator[NodeCluster]:
+async def shared_cluster(
+    node: Node, settings: Mapping[str, Any], *flags: str, shares: int
+) -> AsyncIterator[NodeCluster]:
+    """A cluster of this node whose cards are for pods and ResourceClaims alike. `settings` is its entry of the node
+    configuration, `flags` are the scheduler's, and kubelet counts so many `shares`."""
+    access = load_access(kubeconfig=str(node.plane.kubeconfig()), environ={})
+    selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
+    device_class = {"metadata": {"name": DRIVER}, "spec": {"selectors": [selector]}}
+    async with KubeClient(access) as api:
+        await api.create(DEVICE_CLASSES.path(), {"apiVersion": API_VERSION, "kind": "DeviceClass", **device_class})
+        try:
+            async with _cluster(node, PLUGINS, "--dra", *flags, settings=settings, shares=shares) as found:
+                yield found
+        finally:
+            await api.delete(DEVICE_CLASSES.path(name=DRIVER))
+
+
+@asynccontextmanager
+async def _cluster(
+    node: Node,
+    plugins: Path,
+    *flags: str,
+    settings: Mapping[str, Any] | None = None,
+    shares: int = CARDS * SPLIT,
+) -> AsyncIterator[NodeCluster]:
+    """With `settings`, cards are for claims too. `flags` are the scheduler's."""
     plane, label = node.plane, uuid.uuid4().hex[:6]
     namespace = f"e2e-{label}"
-    agent = Agent(node.node_container, plane, plugins=plugins, label=f"agent-{label}")
+    own = () if settings is None else ("--dra", "--dra-allocator=tessera")
+    agent = Agent(node.node_container, plane, *own, plugins=plugins, label=f"agent-{label}", node=settings)
     certificates = FromFiles(plane.folder / f"webhook-{label}.pem")
-    replica = Replica(plane, f"--hook-path={agent.hook}", label=label, certificates=certificates)
+    replica = Replica(plane, f"--hook-path={agent.hook}", *flags, label=label, certificates=certificates)
     webhook = webhook_configuration(namespace, namespace, certificates.client_config(replica.webhook_port))
     access = load_access(kubeconfig=str(plane.kubeconfig()), environ={})
     try:
@@ -190,7 +219,7 @@ async def _cluster(node: Node, plugins: Path) -> AsyncIterator[NodeCluster]:
             found = NodeCluster(
                 plane, api=api, tenant=tenant, fleet=SimulatedFleet(api, []), namespace=namespace, replica=replica
             )
-            found.node, found.agent = node, agent
+            found.node, found.agent, found.shares = node, agent, shares
             await make_namespace(api, namespace)
             await api.create(MUTATING_WEBHOOKS.path(), webhook)
             try:

@@ -16,7 +16,7 @@ from tests.e2e.processes import Program
 
 HOME = Path("/var/lib/kubelet")
 PORT = 10250
-MOST_PODS = 110
+MOST_PODS = 250
 
 
 def kubelet(node_container: NodeContainer, tools: Mapping[str, Path], plane: NodeControlPlane) -> Program:

@@ -253,7 +253,6 @@ async def test_a_claim_that_cannot_be_served_holds_up_no_other(tmp_path: Path) -
             "elsewhere": await node.claim("elsewhere", node.part(0, memory=1) | {"pool": "another"}),
             "of another": await node.claim("of-another", node.part(0, memory=1) | {"driver": "other.example.com"}),
             "lost": await node.claim("lost", node.whole("gpu-0")),
-            "admin": await node.claim("admin", node.part(0, memory=1) | {"adminAccess": True}),
             "nothing": await node.claim("nothing", node.part(0, memory=0)),
             "gone": messages.Claim(namespace="default", name="gone", uid="1"),
             "recreated": messages.Claim(namespace="default", name="good", uid="2"),
@@ -265,10 +264,26 @@ async def test_a_claim_that_cannot_be_served_holds_up_no_other(tmp_path: Path) -
         assert all(errors.values()), errors
         assert "no device of node" in errors["waiting"]
         assert "not among this node's devices" in errors["lost"]
-        assert "adminAccess" in errors["admin"]
         assert "another one now" in errors["recreated"]
         assert "not the uid" in errors["path"]
         assert node.specs() == [good.uid]
+
+
+async def test_an_administrator_sees_a_card_that_is_in_use_without_limits(tmp_path: Path) -> None:
+    async with claim_node(tmp_path) as node:
+        whole = await node.claim("whole", node.part(0, memory=81920, cores=100))
+        await node.prepare(whole)
+        admin = await node.claim("admin", node.whole(node.name(0), adminAccess=True))
+        (device,) = await node.prepare(admin)
+        assert list(device.cdi_device_ids) == [f"{DRIVER}/claim={admin.uid}-gpu"]
+        assert node.env(admin) == {"NVIDIA_VISIBLE_DEVICES": node.agent.card(0).uuid}
+        # It survives the agent, and takes no room.
+        await node.agent.restart()
+        await node.prepare(admin)
+        await node.unprepare(whole)
+        await node.prepare(await node.claim("next", node.part(0, memory=81920, cores=100)))
+        await node.unprepare(admin)
+        assert admin.uid not in node.specs()
 
 
 async def test_a_claim_of_an_unhealthy_card_waits(tmp_path: Path) -> None:
@@ -291,7 +306,7 @@ async def test_a_claim_allocated_anew_gets_what_is_allocated_now(tmp_path: Path)
 
 async def test_many_calls_at_once_are_served(tmp_path: Path) -> None:
     """Also several for one claim, with unprepare among them: the last one counts."""
-    async with claim_node(tmp_path) as node:
+    async with claim_node(tmp_path, node={"devicesplitcount": 6}) as node:
         claims = [await node.claim(f"c{n}", node.part(n % 2, memory=1000 + n)) for n in range(12)]
         await asyncio.gather(*(node.prepare(each) for each in claims), *(node.prepare(each) for each in claims))
         assert node.specs() == sorted(each.uid for each in claims)

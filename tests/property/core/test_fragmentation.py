@@ -19,8 +19,8 @@ from tessera.core.ledger import Ledger
 from tessera.core.node_info import NodeInfo
 from tessera.core.policies.fragmentation import CachedPreference
 from tessera.core.policies.fragmentation.array_growth import growth_by_column
-from tessera.core.policies.fragmentation.growth import GROUP, SCARCE, UNSERVED
-from tessera.core.policies.fragmentation.waste import NO_DEMAND
+from tessera.core.policies.fragmentation.growth import GROUP, UNSERVED
+from tessera.core.policies.fragmentation.waste import NO_DEMAND, SCARCE
 from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support.builders import vendors
@@ -50,6 +50,7 @@ FORECASTS = st.builds(
     loads=st.lists(LOADS, max_size=2).map(tuple),
     groups=st.sampled_from(GROUPS),
     pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
+    whole_need=st.sampled_from((1.0, 1.5)),
     memory_part=st.sampled_from((0.0, 0.5, 0.8)),
 )
 
@@ -147,6 +148,7 @@ def plain_loss(view: NodeInfo, host: HostRequest | None, forecast: DemandForecas
         else:
             loss += waste(memory, cores)
     loss += SCARCE * sum(forecast.pressure.get(model, 0.0) * (1.0 - forecast.worth(m, c)) for m, c, model in free)
+    loss -= SCARCE * (forecast.whole_need - 1.0) * sum(card.used == 0 for card in view.cards)
     if host is not None:
         for load in forecast.loads:
             served = min(host.cpu / load.cpu, host.memory / load.memory)

@@ -15,8 +15,8 @@ from tessera.core.ledger import Ledger
 from tessera.core.node_info import NodeInfo
 from tessera.core.policies.base import Ranking
 from tessera.core.policies.fragmentation import growths, rank
-from tessera.core.policies.fragmentation.growth import GROUP, SCARCE, UNSERVED
-from tessera.core.policies.fragmentation.waste import NO_DEMAND
+from tessera.core.policies.fragmentation.growth import GROUP, UNSERVED
+from tessera.core.policies.fragmentation.waste import NO_DEMAND, SCARCE
 from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selector
 from tests.support.builders import vendors

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import families
-from bench.families import ARRIVALS, FEWEST, OURS, SIMPLE, WAITING, FamilyRun, plotted, verdicts
+from bench.families import ARRIVALS, FEWEST, OURS, SEEDS, SIMPLE, WAITING, FamilyRun, plotted, verdicts
 from tessera.lab.simulator.results import ResultsFile
 
 
@@ -28,6 +28,27 @@ def runs_and_results(
 def test_a_tenth_of_a_point_is_the_margin(ours: float, kept: bool) -> None:
     found = list(verdicts("small", *runs_and_results(ours, 96.0)))
     assert [each.kept for each in found if "allocated" in each.what] == [kept] * len(ARRIVALS)
+
+
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ([0.5] * SEEDS, "LOST"),
+        ([5.0, *[0.0] * (SEEDS - 1)], "even"),
+        ([5.0, *[0.0] * (SEEDS - 2)], "LOST"),
+        ([0.0] * SEEDS, "ok"),
+    ],
+    ids=["every seed loses", "one seed decides", "too few seeds to say", "no seed loses"],
+)
+def test_what_chance_explains_is_no_loss(losses: list[float], word: str) -> None:
+    runs = [FamilyRun("small", policy, seed, churn=False) for seed in range(len(losses)) for policy in (OURS, *SIMPLE)]
+    results = {
+        run.key: dict.fromkeys(map(str, ARRIVALS), 96.0 - (losses[run.seed] if run.policy == OURS else 0.0))
+        for run in runs
+    }
+    found = list(verdicts("small", runs, ResultsFile(None, results)))
+    assert {str(each).split()[0] for each in found} == {word}
+    assert all(each.kept == (word != "LOST") for each in found)
 
 
 @pytest.mark.parametrize(

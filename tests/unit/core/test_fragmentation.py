@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import sqrt
 
 import pytest
 
 from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
-from tessera.core.demand_history import FADE_AT, FIRST, DemandHistory
+from tessera.core.demand_history import FADE_AT, FIRST, PRIOR_WEIGHT, DemandHistory
 from tessera.core.policies.fragmentation.waste import waste_table
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.scarcity import MOST, STEP, against_what_is_left
@@ -64,6 +65,17 @@ def test_whole_groups_are_broken_last() -> None:
     world = cluster().add(node("a-whole").gpus(8), node("b-broken").gpus(8))
     world.place(gpu_pod("first", percent=100, cores=100), ["b-broken"])
     assert chosen(world, gpu_pod("second", percent=100, cores=100))[0] == "b-broken"
+
+
+@pytest.mark.parametrize(("need", "shares"), [(1.0, False), (1.5, True)])
+def test_an_unused_card_is_opened_last_once_pods_that_need_one_will_find_none(need: float, shares: bool) -> None:
+    world = cluster().add(node("n1").gpus(2, memory=100))
+    world.place(gpu_pod("a", mem=50, cores=50))
+    (used,) = [uuid for uuid, use in world.cards().items() if use[1]]
+    # Half of a card is kept for the larger slice, unless whole cards are missing.
+    forecast = DemandForecast(slices=(DemandSlice(50, 50, 0.5), DemandSlice(40, 40, 0.1), DemandSlice(30, 30, 0.4)))
+    _, cards = chosen(world, gpu_pod("b", mem=40, cores=40), replace(forecast, whole_need=need))
+    assert (cards == [used]) is shares
 
 
 def test_equal_nodes_are_decided_by_name() -> None:
@@ -152,8 +164,26 @@ class TestDemandHistory:
         world = cluster().add(node().gpus(8))
         forecast = self.learn(world, requests(FIRST, gpu=4, percent=100, cores=100)).forecast(world.ledger.arrays)
         assert forecast.slices == ()
-        # Half of what is known after so few pods is the prior.
-        assert {group.cards: group.part for group in forecast.groups} == pytest.approx({2: 0.025, 4: 0.525, 8: 0.05})
+        # The prior is added for what was not seen yet: a row of equal pods is hardly evidence against it.
+        prior = PRIOR_WEIGHT / (PRIOR_WEIGHT + sqrt(FIRST))
+        expected = {2: 0.05 * prior, 4: 1.0 + 0.05 * prior, 8: 0.1 * prior}
+        assert {group.cards: group.part for group in forecast.groups} == pytest.approx(expected)
+
+    def test_equal_pods_in_a_row_are_less_evidence_than_as_many_that_differ(self) -> None:
+        world = cluster().add(node("n1").gpus(4, model="T4"), node("n2").gpus(4, model="A100"))
+        one, other = requests(1, percent=100, cores=100)[0], requests(1, percent=30, cores=30)[0]
+        left = [
+            self.learn(world, pods).forecast(world.ledger.arrays).choosy["T4"]
+            for pods in ([one] * FIRST + [other] * FIRST, [one, other] * FIRST)
+        ]
+        assert left == pytest.approx(
+            [0.05 * PRIOR_WEIGHT / (PRIOR_WEIGHT + pods) for pods in (2 * sqrt(FIRST), 2 * FIRST)]
+        )
+
+    def test_pods_that_hardly_share_a_card_are_counted_by_their_demand(self) -> None:
+        world = cluster().add(node().gpus(8))
+        pods = [*requests(FIRST // 2, percent=51, cores=51), *requests(FIRST // 2, percent=49, cores=49)]
+        assert self.learn(world, pods).forecast(world.ledger.arrays).whole_part == pytest.approx(0.51)
 
     def test_pods_that_take_one_model_only_put_pressure_on_it(self) -> None:
         world = cluster().add(node("n1").gpus(1, model="T4"), node("n2").gpus(3, model="A100"))
@@ -164,8 +194,10 @@ class TestDemandHistory:
         forecast = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).forecast(
             world.ledger.arrays
         )
-        assert forecast.choosy == pytest.approx({"T4": (0.5 + 0.05) / 2, "A100": 0.05 / 2})
-        assert forecast.pressure["T4"] == pytest.approx((0.5 + 0.05) / 2 * 4 / 1, rel=NEAR)
+        prior = PRIOR_WEIGHT / (PRIOR_WEIGHT + 2 * sqrt(FIRST // 2))
+        wanted = 0.05 * prior + 0.5 * (1.0 - prior)
+        assert forecast.choosy == pytest.approx({"T4": wanted, "A100": 0.05 * prior})
+        assert forecast.pressure["T4"] == pytest.approx(wanted * 4 / 1, rel=NEAR)
 
     def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
         world = cluster().add(node().gpus(1))
@@ -234,6 +266,31 @@ class TestScarcity:
             needs = against_what_is_left(DemandForecast(groups=(group,)), world.ledger.arrays, current=None).groups
             wanted = 0.5 * 8 / (group.cards * places) if places else MOST
             assert needs[0].need == pytest.approx(min(wanted, MOST), rel=NEAR)
+
+    def test_unused_cards_are_put_against_the_pods_that_need_one(self) -> None:
+        world = cluster().add(node("a").gpus(4, memory=100))
+        expected = DemandForecast(whole_part=0.6)
+        arrays = world.ledger.arrays
+        assert against_what_is_left(expected, arrays, current=None).whole_need == 1.0, "there are enough"
+        for number in range(3):
+            world.place(gpu_pod(f"p{number}", mem=20, cores=20).policy(device="spread"))
+        # One card is unused, and parts of 0.8 are free on three others.
+        assert against_what_is_left(expected, arrays, current=None).whole_need == pytest.approx(0.6 * 3.4, rel=NEAR)
+
+    def test_cards_that_no_host_can_serve_are_not_left(self) -> None:
+        world = cluster().add(node("a").gpus(4, model="T4"), node("b").gpus(4, model="A100"))
+        world.ledger.arrays.set_host_free("a", cpu=8_000, memory=400_000)
+        world.ledger.arrays.set_host_free("b", cpu=64_000, memory=400_000)
+        loads = (HostLoad(0.5, 4_000.0, 1_000.0), HostLoad(0.5, 8_000.0, 1_000.0))
+        expected = DemandForecast(choosy={"T4": 0.1, "A100": 0.1}, loads=loads)
+        # The first node serves two cards of the one half of the demand, and one of the other.
+        assert against_what_is_left(expected, world.ledger.arrays, current=None).pressure == pytest.approx(
+            {"T4": 0.55 / 1.5, "A100": 0.55 / 4}, rel=NEAR
+        )
+        world.ledger.arrays.forget_host("a")
+        assert against_what_is_left(expected, world.ledger.arrays, current=None).pressure == pytest.approx(
+            {"T4": 0.2, "A100": 0.2}, rel=NEAR
+        )
 
     def test_little_changes_leave_the_forecast_the_same_object(self) -> None:
         world = cluster().add(node("a").gpus(8, model="T4"), node("b").gpus(8, model="A100"))

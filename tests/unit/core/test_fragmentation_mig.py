@@ -140,3 +140,19 @@ def test_what_a_freed_instance_held_is_free_again() -> None:
     world.ledger.release("A-3")
     hold(world, "n1", {"B": [(0, 1)]})
     assert chosen(world)[0][0] == "B"
+
+
+@pytest.mark.parametrize(("need", "card"), [(1.0, "unused"), (1.5, "half")])
+def test_an_unused_card_is_opened_last_once_pods_that_need_one_will_find_none(need: float, card: str) -> None:
+    world = hold(cluster().add(mig_cards("n1", "unused", "half")), "n1", {"half": [(4, 4)]})
+    # A half at the end of a card takes the slice that no small instance can use: in the long run it pays to open one.
+    demand = DemandForecast(
+        slices=(
+            DemandSlice(12, 1, 0.36),
+            DemandSlice(25, 1, 0.18),
+            DemandSlice(50, 1, 0.27),
+            DemandSlice(100, 1, 0.19),
+        ),
+        whole_need=need,
+    )
+    assert [uuid for uuid, _ in chosen(world, memory=HALF, forecast=demand)] == [card]

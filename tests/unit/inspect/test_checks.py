@@ -7,8 +7,10 @@ from typing import Any, cast
 
 import pytest
 import trustme
+from msgspec import convert
 
 from tessera.inspect.checks.agents import check_agents, check_daemon_set
+from tessera.inspect.checks.claims import check_claims
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
@@ -23,11 +25,25 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.diagnosis import diagnosis_lines
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
+from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.handshake import encode_requesting
-from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, vendors
-from tests.support.cluster_states import state_of
+from tessera.wire.resource_api import ResourceClaim
+from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, pod, vendors
+from tests.support.claim_scheduler import claiming, device_class, published, resource_claim
+from tests.support.cluster_states import claim_objects, document_of, held, state_of
 
 NVIDIA = frozenset({"NVIDIA"})
+MODEL = "device.attributes['gpu.tessera.io'].model {}"
+
+
+def made_class(name: str, *expressions: str) -> DeviceClass:
+    selectors = [{"cel": {"expression": each}} for each in expressions]
+    return convert({"metadata": {"name": name}, "spec": {"selectors": selectors}}, DeviceClass)
+
+
+def tolerating(operator: str, key: str) -> dict[str, Any]:
+    exact = {"deviceClassName": "gpu.tessera.io", "tolerations": [{"operator": operator, "key": key}]}
+    return {"devices": {"requests": [{"name": "gpu", "exactly": exact}]}}
 
 
 def bad(findings: Any) -> list[Finding]:
@@ -204,6 +220,129 @@ async def test_what_kube_scheduler_must_know_is_checked(old: str, new: str, word
     assert old in GOOD
     [found] = configured(GOOD.replace(old, new))
     assert words in found.what
+
+
+FOR_CLAIMS = GOOD.partition("    managedResources")[0].replace(
+    "schedulerName: hami-scheduler",
+    "schedulerName: hami-scheduler, plugins: {multiPoint: {disabled: [{name: DynamicResources}]}}",
+)
+
+
+def dra_deployment(*flags: str) -> Installation:
+    container = {"name": "tessera", "command": ["tessera", "scheduler", "--dra", *flags]}
+    deployment = {
+        "metadata": {"namespace": "n", "name": "d"},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+    return Installation(deployment=deployment)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FOR_CLAIMS, []),
+        (FOR_CLAIMS.replace("DynamicResources", "Other"), ["still has the plugin DynamicResources"]),
+        (GOOD, ["still has the plugin DynamicResources", "the extender has managedResources"]),
+    ],
+)
+async def test_a_kube_scheduler_that_allocates_claims_itself_is_found(text: str, words: list[str]) -> None:
+    config_map = {"metadata": {"namespace": "kube-system", "name": "tessera-scheduler"}, "data": {"config.yaml": text}}
+    installation = replace(dra_deployment(), scheduler_config=config_map)
+    settings = OfflineCluster(state_of([], setup=installation.setup)).settings
+    found = bad(check_kube_scheduler(installation, settings=settings, vendors=vendors(), present=NVIDIA))
+    assert [each.severity for each in found] == [Severity.BROKEN] * len(words)
+    for each, expected in zip(found, words, strict=True):
+        assert expected in each.what
+
+
+def test_rights_on_claims_are_needed_with_dra_only() -> None:
+    def named(installation: Installation) -> set[str]:
+        return {each.text for each in needed_by(installation)}
+
+    assert not {text for text in named(Installation()) if "resourceclaim" in text}
+    assert {"update resourceclaims/status", "list resourceslices"} <= named(dra_deployment())
+    assert "create resourceclaimtemplates" not in named(dra_deployment())
+    assert "create resourceclaimtemplates" in named(dra_deployment("--dra-convert"))
+
+
+def doubtful_claims(*claims: ResourceClaim, pods: Any = (), **objects: Any) -> list[Finding]:
+    nodes = [node("n1").gpus(1)]
+    return bad(check_claims(OfflineCluster(state_of(nodes, pods, dra=claim_objects(nodes, claims, **objects)))))
+
+
+async def test_claims_that_are_as_they_should_be_are_fine() -> None:
+    bound = claiming(pod("p").on("n1"), "c")
+    assert doubtful_claims(held(resource_claim("c"), "n1-0", bound), resource_claim("waits"), pods=[bound]) == []
+
+
+@pytest.mark.parametrize(
+    ("claims", "objects", "words"),
+    [
+        ([held(resource_claim("c"), "n1-0", pod("gone"))], {}, "reserved for pod gone, which does not exist any more"),
+        ([], {"classes": [device_class(), device_class("a")], "templates": []}, ""),
+        (
+            [],
+            {"classes": [made_class("none", "device.driver == 'gpu.tessera.io'", MODEL.format("== 'H100'"))]},
+            "DeviceClass none matches none of the devices",
+        ),
+        (
+            [],
+            {"classes": [made_class("odd", "device.driver == 'gpu.tessera.io' && [1].map(x, x).size() > 0")]},
+            "DeviceClass odd has a selector that Tessera does not support",
+        ),
+        (
+            [],
+            {"templates": [{"metadata": {"name": "t", "namespace": "d"}, "spec": {"spec": tolerating("Exists", "")}}]},
+            'ResourceClaimTemplate d/t: request "gpu" tolerates the taint gpu.tessera.io/managed',
+        ),
+        (
+            [],
+            {"templates": [{"metadata": {"name": "t", "namespace": "d"}, "spec": {"spec": tolerating("", "other")}}]},
+            "",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_claims_is_found(claims: Any, objects: Any, words: str) -> None:
+    found = doubtful_claims(*claims, **objects)
+    assert len(found) == bool(words)
+    for each in found:
+        assert words in each.what
+        assert each.why
+        assert each.fix
+
+
+async def test_a_claim_that_waits_for_its_pod_for_minutes_is_found() -> None:
+    def found(age: float) -> list[Finding]:
+        nodes, waits = [node("n1").gpus(1)], claiming(pod("p"), "c")
+        state = state_of(nodes, [waits], dra=claim_objects(nodes, [held(resource_claim("c"), "n1-0", waits)]))
+        [document] = state.pods
+        document["metadata"]["creationTimestamp"] = datetime.fromtimestamp(NOW - age, UTC).isoformat()
+        return bad(check_claims(OfflineCluster(state)))
+
+    assert found(200) == []
+    [one] = found(400)
+    assert "its pod p has been on no node for 6 minutes" in one.what
+
+
+async def test_pools_that_no_scheduler_or_two_would_allocate_are_found() -> None:
+    def found(built: NodeBuilder, registered: list[NodeBuilder], **changes: Any) -> list[str]:
+        slices = (document_of(published(built, **changes)),)
+        dra = replace(claim_objects([]), slices=slices)
+        return [each.what for each in bad(check_claims(OfflineCluster(state_of(registered, dra=dra))))]
+
+    cards = node("n1").gpus(2)
+    assert found(cards, [cards]) == []
+    assert found(cards, [node("n1").gpus(1)]) == ["n1: n1-1 is published for claims, but not registered"]
+    [both] = found(cards, [cards], managed=False)
+    assert "n1 registers its cards and publishes devices without the taint" in both
+    [part] = found(cards, [cards], count=2)
+    assert "n1: its pool cannot be used: 1 of 2 ResourceSlices" in part
+
+
+async def test_a_scheduler_with_dra_and_no_devices_is_told() -> None:
+    installation = dra_deployment()
+    [found] = bad(check_claims(OfflineCluster(state_of([node("n1").gpus(1)], setup=installation.setup))))
+    assert "no node publishes devices for claims" in found.what
 
 
 async def test_a_configuration_that_cannot_be_seen_is_said_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,6 +14,7 @@ from tessera.cli import main
 from tessera.inspect.defragmentation import plan_cards
 from tessera.inspect.explanation import explain
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.card_picture import STAYS, plan_picture
 from tessera.inspect.render.defragmentation import plan_lines
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.snapshots import encode_snapshot
@@ -20,6 +22,7 @@ from tessera.inspect.state import BudgetState, ClusterState
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import state_of
 
+SVG = "{http://www.w3.org/2000/svg}"
 NODES = [node("n1").gpus(1, memory=80000), node("n2").gpus(1, memory=80000)]
 POD = """
 metadata: {name: p}
@@ -112,6 +115,30 @@ def test_a_plan_is_printed_as_a_table(snapshot: str) -> None:
     assert "default/notebook-3  StatefulSet/notebook" in result.output
 
 
+def test_a_plan_is_drawn_with_the_cards_before_and_after(snapshot: str, tmp_path: Path) -> None:
+    file = tmp_path / "moves.svg"
+    result = defrag("--snapshot", snapshot, "--plot", str(file))
+    assert result.exit_code == 0, result.output
+    shown = ElementTree.fromstring(file.read_text())
+    texts = [each.text for each in shown.iter(f"{SVG}text")]
+    assert "whole cards: 1 move, 1 gained" in texts
+    assert [text for text in texts if text and "without" in text] == [
+        "before: 0 cards without any pod",
+        "after: 1 card without any pod",
+    ]
+    assert (texts.count("n1"), texts.count("n2")) == (2, 2)
+    slices = [each for each in shown.iter(f"{SVG}rect") if each.get("stroke") == "white"]
+    moved = [(each.get("y"), each.get("width")) for each in slices if each.get("fill") != STAYS]
+    assert len(slices) == 4
+    assert [y for y, _ in moved] == ["64", "90"], "from the first row to the second"
+    assert {width for _, width in moved} == {"14"}, "a quarter of the card"
+
+
+async def test_a_plan_without_moves_is_drawn_too() -> None:
+    cluster = OfflineCluster(state())
+    ElementTree.fromstring(plan_picture(cluster, plan_cards(cluster, most_moves=9, with_bare=False)))
+
+
 def test_a_plan_for_a_pod_is_a_document(snapshot: str) -> None:
     result = defrag("--snapshot", snapshot, "--for", "-", "-o", "json", stdin=POD)
     found = json.loads(result.stdout)
@@ -129,6 +156,7 @@ def test_a_plan_for_a_pod_is_a_document(snapshot: str) -> None:
         (("--count", "2"), None, 2, "give both"),
         (("--for", "/nonexistent"), None, 2, "cannot read"),
         (("--for", "-"), POD + "---" + POD, 2, "give one at a time"),
+        (("--plot", "/nonexistent/moves.svg"), None, 2, "cannot write /nonexistent/moves.svg"),
     ],
 )
 def test_exit_codes_say_whether_the_goal_is_reached(

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tessera.core.requests import HostRequest
 from tessera.inspect import sanitize
@@ -13,10 +14,11 @@ from tessera.inspect.explanation import explain
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.scheduler_settings import build_offline_settings, parse_scheduler_flags, select_placement_flags
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
-from tessera.inspect.state import ClusterState, InspectionError, Setup
+from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
 from tessera.inspect.verdicts import FitsNowhere
-from tests.support.builders import MEMORY, gpu_pod, node, pod, vendors
-from tests.support.cluster_states import plain, quota, state_of
+from tests.support.builders import MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, vendors
+from tests.support.claim_scheduler import claiming, device_class, resource_claim, templated
+from tests.support.cluster_states import claim_objects, document_of, held, plain, quota, state_of
 
 KEY = b"key"
 LOCK = "2026-01-01T00:00:00Z,team-secret,holder-pod"
@@ -34,8 +36,26 @@ def busy() -> ClusterState:
     waiting = gpu_pod(mem=50000).called("waiting-pod", namespace="team-secret", uid="3333-4444")
     small = gpu_pod(mem=1000).called("small-pod", namespace="other-team", uid="5555-6666")
     quotas = [quota("team-secret", {MEMORY: 200000}, name="secret-limit")]
-    state = state_of(nodes, [holder, waiting, small], quotas=quotas)
+    claimant = claiming(pod().called("claimant-pod", namespace="team-secret", uid="7777-8888"), "secret-claim")
+    late = templated(pod().called("late-pod", namespace="team-secret", uid="9999-0000"), template="secret-template")
+    state = state_of(nodes, [holder, waiting, small, claimant, late], quotas=quotas, dra=claims_of(nodes, claimant))
     return replace(state, others={"alpha-host": HostRequest(1500, 2048), "left-host": HostRequest(100, 0)})
+
+
+def claims_of(nodes: list[NodeBuilder], claimant: PodBuilder) -> ClaimObjects:
+    """Names in claims, templates, classes and their selectors."""
+    model, owner = "device.attributes['gpu.tessera.io'].model", "device.attributes['secret.example'].owner"
+    selector = f"({model}.startsWith('NVIDIA') || {owner} == 'secret-team') && {model} != 'beta-host'  // secret remark"
+    selector += " \n && device.capacity['gpu.tessera.io'].memory.compareTo(quantity('10Gi')) > 0"
+    claims = [
+        resource_claim("secret-claim", uid="claim-1111", memory=3000, selector=selector, of_class="secret-class"),
+        held(resource_claim("held-secret", uid="claim-2222", owner=claimant), "beta-host-0", claimant),
+    ]
+    metadata = {"namespace": "team-secret"}
+    moved = [structs.replace(each, metadata=structs.replace(each.metadata, **metadata)) for each in claims]
+    template = {"metadata": {"name": "secret-template", **metadata}, "spec": {"spec": document_of(claims[0].spec)}}
+    classes = [device_class("secret-class"), device_class("nic-secret", "nic.example")]
+    return claim_objects(nodes[:2], moved, classes=classes, templates=[template])
 
 
 def test_a_snapshot_reads_back_as_it_was() -> None:
@@ -61,6 +81,21 @@ def test_an_old_snapshot_is_read_and_says_what_it_does_not_hold() -> None:
     assert "pods without devices" in found.unseen[-1]
 
 
+def test_a_snapshot_from_before_claims_is_read() -> None:
+    data = json.loads(encode_snapshot(busy()))
+    old = {**{name: value for name, value in data.items() if name != "dra"}, "version": 2}
+    found = decode_snapshot(json.dumps(old).encode(), file="s.json")
+    assert (found.pods, found.dra, found.unseen) == (busy().pods, ClaimObjects(), ())
+
+
+def test_strings_in_selectors_that_match_a_device_stay() -> None:
+    [claim, _] = anonymize(busy(), KEY).dra.claims
+    [selector] = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"]
+    text = selector["cel"]["expression"]
+    assert "device.attributes['gpu.tessera.io'].model.startsWith('NVIDIA')" in text
+    assert "quantity('10Gi')" in text
+
+
 def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes() -> None:
     asks = {"requests": {"cpu": "250m", "memory": "512Mi"}}
     pods = [
@@ -82,7 +117,7 @@ def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes()
     [
         (b"", "not a snapshot"),
         (b"{}", "kind is '', not TesseraSnapshot"),
-        (b'{"kind": "TesseraSnapshot", "version": 3}', "this tessera reads versions up to 2"),
+        (b'{"kind": "TesseraSnapshot", "version": 4}', "this tessera reads versions up to 3"),
         (b'{"kind": "TesseraSnapshot", "version": 1, "taken": "yesterday"}', "not a readable snapshot"),
     ],
 )
@@ -113,6 +148,11 @@ def test_hashing_leaves_no_name_anywhere() -> None:
         "small-pod",
         "other-team",
         "1111-2222",
+        "claimant",
+        "late-pod",
+        "claim-1111",
+        "nic.example",
+        "remark",
     ):
         assert name not in text, name
 

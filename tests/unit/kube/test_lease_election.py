@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,17 @@ class Contest:
     async def lease(self) -> dict[str, Any]:
         return await self.client.get(PATH, dict[str, Any])
 
+    @contextmanager
+    def seen_before(self, lease: dict[str, Any]) -> Iterator[None]:
+        """Reads show this state of the lease."""
+
+        async def stale(_path: str, kind: Any) -> Any:
+            return msgspec.convert(lease, kind)
+
+        get, self.client.get = self.client.get, stale  # type: ignore[method-assign, assignment]
+        yield
+        self.client.get = get  # type: ignore[method-assign]
+
 
 @asynccontextmanager
 async def contest() -> AsyncIterator[Contest]:
@@ -83,16 +94,38 @@ async def test_of_two_that_take_a_free_lease_at_the_same_time_one_gets_it() -> N
         one, two = on.process("one"), on.process("two")
         await one.acquire()
         await one.release()
-        get, seen = on.client.get, await on.lease()
-
-        async def stale(_path: str, kind: Any) -> Any:
-            return msgspec.convert(seen, kind)
-
+        free = await on.lease()
         assert await two.acquire()
-        on.client.get = stale  # type: ignore[method-assign, assignment]
-        assert not await one.acquire()
-        on.client.get = get  # type: ignore[method-assign]
+        with on.seen_before(free):
+            assert not await one.acquire()
         assert (two.is_held(), one.is_held()) == (True, False)
+
+
+async def test_a_lease_that_another_took_while_it_was_renewed_stays_with_the_other() -> None:
+    async with contest() as on:
+        one, two = on.process("one"), on.process("two")
+        await one.acquire()
+        own = await on.lease()
+        assert not await two.acquire()
+        on.time = 30.0
+        assert await two.acquire()
+        taken = await on.lease()
+        with on.seen_before(own):
+            assert not await one.acquire()
+        assert (two.is_held(), one.is_held()) == (True, False)
+        assert await on.lease() == taken
+
+
+async def test_a_holder_that_reads_the_name_of_another_gives_up_at_once() -> None:
+    async with contest() as on:
+        one = on.process("one")
+        await one.acquire()
+        lease = await on.lease()
+        lease["spec"]["holderIdentity"] = "two"
+        await on.client.replace(PATH, lease)
+        assert one.is_held()
+        assert not await one.acquire()
+        assert not one.is_held()
 
 
 async def test_a_released_lease_is_free_at_once() -> None:

@@ -99,3 +99,17 @@ async def test_a_plan_that_does_not_say_what_to_hold_is_not_begun() -> None:
     old = replace(found, moves=(replace(move, target=replace(move.target, held=())),))
     [progress] = await applied(old, SMALL, LARGE)
     assert (progress.stage, "make it again" in progress.reason) == (MoveStage.STOPPED, True)
+
+
+async def test_a_gang_of_several_controllers_is_not_begun() -> None:
+    """Which of them would take which place is not known."""
+    found = plan()
+    [move] = found.moves
+    entry = cluster(SMALL, LARGE).ledger.pod("uid-large")
+    assert entry is not None
+    other = replace(move, name="large", uid="uid-large", source=replace(move.target, cards=tuple(entry.holdings)))
+    for progress in await applied(replace(found, moves=(move, other)), SMALL, LARGE):
+        assert (progress.stage, progress.reason) == (
+            MoveStage.STOPPED,
+            "the pods of its gang have several controllers",
+        )

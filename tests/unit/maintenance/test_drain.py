@@ -23,6 +23,8 @@ from tessera.maintenance.cordon import NamedCard
 from tessera.maintenance.drain import Drain, DrainOptions, DrainResult, Holders, PodStage, find_holders
 from tessera.maintenance.render import LATE_BIND, drain_document, holders_table, result_lines
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
+from tests.support.claim_scheduler import claiming, resource_claim
+from tests.support.cluster_states import claim_objects, held, state_of
 from tests.support.event_loops import in_fake_time
 
 CARD = NamedCard("n1", 0, "n1-0")
@@ -341,3 +343,23 @@ async def test_a_pod_that_one_look_did_not_find_is_not_gone_when_the_next_one_do
     assert result.is_drained
     assert looks == []
     assert on.said.count("default/b: holds") == 1
+
+
+async def test_pods_that_hold_a_card_through_claims_are_holders_and_a_claim_without_pods_is_a_doubt() -> None:
+    users = [claiming(PodBuilder(name).on("n1"), "shared") for name in ("one", "other")]
+    both = claiming(holding("classic"), "own")
+    claims = [
+        held(resource_claim("shared"), "n1-0", *users),
+        held(resource_claim("own"), "n1-0", both, memory=1000),
+        held(resource_claim("idle"), "n1-0"),
+        held(resource_claim("elsewhere"), "n1-1", users[0]),
+    ]
+    nodes, pods = [node("n1").gpus(2)], [*users, both]
+    cluster = OfflineCluster(state_of(nodes, pods, dra=claim_objects(nodes, claims)))
+    found = find_holders(cluster, [each.manifest() for each in pods], [CARD])
+    assert [(each.name, each.cards, each.memory_mib) for each in found.pods] == [
+        ("classic", (CARD.text,), 4000),
+        ("one", (CARD.text,), 4096),
+        ("other", (CARD.text,), 4096),
+    ]
+    assert found.doubts == ("ResourceClaim default/idle holds it, but no pod of the node uses it",)

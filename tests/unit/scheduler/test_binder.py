@@ -9,10 +9,9 @@ import pytest
 
 from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError, KubeError
-from tessera.scheduler import binder
-from tessera.scheduler.binder import ATTEMPTS
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode
+from tessera.scheduler.write_retries import ATTEMPTS, LONGEST_PAUSE
 from tessera.wire import keys
 from tests.support.builders import ALLOCATED, GPU, NOW, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
@@ -329,7 +328,7 @@ def test_a_refusal_for_now_is_tried_again_after_a_pause(status: int) -> None:
         world.api.script("bind", *[refused(status)] * (ATTEMPTS - 1))
         assert await world.bound(POD) == ""
         assert world.api.calls == ["bind"] * ATTEMPTS
-        assert 0 < seconds() < binder.LONGEST_PAUSE * ATTEMPTS
+        assert 0 < seconds() < LONGEST_PAUSE * ATTEMPTS
         assert world.agrees()
 
     run(case)
@@ -359,7 +358,7 @@ async def test_a_server_that_asks_for_patience_gets_it_within_reason() -> None:
     world = ready()
     world.api.script("bind", refused(429, retry_after=2.0), refused(429, retry_after=1000.0))
     assert await world.bound(POD) == ""
-    assert seconds() == pytest.approx(2.0 + binder.LONGEST_PAUSE)
+    assert seconds() == pytest.approx(2.0 + LONGEST_PAUSE)
 
 
 @pytest.mark.parametrize(("status", "looks"), [(429, 0), (500, 1), (504, 1)])

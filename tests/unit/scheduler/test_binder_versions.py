@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tessera.scheduler.binder import ATTEMPTS
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
+from tessera.scheduler.write_retries import ATTEMPTS
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, never_sent, refused

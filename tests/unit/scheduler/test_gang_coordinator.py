@@ -422,6 +422,45 @@ async def test_a_process_that_ended_while_it_wrote_leaves_a_gang_that_the_next_o
 
 
 @in_fake_time
+async def test_the_rest_of_a_gang_that_is_bound_in_part_gets_what_there_is_and_other_gangs_nothing() -> None:
+    world = World(machine("n1"), machine("n2", cards=1))
+    pods, other = gang(4), gang(1, name="other")
+    world.create(pods[0].on("n1", "n1-0,NVIDIA,81920,0:;"), *pods[1:], *other)
+    world.restart()
+    world.engine.gangs.recover(lambda work: work.close())
+    assert (state(world), state(world, "other")) == (GangState.COMPLETING, GangState.WAITING)
+    assert held(world) == 2
+
+
+@in_fake_time
+async def test_a_starving_gang_that_is_bound_in_part_has_its_places_once_and_the_next_one_gets_its_turn() -> None:
+    world = World(machine("n1", cards=5))
+    for i in range(5):
+        await world.run(using_downward_api(gpu_pod(f"small-{i}")))
+    pods, other = gang(3), gang(3, name="other")
+    world.create(*pods, *other)
+    for pod in (*pods, *other):
+        reason(world, pod)
+    await asyncio.sleep(STARVING)
+    for i in range(2):
+        world.api.delete_pod(f"default/small-{i}")
+        world.watch()
+        assert await woken(world) == []
+    assert held(world) == 2, "for the gang that has its turn"
+    for i in range(2, 4):
+        world.api.delete_pod(f"default/small-{i}")
+    world.watch()
+    view = world.ledger.node("n1")
+    assert view is not None
+    free = next(card.device.uuid for card in view.cards if not card.used)
+    world.create(pods[0].on("n1", f"{free},NVIDIA,81920,0:;"))
+    assert "g-1" in await woken(world)
+    assert (state(world), held(world)) == (GangState.COMPLETING, 2)
+    await woken(world)
+    assert held(world) == 3, "one for the other gang"
+
+
+@in_fake_time
 async def test_what_is_held_for_the_rest_of_a_gang_is_free_again_after_a_while() -> None:
     world = World(machine("n1"), machine("n2"))
     pods = gang(4)

@@ -188,6 +188,7 @@ async def test_a_successor_that_does_not_fit_any_more_goes_elsewhere() -> None:
             MoveHold("default", "Job", "j", FAR, (HeldCard("u", "NVIDIA", 1, 1, 1, (HeldInstance("1g", 0, 1),) * 17),))
         ),
         "x" * 20_000,
+        encode_move_hold(HOLD)[:-1] + ', "x": "\ud800"}',
     ],
 )
 async def test_what_is_no_hold_is_left_alone(text: str) -> None:
@@ -284,6 +285,7 @@ async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for
     world.create(members[1])
     assert found | {world.chosen(members[1])} == set(names)
     assert not moves.world.cycles.moves
+    await moves.settle()
     assert [world.cards(name)[f"{name}-0"][1] for name in names] == [30_000, 30_000]
 
 
@@ -294,6 +296,20 @@ async def test_places_that_are_too_few_for_a_gang_are_released_and_it_is_planned
     moves.world.create(*members)
     assert {moves.world.chosen(member) for member in members} == {"n1", "n2"}
     assert moves.used == 30_000
+
+
+async def test_places_that_are_too_few_for_a_gang_are_not_held_for_it() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    member = gpu_pod("m0", mem=30_000).in_gang("g", 2).of("Job", "train")
+    moves.world.create(member)
+    coordinator = moves.world.engine.gangs
+    gang = coordinator.registry.of("uid-m0")
+    assert gang is not None
+    workload = member.api().workload
+    named = moves.world.selector.candidates(("n1", "n2"))
+    assert not coordinator._holds.hold_moved(gang, member.request(), workload, named)
+    assert (gang.free_holds, moves.used) == (0, 0)
 
 
 async def test_a_mig_place_is_held_and_another_that_overlaps_it_refused() -> None:

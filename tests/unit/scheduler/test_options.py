@@ -271,6 +271,7 @@ def test_listeners_and_certificates_go_together(
                 "--leader-elect: needs the host's name",
             ],
         ),
+        ({"dra-convert": "true"}, {}, ["--dra-convert: needs --dra"]),
         ({"cert_file": "/c"}, POD, ["--cert_file: is given without --key_file"]),
         ({"key_file": "/k"}, POD, ["--key_file: is given without --cert_file"]),
         (FILES | {"tls-secret": "a/b"}, {}, ["--tls-secret: makes certificates of our own and excludes --cert_file"]),

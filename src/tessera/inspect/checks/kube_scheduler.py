@@ -20,6 +20,8 @@ from tessera.vendors.base import Vendor
 AREA = Area("kube-scheduler")
 KEYS = ("config.yaml", "config.json")
 ALL = 100
+DYNAMIC_RESOURCES = "DynamicResources"
+"""the plugin of kube-scheduler that allocates claims"""
 
 
 def check_kube_scheduler(
@@ -42,6 +44,8 @@ def check_kube_scheduler(
         )
         return
     yield from _check_profiles(config, where, settings)
+    if settings.dra and installation.setup.flags is not None:  # If they are not known, claims are assumed only.
+        yield from _check_claims(config, where, settings)
     for extender in extenders:
         yield from _check_extender(extender, where, settings, vendors, present)
 
@@ -62,6 +66,30 @@ def _check_profiles(config: Json, where: str, settings: Settings) -> Iterator[Fi
             f"{where} has no profile {settings.scheduler_name} (it has {', '.join(profiles) or 'none'})",
             why="no scheduler handles the pods that the webhook assigns to it",
             fix=f"add a profile with schedulerName: {settings.scheduler_name}, or change --scheduler-name",
+        )
+
+
+def _check_claims(config: Json, where: str, settings: Settings) -> Iterator[Finding]:
+    """Tessera allocates the claims of its pods only if kube-scheduler does not."""
+    for profile in config.get("profiles") or ():
+        if profile.get("schedulerName") != settings.scheduler_name:
+            continue
+        disabled = [
+            each.get("name")
+            for point in ("multiPoint", "filter")
+            for each in ((profile.get("plugins") or {}).get(point) or {}).get("disabled") or ()
+        ]
+        if not {DYNAMIC_RESOURCES, "*"} & set(disabled):
+            yield AREA.broken(
+                f"{where}: profile {settings.scheduler_name} still has the plugin {DYNAMIC_RESOURCES}",
+                why="kube-scheduler looks for devices itself, and finds only tainted ones: pods with claims wait",
+                fix=f"set plugins.multiPoint.disabled: [{{name: {DYNAMIC_RESOURCES}}}] in that profile",
+            )
+    if any(each.get("managedResources") for each in config.get("extenders") or () if isinstance(each, dict)):
+        yield AREA.broken(
+            f"{where}: the extender has managedResources",
+            why="kube-scheduler does not ask Tessera about pods that have only ResourceClaims",
+            fix="remove managedResources, and list its resources as ignoredResources of NodeResourcesFit",
         )
 
 

@@ -8,6 +8,7 @@ from tessera.core.audit import BROKEN, audit
 from tessera.core.requests import PodRequest
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.slices import is_claim
 from tessera.vendors.pod_reader import ENDED, pod_request
 from tessera.wire import keys
 from tessera.wire.objects import Pod
@@ -31,14 +32,15 @@ def check_ledger(cluster: OfflineCluster) -> Iterator[Finding]:
     for entry in cluster.ledger.pods():
         facts = entry.facts
         if facts.problem:
-            why = f"{facts.node} takes no new pods while this pod exists"
-            fix = f"delete pod {facts.namespace}/{facts.name} and create it again"
+            kind = "ResourceClaim" if is_claim(facts) else "pod"
+            why = f"{facts.node} takes no new pods while this {kind} exists"
+            fix = f"delete {kind} {facts.namespace}/{facts.name} and create it again"
             yield AREA.broken(facts.problem, why=why, fix=fix)
     for key, pod in sorted(cluster.pods.items()):
         yield from _pod(cluster, key, pod)
     if not found:
         pods, nodes = len(cluster.ledger.pods()), len(cluster.ledger.node_names())
-        yield AREA.fine(f"it adds up: {pods} pod(s) with slices on {nodes} node(s)")
+        yield AREA.fine(f"it adds up: {pods} pod(s) or claim(s) with slices on {nodes} node(s)")
 
 
 def _pod(cluster: OfflineCluster, key: str, pod: Pod) -> Iterator[Finding]:

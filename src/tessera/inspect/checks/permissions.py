@@ -56,6 +56,31 @@ FOR_PREEMPTION = (
     ),
 )
 """the same, unless --preemption=false"""
+RESOURCE_API = "resource.k8s.io"
+FOR_CLAIMS = (
+    *(
+        Permission(
+            verb, resource, "no pod can be placed at all: the scheduler waits for these lists", group=RESOURCE_API
+        )
+        for resource in ("resourceslices", "deviceclasses", "resourceclaims")
+        for verb in ("list", "watch")
+    ),
+    Permission("get", "resourceclaims", "a write whose response was lost is never resolved", group=RESOURCE_API),
+    Permission(
+        "patch", "resourceclaims", "a new leader cannot make late writes of the old one fail", group=RESOURCE_API
+    ),
+    Permission("update", "resourceclaims", "no claim can be allocated", "status", RESOURCE_API),
+    *(
+        Permission(verb, "resourceclaimtemplates", "the webhook does not know whose claims are", group=RESOURCE_API)
+        for verb in ("list", "watch")
+    ),
+)
+"""the same, with --dra"""
+FOR_CONVERSION = tuple(
+    Permission(verb, "resourceclaimtemplates", "requests cannot become ResourceClaims", group=RESOURCE_API)
+    for verb in ("create", "patch", "delete")
+)
+"""the same, with --dra-convert"""
 
 
 async def check_permissions(client: KubeClient, installation: Installation) -> list[Finding]:
@@ -77,9 +102,18 @@ async def check_permissions(client: KubeClient, installation: Installation) -> l
 
 def needed_by(installation: Installation) -> tuple[Permission, ...]:
     """What the installed scheduler needs with its flags."""
-    given = (installation.setup.flags or {}).get("preemption", "")
-    is_off = isinstance(given, str) and parse_bool(given) is False
-    return NEEDED if is_off else (*NEEDED, *FOR_PREEMPTION)
+    flags = installation.setup.flags or {}
+
+    def switch(name: str) -> bool | None:
+        given = flags.get(name, "")
+        return parse_bool(given) if isinstance(given, str) else None
+
+    return (
+        *NEEDED,
+        *(() if switch("preemption") is False else FOR_PREEMPTION),
+        *(FOR_CLAIMS if switch("dra") else ()),
+        *(FOR_CONVERSION if switch("dra") and switch("dra-convert") else ()),
+    )
 
 
 async def _check_own(client: KubeClient, needed: Sequence[Permission]) -> list[Finding]:

@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry
 from tessera.core.node_info import Card
 from tessera.inspect.dashboard.documents import Measurements
 from tessera.inspect.render.explanation import section, slice_text
 from tessera.inspect.render.lines import Style, StyledLine
 from tessera.inspect.render.usage import cards_table
-from tessera.inspect.slices import placement_slices
+from tessera.inspect.slices import holder_slices
 from tessera.inspect.state import Json
-from tessera.inspect.usage import CardUsage, sum_amounts, usage_of
+from tessera.inspect.usage import CardUsage, holding_pods, sum_amounts, usage_of
 from tessera.inspect.utilization import Utilization
+from tessera.scheduler.claims.book import ClaimBook
 
 NAMED_PROFILES = 12
 
 
-def card_details(ledger: Ledger, node: str, uuid: str, measured: Measurements) -> Json | None:
-    """None if there is no such card."""
+def card_details(
+    ledger: Ledger, node: str, uuid: str, measured: Measurements, claims: ClaimBook | None = None
+) -> Json | None:
+    """None if there is no such card. `claims` says which pods use one."""
     view = ledger.node(node)
     card = next((card for card in view.cards if card.device.uuid == uuid), None) if view is not None else None
     if view is None or card is None:
         return None
     device = card.device
-    usage = _usage(ledger, node, card, view.facts.problem, measured)
+    usage = _usage(ledger, node, card, view.facts.problem, measured, claims)
     links = sorted(f"{_index(ledger, node, other)}: {score}" for other, score in device.links.items())
     facts = {
         "vendor": device.vendor,
@@ -50,17 +52,19 @@ def card_details(ledger: Ledger, node: str, uuid: str, measured: Measurements) -
     )
 
 
-def node_details(ledger: Ledger, name: str, measured: Measurements, facts: Json) -> Json | None:
+def node_details(
+    ledger: Ledger, name: str, measured: Measurements, facts: Json, claims: ClaimBook | None = None
+) -> Json | None:
     """None if the node has registered nothing. `facts` are those that its source knows beside."""
     view = ledger.node(name)
     if view is None:
         return None
-    cards = [_usage(ledger, name, card, view.facts.problem, measured) for card in view.cards]
+    cards = [_usage(ledger, name, card, view.facts.problem, measured, claims) for card in view.cards]
     memory, cores = sum_amounts(use.memory_mib for use in cards), sum_amounts(use.cores for use in cards)
     found = {
         "cards": len(cards),
         "closedCards": sum(bool(use.state) for use in cards),
-        "pods": len({(pod.namespace, pod.name) for use in cards for pod in use.pods}),
+        "pods": len(holding_pods(cards)),
         "freeMemory": f"{memory.total - memory.used} of {memory.total} MiB",
         "freeCores": f"{cores.total - cores.used} of {cores.total} %",
         **{f"trait {key}": value for key, value in view.facts.traits.items()},
@@ -78,7 +82,7 @@ def pod_details(
 def held_lines(ledger: Ledger, entry: PodEntry, containers: Sequence[str] = ()) -> list[StyledLine]:
     """What a pod holds, as the ledger knows it."""
     facts = entry.facts
-    slices = placement_slices(ledger, Placement(facts.node, facts.grants), containers)
+    slices = holder_slices(ledger, facts, containers)
     head = StyledLine(f"{facts.namespace}/{facts.name}: {entry.state.value} on {facts.node}", Style.GOOD)
     problem = [StyledLine(facts.problem, Style.BAD)] if facts.problem else []
     return [head, *problem, *section("Holds", [StyledLine(slice_text(one)) for one in slices])]
@@ -92,11 +96,14 @@ def find_entry(ledger: Ledger, namespace: str, name: str) -> PodEntry | None:
     return None
 
 
-def _usage(ledger: Ledger, node: str, card: Card, problem: str, measured: Measurements) -> CardUsage:
+def _usage(
+    ledger: Ledger, node: str, card: Card, problem: str, measured: Measurements, claims: ClaimBook | None
+) -> CardUsage:
     found = measured.card(node, card.device.uuid)
     percent = None if found.utilization is None else round(found.utilization)
     known = found.memory is not None or percent is not None
-    return usage_of(ledger, node, card, problem, Utilization(found.memory, percent) if known else None)
+    use = Utilization(found.memory, percent) if known else None
+    return usage_of(ledger, node, card, problem, use, claims=claims)
 
 
 def _table(cards: Sequence[CardUsage]) -> list[StyledLine]:

@@ -2,7 +2,8 @@
 
 Positional arrays keep a cluster of 40,000 cards small. Names that tenants choose appear as JSON strings only.
 
-    pod    namespace, name, kind and name of the owner, state, since[, gang[, until]]
+    pod    namespace, name, kind and name of the owner, state, since[, gang[, until]]; for a ResourceClaim, the pod
+           that uses it (the first, of several), with the claim as its owner
     card   index, uuid, model, mode, memory, cores, slots, state, NVLink group, NUMA node, slices, used, utilization
            [, claims of nominated pods]
 
@@ -25,12 +26,17 @@ from tessera.core.ledger import GrantState, Ledger
 from tessera.core.node_info import Card
 from tessera.inspect.dashboard.room import Room, SliceSize, count_room
 from tessera.inspect.dashboard.waiting_gangs import HELD, held_gang
+from tessera.inspect.slices import consumers_of, is_claim
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state
+from tessera.scheduler.claims.book import ClaimBook
 from tessera.scheduler.metrics.granted_time import share_of
 
 NVLINK_SCORE = 100
 """pair score of one NVLink; PCIe alone scores less"""
+
+CLAIM = "ResourceClaim"
+"""kind of the owner of a slice that a claim holds"""
 
 encode = msgspec.json.Encoder().encode
 
@@ -138,6 +144,7 @@ class NodeRenderer:
         is_handing_over: Callable[[str], bool],
         until: Callable[[str], float | None] = lambda uid: None,
         measurements: Measurements | None = None,
+        claims: ClaimBook | None = None,
     ) -> None:
         self.models = ModelTable()
         self._ledger = ledger
@@ -145,6 +152,7 @@ class NodeRenderer:
         self._is_handing_over = is_handing_over
         self._until = until
         self._measured = measurements or Measurements()
+        self._book = claims
         self._groups: dict[str, tuple[Mapping[str, Device], dict[str, str]]] = {}
 
     def render(self, name: str) -> NodeDocument | None:
@@ -171,17 +179,20 @@ class NodeRenderer:
             if not entry.holdings:
                 continue
             facts, uid = entry.facts, entry.facts.uid
+            users = consumers_of(self._book, facts) if is_claim(facts) else []
             for uuid, holding in entry.holdings.items():
-                measured = self._measured.slice(uid, uuid)
+                measured = self._measured_slice([user.uid for user in users] or [uid], uuid)
                 self._count(name, facts.namespace, uuid, holding, measured, found)
                 slices.setdefault(uuid, []).append(self._slice(uid, holding, measured))
             state = entry.state.value
             if entry.state is GrantState.BOUND and self._is_handing_over(uid):
                 state = "handing-over"
-            kind, owner, since, created, gang = self._origin(uid)
+            kind, owner, since, created, gang = self._origin(users[0].uid if users else uid)
             if since is not None and created is not None:
                 found.waits[max(int(since - created), 0)] += 1
             document = [facts.namespace, facts.name, kind, owner, state, since]
+            if is_claim(facts):
+                document[1:4] = [users[0].name if users else facts.name, CLAIM, facts.name]
             if gang:
                 document.append(gang)
             elif holder := held_gang(uid):
@@ -211,6 +222,13 @@ class NodeRenderer:
                     }
                 )
         return claims
+
+    def _measured_slice(self, uids: Sequence[str], uuid: str) -> Measured:
+        """What these pods use of a card together."""
+        known = [self._measured.slice(uid, uuid) for uid in uids]
+        memory = [each.memory for each in known if each.memory is not None]
+        busy = [each.utilization for each in known if each.utilization is not None]
+        return Measured(sum(memory) if memory else None, sum(busy) if busy else None)
 
     def _slice(self, uid: str, holding: Holding, measured: Measured) -> list[Any]:
         use = holding.use

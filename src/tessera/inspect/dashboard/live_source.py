@@ -16,20 +16,39 @@ from typing import Any
 import msgspec
 
 from tessera.inspect import sanitize
-from tessera.inspect.collector import NODES_UNSEEN, PODS_UNSEEN, QUOTAS_UNSEEN, SOME_QUOTAS_UNSEEN
+from tessera.inspect.collector import (
+    CLAIM_RESOURCES,
+    NODES_UNSEEN,
+    NOT_SERVED,
+    PODS_UNSEEN,
+    QUOTAS_UNSEEN,
+    SOME_CLAIMS_UNSEEN,
+    SOME_QUOTAS_UNSEEN,
+)
 from tessera.inspect.dashboard.documents import NOT_MEASURED, Measured, Measurements
 from tessera.inspect.dashboard.journal import PageJournal
 from tessera.inspect.dashboard.source import FixedSource
-from tessera.inspect.installation import FORBIDDEN, find_installation
+from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, find_installation
 from tessera.inspect.node_filters import NodeTraits, node_traits
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import HOW_TO_READ, ClusterState, Json, ListForbidden, Setup
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, read_use
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.reflector import Accessor, Reflector, Sink
-from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, Resource
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+    RESOURCE_SLICES,
+    Resource,
+)
 from tessera.scheduler.service import TICK
+from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.objects import Pod
 
 MEASURE_SECONDS = 10.0
@@ -94,6 +113,7 @@ class LiveSource(FixedSource):
         """by resource, when an attempt failed last, and why"""
         self._unwatched: set[str] = set()
         self._measured_anew: set[str] = set()
+        self._has_templates = False
         self._asked_at = float("-inf")
         self._clock = asyncio.get_running_loop().time
 
@@ -128,6 +148,7 @@ class LiveSource(FixedSource):
             NODES: _DocumentSink(self._put_node, self._drop_node, self.engine.nodes.synced),
             PODS: _DocumentSink(self._put_pod, self._drop_pod, self.engine.pods.synced),
             RESOURCE_QUOTAS: _DocumentSink(self._put_quota, self.cluster.drop_quota, self.engine.quotas.synced),
+            **self._claim_sinks(),
         }
         async with asyncio.TaskGroup() as group:
             for resource, namespace in namespaces.items():
@@ -151,6 +172,10 @@ class LiveSource(FixedSource):
             PODS: engine.pods.has_synced,
             NODES: engine.nodes.has_synced,
             RESOURCE_QUOTAS: engine.quotas.has_synced,
+            RESOURCE_SLICES: engine.claims.pools.has_synced,
+            DEVICE_CLASSES: engine.claims.classes.has_synced,
+            RESOURCE_CLAIMS: engine.claims.claims.has_synced,
+            RESOURCE_CLAIM_TEMPLATES: self._has_templates,
         }
         return [one.plural for one in resources if not done[one]]
 
@@ -212,7 +237,8 @@ class LiveSource(FixedSource):
         self.pending.on_nodes()
 
     def _put_pod(self, key: str, document: Json) -> None:
-        if not sanitize.concerns_devices(document, self._managed, self._allocated):
+        reads_claims = self.cluster.settings.dra
+        if not sanitize.concerns_devices(document, self._managed, self._allocated, claims=reads_claims):
             # It counts only for policies that look at hosts.
             self.engine.pods.put(key, msgspec.convert(document, Pod))
             return
@@ -226,6 +252,49 @@ class LiveSource(FixedSource):
             del self._keys[pod.metadata.uid]
         self.pending.drop(key)
         self.cluster.drop_pod(key)
+
+    def _claim_sinks(self) -> dict[Resource, Sink[Json]]:
+        cluster, claims = self.cluster, self.engine.claims
+        return {
+            RESOURCE_SLICES: _DocumentSink(self._put_slice, cluster.drop_slice, claims.pools.synced),
+            DEVICE_CLASSES: _DocumentSink(self._put_class, self._drop_class, claims.classes.synced),
+            RESOURCE_CLAIMS: _DocumentSink(self._put_claim, self._drop_claim, claims.claims.synced),
+            RESOURCE_CLAIM_TEMPLATES: _DocumentSink(
+                lambda _key, found: cluster.put_template(sanitize.sanitize_template(found)),
+                cluster.drop_template,
+                self._on_templates,
+            ),
+        }
+
+    def _put_slice(self, key: str, document: Json) -> None:
+        if document["spec"].get("driver") == DRA_DRIVER:
+            self.cluster.put_slice(sanitize.sanitize_slice(document))
+
+    def _put_class(self, key: str, document: Json) -> None:
+        self.cluster.put_class(sanitize.sanitize_class(document))
+        self.pending.on_claims()
+
+    def _drop_class(self, key: str) -> None:
+        self.cluster.drop_class(key)
+        self.pending.on_claims()
+
+    def _put_claim(self, key: str, document: Json) -> None:
+        self.cluster.put_claim(sanitize.sanitize_claim(document))
+        self._on_claim(key)
+
+    def _drop_claim(self, key: str) -> None:
+        self._on_claim(key)
+        self.cluster.drop_claim(key)
+
+    def _on_claim(self, key: str) -> None:
+        """Which pods use a claim is shown on its node, though it holds the same as before."""
+        record = self.engine.claims.book.get(key)
+        if record is not None and record.facts is not None:
+            self._measured_anew.add(record.facts.node)
+        self.pending.on_claims()
+
+    def _on_templates(self) -> None:
+        self._has_templates = True
 
     def _put_quota(self, key: str, document: Json) -> None:
         self.cluster.put_quota(sanitize.sanitize_quota(document))
@@ -256,10 +325,13 @@ async def follow_cluster(
     Raises ListForbidden if pods can be read nowhere, and KubeError if the apiserver does not answer."""
     installation = await find_installation(client)
     readable, unseen = await _readable(client, namespace)
+    setup = override(installation.setup)
+    if build_offline_settings(setup).dra:
+        unseen += await _readable_claims(client, namespace, readable, is_certain=setup.flags is not None)
     state = ClusterState(
         name,
         time.time(),
-        setup=override(installation.setup),
+        setup=setup,
         unseen=(*unseen, *installation.unseen),
         nodes_seen=NODES in readable,
         all_pods_seen=readable[PODS] is None,
@@ -310,6 +382,27 @@ async def _readable(client: KubeClient, namespace: str) -> tuple[dict[Resource, 
     else:
         unseen.append(QUOTAS_UNSEEN)
     return found, unseen
+
+
+async def _readable_claims(
+    client: KubeClient, namespace: str, found: dict[Resource, str | None], *, is_certain: bool
+) -> list[str]:
+    """Adds what may be listed of claims; what that leaves out. `is_certain`: the scheduler certainly reads them."""
+    unseen: list[str] = []
+    try:
+        for resource, forbidden in CLAIM_RESOURCES.items():
+            if await _may_list(client, resource.path()):
+                found[resource] = None
+            elif resource is RESOURCE_CLAIMS and await _may_list(client, resource.path(namespace)):
+                found[resource] = namespace
+                unseen.append(SOME_CLAIMS_UNSEEN.format(namespace))
+            else:
+                unseen.append(forbidden)
+    except ApiError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return [NOT_SERVED] if is_certain else []
+    return unseen
 
 
 async def _may_list(client: KubeClient, path: str) -> bool:

@@ -102,6 +102,7 @@ class LiveState:
             is_handing_over=self._is_handing_over,
             until=self._until,
             measurements=source.measurements,
+            claims=source.engine.claims.book,
         )
 
     # -- for viewers

@@ -29,7 +29,7 @@ from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.request import summarize_request
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.kube.errors import ApiError, KubeError
-from tessera.kube.resources import NODES, PODS
+from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
 from tessera.scheduler.engine import Engine
@@ -42,6 +42,7 @@ from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.vendors.drafts import BadPod
+from tessera.wire.claim_spec import ResourceClaimTemplate
 from tessera.wire.objects import Pod
 
 PATH, JOURNAL_PATH = "/dashboard", "/journal"
@@ -51,7 +52,7 @@ BACKGROUND_SHARE = 0.02
 QUESTION_SHARE = 0.2
 """of the event loop, while a question is answered"""
 NODES_SECONDS = 60.0
-"""that labels and taints of nodes are good for: what would be placed is a guess anyway"""
+"""that labels and taints of nodes, and templates of claims, are good for: what would be placed is a guess anyway"""
 MOST_REFUSED = 16_384
 """pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
 NOT_FOUND = 404
@@ -134,6 +135,7 @@ class SchedulerSource:
         self._service = service
         self._page = page
         self._nodes: dict[str, Json] = {}
+        self._templates: dict[str, ResourceClaimTemplate] = {}
         self._nodes_at = float("-inf")
 
     @property
@@ -178,6 +180,20 @@ class SchedulerSource:
                 attempts=attempts,
             )
 
+        for waiting in self.engine.claims.reader.waiting():
+            metadata, problem = waiting.metadata, self.engine.requests.read(waiting)
+            if isinstance(problem, BadPod):
+                origin, attempts = refusals.get(metadata.uid)
+                yield WaitingPod(
+                    metadata.uid,
+                    metadata.namespace,
+                    metadata.name,
+                    None,
+                    problem=bad_pod_text(problem),
+                    origin=origin if attempts else _waiting_origin(waiting, time.time()),
+                    attempts=attempts,
+                )
+
     def gang_name(self, namespace: str, pod: str) -> str:
         return gang_name(self.engine.gangs.registry, namespace, pod)
 
@@ -205,10 +221,14 @@ class SchedulerSource:
         if entry is not None:
             containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
             lines += held_lines(engine.ledger, entry, containers)
+        for key in engine.claims.reader.keys(pod):
+            record = engine.claims.book.get(key)
+            held = engine.ledger.pod(record.uid) if record is not None else None
+            lines += held_lines(engine.ledger, held) if held is not None else []
         prepared = engine.requests.read(pod)
         if isinstance(prepared, BadPod):
             lines.append(StyledLine(bad_pod_text(prepared), Style.BAD))
-        elif prepared.request.asks_for_devices:
+        elif prepared.needs_placement:
             lines += request_lines(summarize_request(prepared.request, pod.annotations, engine.vendors))
         cycle = engine.cycles.get(pod.metadata.uid)
         facts = {"phase": pod.status.phase, "scheduler": pod.spec.scheduler_name}
@@ -222,14 +242,24 @@ class SchedulerSource:
         now = time.time()
         if now - self._nodes_at > NODES_SECONDS:
             self._nodes, self._nodes_at = await self._list_nodes(), now
+            self._templates = await self._list_templates() if self._service.settings.dra else {}
         trial = OfflineCluster(ClusterState("the scheduler", now), settings=self._service.settings)
         # The device configuration may have been read again since the settings were.
         trial.engine.vendors.clear()
         trial.engine.vendors.update(self.engine.vendors)
+        trial.borrow_claims(self.engine, self._templates)
         trial.nodes = self._nodes
         trial.ledger.quotas = self.engine.ledger.quotas.copy()
         trial.engine.labels = self.engine.labels
         return trial
+
+    async def _list_templates(self) -> dict[str, ResourceClaimTemplate]:
+        """By namespace and name. None where they may not be listed: then a manifest has to bring its own."""
+        try:
+            found = (await self._service.client.list(RESOURCE_CLAIM_TEMPLATES.path(), ResourceClaimTemplate)).items
+        except KubeError:
+            return {}
+        return {f"{each.metadata.namespace}/{each.metadata.name}": each for each in found}
 
     async def _list_nodes(self) -> dict[str, Json]:
         """What kube-scheduler looks at before it asks Tessera; the informer keeps only what Tessera looks at."""

@@ -47,6 +47,7 @@ from tessera.inspect.dashboard.live_state import LiveState, compress
 from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.state import InspectionError, Json
 from tessera.scheduler.access_review import error_response
+from tessera.scheduler.claims.book import ClaimBook
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"
@@ -164,13 +165,16 @@ class PageServer:
     async def _get_card(self, request: Request, query: dict[str, str]) -> Response:
         node, card = query.get("node", ""), query.get("card", "")
         async with self._moment(query) as (ledger, measured):
-            return _found(card_details(ledger, node, card, measured), f"node {node} has no card {card}")
+            return _found(
+                card_details(ledger, node, card, measured, self._claims(query)), f"node {node} has no card {card}"
+            )
 
     async def _get_node(self, request: Request, query: dict[str, str]) -> Response:
         name = query.get("name", "")
         async with self._moment(query) as (ledger, measured):
             facts = self._state.source.node_facts(name)
-            return _found(node_details(ledger, name, measured, facts), f"no node {name} has registered cards")
+            found = node_details(ledger, name, measured, facts, self._claims(query))
+            return _found(found, f"no node {name} has registered cards")
 
     async def _get_pod(self, request: Request, query: dict[str, str]) -> Response:
         namespace, name, source = query.get("namespace", ""), query.get("name", ""), self._state.source
@@ -244,6 +248,10 @@ class PageServer:
             yield moment.ledger, Measurements()
 
     # -- inside
+
+    def _claims(self, query: dict[str, str]) -> ClaimBook | None:
+        """What is known of claims now; a journal does not say which pods used them."""
+        return None if "time" in query else self._state.source.engine.claims.book
 
     def _route(self, method: str, path: str, answer: Answer, *, max_body_bytes: int = 0) -> Route:
         async def handle(request: Request) -> Response:

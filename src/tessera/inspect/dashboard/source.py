@@ -216,6 +216,12 @@ class PendingPods:
     def drop(self, key: str) -> None:
         self._pods.pop(key, None)
 
+    def on_claims(self) -> None:
+        """A claim, a class or what nodes offer to claims has changed: what pods with claims ask for may be another."""
+        for key in self._pods:
+            if self._cluster.pods[key].spec.resource_claims:
+                self._pods[key] = None
+
     def on_nodes(self) -> None:
         """What kube-scheduler looks at has changed on some node."""
         self._candidates.clear()
@@ -225,7 +231,7 @@ class PendingPods:
         for key, known in list(self._pods.items()):
             pod = known if known is not None else self._read(key)
             self._pods[key] = pod
-            is_waiting = pod.problem or (pod.request is not None and pod.request.asks_for_devices)
+            is_waiting = pod.problem or pod.request is not None
             if is_waiting and self._cluster.ledger.pod(pod.uid) is None:
                 yield pod
 
@@ -236,7 +242,15 @@ class PendingPods:
         if isinstance(prepared, BadPod):
             problem = bad_pod_text(prepared)
             return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=problem, origin=origin)
-        nodes = self._nodes(self._cluster.documents[key]) if prepared.request.asks_for_devices else NO_NODES
+        if not prepared.needs_placement:
+            return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None)
+        nodes = self._nodes(self._cluster.documents[key])
+        pinned = prepared.claims.node if prepared.claims is not None else ""
+        if prepared.claims is not None and pinned:
+            if pinned not in nodes.names:
+                text = prepared.claims.elsewhere.text
+                return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=text, origin=origin)
+            nodes = NodeNames((pinned,))
         return WaitingPod(
             metadata.uid,
             metadata.namespace,

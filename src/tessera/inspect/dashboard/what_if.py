@@ -14,7 +14,7 @@ import msgspec
 
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import Pause, in_steps
-from tessera.inspect.manifests import read_manifests
+from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs_in_steps, simulate_in_steps
 from tessera.inspect.state import InspectionError, Json
@@ -40,7 +40,12 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     for manifest in manifests:
         if manifest.count > MOST_COPIES:
             raise InspectionError(f"{manifest.name} has {manifest.count} copies; try at most {MOST_COPIES}")
+    beside = await asyncio.to_thread(
+        read_claim_manifests, text, file="the manifest", namespace="default", trusted=False
+    )
     trial = await source.begin_trial()
+    for document in beside:
+        trial.put_manifest(document)
     ledger = source.engine.ledger
     async for name in in_steps(ledger.node_names(), pause):
         trial.ledger.copy_node(name, ledger)

@@ -27,6 +27,7 @@ STYLES = {
     PodVerdict.INVALID: Style.BAD,
     PodVerdict.UNACCOUNTED: Style.BAD,
     PodVerdict.GANG_WAITING: Style.BAD,
+    PodVerdict.CLAIM_WAITING: Style.BAD,
     PodVerdict.UNJUDGED: Style.WARN,
 }
 
@@ -36,6 +37,7 @@ SAID = (
     PodVerdict.REFUSED,
     PodVerdict.INVALID,
     PodVerdict.GANG_WAITING,
+    PodVerdict.CLAIM_WAITING,
     PodVerdict.UNJUDGED,
 )
 """verdicts with which kube-scheduler's own message is shown"""
@@ -50,7 +52,9 @@ def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterat
     if found.gang is not None:
         yield from gang_lines(found.gang)
     if found.request is not None:
-        yield from request_lines(found.request)
+        yield from request_lines(found.request, with_claims=not found.claims)
+    if found.claims:
+        yield from section("ResourceClaims", [StyledLine(line) for each in found.claims for line in each.lines])
     if found.status is PodVerdict.PLACED:
         yield from _placed(found)
     elif isinstance(found.verdict, Fits):
@@ -83,8 +87,9 @@ def unseen_lines(state: ClusterState) -> Iterator[StyledLine]:
         yield StyledLine(f"not readable: {text}", Style.WARN)
 
 
-def request_lines(request: RequestSummary) -> Iterator[StyledLine]:
-    lines = [StyledLine(one.text) for one in request.asked]
+def request_lines(request: RequestSummary, *, with_claims: bool = True) -> Iterator[StyledLine]:
+    """`with_claims`: what claims ask for as well."""
+    lines = [StyledLine(one.text) for one in request.asked if with_claims or not one.claim]
     yield from section("Requests", [*lines, StyledLine("; ".join(wish.text for wish in request.wishes))])
 
 
@@ -131,7 +136,7 @@ def slice_text(one: GrantedSlice) -> str:
     cores = f", {one.cores} cores" if one.cores else ""
     mig = f", MIG {one.mig}" if one.mig else ""
     where = ", ".join(filter(None, (one.card, short_model(one.model) if one.model else "")))
-    return f"container {one.container}: card {one.index}, {size}{cores}{mig} ({where})"
+    return f"{one.title}: card {one.index}, {size}{cores}{mig} ({where})"
 
 
 def _headline(found: Explanation) -> str:
@@ -141,12 +146,14 @@ def _headline(found: Explanation) -> str:
         case PodVerdict.GANG_WAITING:
             return "waits for its gang"
         case PodVerdict.FITS:
-            node = found.verdict.node if isinstance(found.verdict, Fits) else "?"
+            node = found.verdict.node if isinstance(found.verdict, Fits) else found.node
             return f"not placed yet; it fits on {node}"
         case PodVerdict.REFUSED:
             return "pending: it fits on no node"
         case PodVerdict.UNJUDGED:
             return "not placed yet; you may not list nodes, so nothing says where it would fit"
+        case PodVerdict.CLAIM_WAITING:
+            return "pending: it waits for a ResourceClaim"
         case PodVerdict.INVALID:
             return "pending: its request is invalid"
         case PodVerdict.UNACCOUNTED:

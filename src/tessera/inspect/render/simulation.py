@@ -59,7 +59,8 @@ def _cards(one: SimulatedPlacement) -> str:
     """Groups equal slices of a container."""
     groups: dict[tuple[str, int, int], list[str]] = {}
     for each in one.slices:
-        groups.setdefault((each.container, each.memory_mib, each.cores), []).append(str(each.index))
+        holder = each.container or f"claim {each.claim}"
+        groups.setdefault((holder, each.memory_mib, each.cores), []).append(str(each.index))
     return "; ".join(
         f"{container} gets card{'s' if len(cards) > 1 else ''} {', '.join(cards)} ({memory} MiB, {cores} cores"
         f"{' each' if len(cards) > 1 else ''})"

@@ -161,7 +161,7 @@ def _who(use: CardUsage, *, wide: bool) -> str:
 
 def _holder(pod: MeasuredHolder) -> str:
     used = pod.measured.memory_mib if pod.measured is not None else None
-    return f"{pod.namespace}/{pod.name} {pod.memory_mib}" + ("" if used is None else f" (uses {used})")
+    return f"{pod.label} {pod.memory_mib}" + ("" if used is None else f" (uses {used})")
 
 
 def _models(use: NodeUsage) -> str:
@@ -169,7 +169,9 @@ def _models(use: NodeUsage) -> str:
 
 
 def _slices(use: PodUsage) -> str:
-    return join_names([f"{one.container}: card {one.index} {one.memory_mib} MiB" for one in use.slices], HOLDERS)
+    return join_names(
+        [f"{one.container or one.claim}: card {one.index} {one.memory_mib} MiB" for one in use.slices], HOLDERS
+    )
 
 
 def _style(use: CardUsage | NodeUsage) -> Style:

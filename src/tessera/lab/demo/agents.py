@@ -2,6 +2,7 @@
 
     simulated cards --> HardwareWatch --> NodeRegistrar --> annotations of the node
     kubelet's Allocate --> SliceAllocator --> SharingMode --> what the container gets
+    kubelet's claims   --> ClaimPreparer  --> SharingMode --> what containers of the claim get, on nodes with `dra`
 
 Only the sockets between kubelet and agent are left out: calls stay in the process. The library files that a real node
 gets from an image are empty files in the node's own folder.
@@ -23,18 +24,25 @@ from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import AllocateError
+from tessera.lab.sandbox.nodes.claims import ClaimKey, Environments
 from tessera.lab.sandbox.nodes.kubelet import Kubelet
 from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
 from tessera.lab.sandbox.objects import name_of, namespace_of, uid_of
 from tessera.node.agent import NotStarted
+from tessera.node.dra.arbiter import Arbiter
+from tessera.node.dra.prepared_claims import PreparedClaims, cdi_device
+from tessera.node.dra.preparer import ClaimPreparer
+from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
+from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.live_claims import LiveClaims
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
+from tessera.node.modes.mig.records import boot_id
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.devices import registrable
 from tessera.node.registration.registrar import NodeRegistrar
@@ -82,6 +90,7 @@ class RealAgent:
             report=self._events.record,
             registry=CollectorRegistry(),
         )
+        self._prepared = PreparedClaims(settings.paths.state, settings.paths.cdi)
         self._registrar = NodeRegistrar(
             client,
             self.fleet,
@@ -89,10 +98,15 @@ class RealAgent:
             links=self._inventory.links,
             events=self._events,
         )
-        self._mode = build_mode(
-            settings, hardware, write=MigAnnotations(client).write, known=self._handover.pods.live_claims
-        )
+        self._claims = LiveClaims(self._handover.pods, self._prepared)
+        self._mode = build_mode(settings, hardware, write=MigAnnotations(client).write, known=self._known_claims)
         self._serving = asyncio.Event()
+        pods = self._handover.pods
+        arbiter = Arbiter(settings, self.fleet, pods=pods, prepared=self._prepared)
+        self._preparer = ClaimPreparer(
+            client, settings, mode=self._mode, arbiter=arbiter, prepared=self._prepared, boot=boot_id()
+        )
+        self._publisher = SlicePublisher(client, self.fleet, settings, links=self._inventory.links, pods=pods)
 
     # -- what kubelet asks
 
@@ -114,6 +128,25 @@ class RealAgent:
     def rejected(self, pod: Json) -> dict[str, str]:
         return {}
 
+    async def prepare(self, claim: ClaimKey) -> Environments:
+        await self._serving.wait()
+        try:
+            record = await self._preparer.prepare(PodKey(*claim))
+        except AllocationRefused as refusal:
+            raise AllocateError(str(refusal)) from refusal
+        devices = {each["name"]: each for each in (record.spec or {}).get("devices", ())}
+        return {
+            request: _variables(devices[cdi_device(claim.uid, request)])
+            for request in record.cdi_devices
+            if cdi_device(claim.uid, request) in devices
+        }
+
+    async def unprepare(self, claim: ClaimKey) -> None:
+        try:
+            await self._preparer.unprepare(PodKey(*claim))
+        except AllocationRefused as refusal:
+            raise AllocateError(str(refusal)) from refusal
+
     # -- life
 
     async def run(self) -> None:
@@ -123,11 +156,21 @@ class RealAgent:
                 tasks.create_task(self._watch.run())
                 tasks.create_task(self._events.run())
                 tasks.create_task(self._handover.run(self._client))
-                tasks.create_task(self._registrar.run())
+                tasks.create_task(self._register())
                 tasks.create_task(self._serve())
         finally:
+            await self._prepared.close()
             self._hardware.close()
             await self._inventory.close()
+
+    async def _register(self) -> None:
+        if self._settings.dra:
+            # kube-scheduler must not be offered cards that are registered.
+            await self._publisher.published.wait()
+        await self._registrar.run()
+
+    def _known_claims(self) -> Sequence[Claim] | None:
+        return self._claims.all() if self._handover.pods.ready.is_set() else None
 
     async def _serve(self) -> None:
         fleet = self.fleet.value
@@ -135,12 +178,23 @@ class RealAgent:
             fleet = await self.fleet.other_than(fleet)
         await self._handover.pods.ready.wait()
         try:
+            await self._preparer.recover()
             await self._mode.start(self.fleet.value)
             self._handover.use(self._settings, self._mode)
             self._serving.set()
-            await Reconciler(self._mode, LiveClaims(self._handover.pods), self.fleet, mark=self._watch.mark).run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(Reconciler(self._mode, self._claims, self.fleet, mark=self._watch.mark).run())
+                if self._settings.dra:
+                    tasks.create_task(self._publisher.run())
         finally:
+            await self._preparer.stop()
             await self._mode.stop()
+
+
+def _variables(device: Json) -> dict[str, str]:
+    """The environment that a CDI device gives to a container."""
+    edits = device.get("containerEdits") or {}
+    return dict(each.partition("=")[::2] for each in edits.get("env") or ())
 
 
 class HeldDevices:
@@ -170,6 +224,9 @@ class AgentNode(SimulatedNode):
     def agent_of(self, client: KubeClient, kubelet: Kubelet) -> RealAgent:
         self._real = RealAgent(self._settings, self._hardware, client=client, kubelet=kubelet)
         return self._real
+
+    def claim_driver(self) -> RealAgent | None:
+        return self._real if self._settings.dra else None
 
     def registration(self) -> dict[str, str]:
         """The agent registers its cards itself."""

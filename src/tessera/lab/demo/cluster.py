@@ -26,8 +26,8 @@ from tessera.inspect.dashboard.scheduler_page import SchedulerPage, SchedulerSou
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import MUTATING_WEBHOOKS, Resource
-from tessera.lab.demo.machines import demo_nodes
+from tessera.kube.resources import DEVICE_CLASSES, MUTATING_WEBHOOKS, Resource
+from tessera.lab.demo.machines import MACHINES, demo_nodes
 from tessera.lab.sandbox.api.certificates import for_loopback
 from tessera.lab.sandbox.api.kinds import KINDS, Json
 from tessera.lab.sandbox.api.server import ServerOptions
@@ -39,6 +39,7 @@ from tessera.scheduler.settings import Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
+from tessera.wire.keys import DRA_DRIVER
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +61,15 @@ RESOURCES: Mapping[str, Resource] = {
     kind.kind: Resource(kind.group, kind.version, kind.plural, kind.namespaced) for kind in KINDS
 }
 """everything that the control plane serves, by kind"""
+
+
+DEVICE_CLASS: Json = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": DRA_DRIVER},
+    "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}]},
+}
+"""as in the chart"""
 
 
 class DemoError(Exception):
@@ -131,7 +141,7 @@ async def demo_cluster(
     plane = ControlPlane(
         nodes=demo_nodes(folder),
         server=ServerOptions(port=port),
-        profile=SchedulerProfile(managed=managed),
+        profile=SchedulerProfile(managed=managed, asks_about_all=True),
         folder=folder,
     )
     try:
@@ -170,6 +180,7 @@ async def _run_scheduler(
         listeners=Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK),
         tls=files,
         enable_ascend=SWITCHES.ascend,
+        dra=True,
         grace_seconds=GRACE_S,
     )
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
@@ -184,6 +195,7 @@ async def _run_scheduler(
             if running.done():
                 raise CannotStart(f"the scheduler exited with {running.result()} while it was starting")
             await plane.client.create(MUTATING_WEBHOOKS.path(), _webhook(process, certificates.ca))
+            await plane.client.create(DEVICE_CLASSES.path(), DEVICE_CLASS)
             extender = f"http://{process.listeners['extender'].address}"
             plane.server.cluster.services[SERVICE] = extender
             await plane.start_scheduling(extender)
@@ -229,7 +241,10 @@ async def _wait_for_cards(cluster: DemoCluster) -> None:
 
     def done() -> bool:
         nodes = cluster.plane.nodes
-        return set(cluster.ledger.node_names()) == set(nodes) and all(node.cards for node in nodes.values())
+        offered = cluster.scheduler.service.engine.claims.pools.by_name
+        serving = {machine.name for machine in MACHINES}
+        is_registered = set(cluster.ledger.node_names()) == set(nodes) and all(node.cards for node in nodes.values())
+        return is_registered and offered.keys() >= serving
 
     await _until(done, "the nodes to register their cards", within=START_S)
 

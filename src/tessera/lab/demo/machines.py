@@ -13,7 +13,7 @@ from tessera.host.simulated.hardware import simulated_hardware
 from tessera.lab.demo.agents import AgentNode, paths_in
 from tessera.lab.demo.ascend import AscendNode, ascend_chips
 from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
-from tessera.node.settings import AgentSettings
+from tessera.node.settings import AgentSettings, DraAllocator
 from tessera.wire.node_config import Mode, NodeSettings
 
 CARDS_FILE = "cards.yaml"
@@ -49,7 +49,7 @@ MACHINES = (
         links=({"cards": [0, 1, 2, 3], "nvlinks": 18}, {"cards": [4, 5, 6, 7], "nvlinks": 18}),
     ),
     Machine("l4-1", ({"model": "L4", "count": 2},)),
-    Machine("mig-1", ({"model": "A100-SXM4-40GB", "count": 1, "mig": True},), mode="mig"),
+    Machine("mig-1", ({"model": "A100-SXM4-80GB", "count": 1, "mig": True},), mode="mig"),
 )
 ASCEND_NODE, ASCEND_CHIPS = "ascend-1", 2
 
@@ -69,6 +69,8 @@ def _node(machine: Machine, folder: Path) -> AgentNode:
         node_name=machine.name,
         node=NodeSettings(mode=machine.mode),
         topology_scores=True,
+        dra=True,
+        dra_allocator=DraAllocator.TESSERA,
         paths=paths_in(folder),
     )
     hardware = simulated_hardware(file, node_name=machine.name)

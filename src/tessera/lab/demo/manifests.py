@@ -29,6 +29,42 @@ def pod(
     }
 
 
+CLAIM_TEMPLATE: Json = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "small-gpu", "namespace": "default"},
+    "spec": {
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "gpu",
+                        "exactly": {
+                            "deviceClassName": "gpu.tessera.io",
+                            "selectors": [
+                                {"cel": {"expression": "device.attributes['gpu.tessera.io'].model.contains('L4')"}}
+                            ],
+                            "capacity": {"requests": {"memory": "2000Mi", "cores": "10"}},
+                        },
+                    }
+                ]
+            }
+        }
+    },
+}
+CLAIMANT: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "embed",
+        "namespace": "default",
+        "annotations": {"hami.io/gpu-scheduler-policy": "binpack"},
+    },
+    "spec": {
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "small-gpu"}],
+        "containers": [{"name": "main", "image": IMAGE, "resources": {"claims": [{"name": "gpu"}]}}],
+    },
+}
 CHATS = tuple(
     pod(
         f"chat-{number}",

@@ -42,6 +42,14 @@ async def _share(cluster: DemoCluster) -> list[str]:
     ]
 
 
+async def _claim(cluster: DemoCluster) -> list[str]:
+    await cluster.apply(manifests.CLAIM_TEMPLATE)
+    await _run_pods(cluster, manifests.CLAIMANT)
+    card = _cards_of(take_view(cluster), "embed")[0]
+    limit = _environment(cluster, "embed")["CUDA_DEVICE_MEMORY_LIMIT_0"]
+    return [f"It shares {_describe(card)} with the inference pods, limited to {limit} by its claim."]
+
+
 async def _notebook(cluster: DemoCluster) -> list[str]:
     await _run_pods(cluster, manifests.NOTEBOOK)
     return [f"It runs on {_describe(_cards_of(take_view(cluster), 'notebook')[0])}."]
@@ -96,6 +104,7 @@ async def _room(cluster: DemoCluster) -> list[str]:
 
 STORY = (
     Step("Four inference pods each request 5000 MiB and 20 % of the cores of an L4.", _share),
+    Step("Another one brings a ResourceClaim for 2000 MiB and 10 % of the cores of an L4.", _claim),
     Step("A notebook requests 20000 MiB of an H100.", _notebook),
     Step("A training pod requests four whole H100s with fast links between them.", _train),
     Step("A pod requests hardware isolation: a MIG instance with at least 9000 MiB.", _isolate),

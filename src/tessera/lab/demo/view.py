@@ -12,6 +12,7 @@ from tessera.core.ledger import Ledger
 from tessera.inspect.slices import card_holders
 from tessera.lab.demo.cluster import DemoCluster
 from tessera.lab.sandbox.objects import condition_of, has_ended, name_of, namespace_of, node_of
+from tessera.scheduler.claims.book import ClaimBook
 
 VENDOR = "NVIDIA"
 _SIZE = re.compile(r"[0-9]+GB")
@@ -61,10 +62,11 @@ class ClusterView:
 
 
 def take_view(cluster: DemoCluster) -> ClusterView:
-    return ClusterView(_cards(cluster.ledger), _waiting(cluster))
+    claims = cluster.scheduler.service.engine.claims.book
+    return ClusterView(_cards(cluster.ledger, claims), _waiting(cluster))
 
 
-def _cards(ledger: Ledger) -> tuple[CardView, ...]:
+def _cards(ledger: Ledger, claims: ClaimBook) -> tuple[CardView, ...]:
     found = []
     for name in ledger.node_names():
         view = ledger.node(name)
@@ -72,7 +74,7 @@ def _cards(ledger: Ledger) -> tuple[CardView, ...]:
             device = card.device
             held = [
                 SliceView(short_name(one.namespace, one.name), one.memory_mib, one.cores)
-                for one in card_holders(ledger, name, device.uuid)
+                for one in card_holders(ledger, name, device.uuid, claims)
             ]
             state = "" if device.healthy and not card.held else card.held or "unhealthy"
             found.append(

@@ -97,7 +97,7 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     """One replay from an empty cluster. The seed matters only to random policies."""
     arrivals = _arrivals(trace, options.speed)
     trace = replace(trace, nodes=_kept(trace, options.shrink))
-    cluster = SimulatedCluster(trace.nodes)
+    cluster = SimulatedCluster(trace.nodes, claims=trace.has_claims)
     strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
     defragmenter = (
         Defragmenter(cluster, may_move=options.defragment) if options.defragment or options.compare_plans else None

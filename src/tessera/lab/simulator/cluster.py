@@ -21,8 +21,10 @@ from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
-from tessera.lab.simulator.traces import WHOLE, TraceNode, TraceRequest
+from tessera.lab.simulator.claims import claiming_request, pool_of, written_facts
+from tessera.lab.simulator.traces import WHOLE, TraceNode, TraceRequest, model_word
 from tessera.vendors.base import Switches, Vendor
+from tessera.vendors.claims import PoolDevices, with_published
 from tessera.vendors.registry import build_vendors
 
 Floats = npt.NDArray[np.float64]
@@ -47,18 +49,13 @@ def _vendors() -> Mapping[str, Vendor]:
     return build_vendors(None, Switches())
 
 
-def model_word(model: str) -> str:
-    """A card's model, in brackets: constraints match parts of names, and A10 is a part of A100."""
-    return f"[{model.lower()}]"
-
-
 @lru_cache(maxsize=4096)
 def make_request(ask: TraceRequest) -> PodRequest:
     """The request for the core; CPU-only pods request no devices."""
-    cores = ask.milli // 10 if ask.cores is None else ask.cores
-    requests = (Request(NVIDIA, count=ask.cards, memory=ask.milli, cores=cores),) if ask.cards else ()
-    models = tuple(model_word(model) for model in ask.models)
-    constraints = ((NVIDIA, Constraint(use_models=models)),) if models and ask.cards else ()
+    if ask.as_claim and ask.cards:
+        return claiming_request(PodRequest("", "trace", "", ()), ask)
+    requests = (Request(NVIDIA, count=ask.cards, memory=ask.milli, cores=ask.card_cores),) if ask.cards else ()
+    constraints = ((NVIDIA, Constraint(use_models=ask.model_words)),) if ask.models and ask.cards else ()
     return PodRequest("", "trace", "", (ContainerRequest("main", Role.APP, requests),), constraints)
 
 
@@ -73,13 +70,18 @@ def _device(node: TraceNode, index: int) -> Device:
 class SimulatedCluster:
     """Nodes, the pods on them, and the columns that fit a pod."""
 
-    def __init__(self, nodes: tuple[TraceNode, ...]) -> None:
+    def __init__(self, nodes: tuple[TraceNode, ...], *, claims: bool = False) -> None:
         self.ledger = Ledger(_vendors())
         self.arrays = self.ledger.arrays
         self.nodes = nodes
+        self._pools: dict[str, PoolDevices] = {}
         for node in nodes:
             self.arrays.set_host_free(node.name, cpu=node.cpu, memory=node.memory)
-            self.ledger.observe_node(NodeFacts(node.name, tuple(_device(node, i) for i in range(node.cards))))
+            cards = tuple(_device(node, i) for i in range(node.cards))
+            if claims:
+                self._pools[node.name] = pool_of(node.name, cards)
+                cards = with_published(cards, self._pools[node.name])
+            self.ledger.observe_node(NodeFacts(node.name, cards))
         self.rows: Ints = self.arrays.rows([node.name for node in nodes if node.cards])
         """columns of the nodes with cards, as in the published node list"""
         hosts = {node.name: node for node in nodes}
@@ -127,6 +129,9 @@ class SimulatedCluster:
             request = make_request(ask)
             named = PodRequest(uid, request.namespace, uid, request.containers, request.constraints)
             self.ledger.reserve(named, placement, deadline=0.0)
+            if ask.as_claim:
+                facts = written_facts(uid, ask, placement, self._pools[name])
+                self.ledger.put_pod(facts, GrantState.BOUND, observed=True)
         self._charge(name, row, HostRequest(ask.cpu, ask.memory))
         self.taken += ask.demand
         return uid

@@ -82,6 +82,8 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
           whether the result depends on names, or on seeing every node
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --churn --speed 1.5
           pods arrive and leave: waiting times and backlog
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --seeds 42 --claims
+          the same pods with ResourceClaims: the packing must be the same
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --seeds 42 --defrag
           running pods move for one that does not fit: allocation, and how many moves it takes
       tessera simulate trace --synthetic 100 --policy all --plot allocation.svg --html allocation.html
@@ -124,6 +126,7 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
     show_default=True,
     help="Share of the nodes that each pod is offered.",
 )
+@click.option("--claims", is_flag=True, help="Ask for cards by ResourceClaims instead of resources of containers.")
 @click.option("--churn", is_flag=True, help="Replay the trace with its times: pods wait, run and leave.")
 @click.option(
     "--speed",
@@ -164,6 +167,7 @@ def command(
     seeds: list[int],
     shuffle_nodes: bool,
     sample: float,
+    claims: bool,
     churn: bool,
     speed: float,
     shrink: int,
@@ -181,6 +185,7 @@ def command(
     result is the share of all cards that is allocated. docs/packing.md explains the protocol and the policies.
     """
     from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.claims import as_claims
     from tessera.lab.simulator.results import ResultsError
     from tessera.lab.simulator.runs import SimulationRun
     from tessera.lab.simulator.saturation import SaturationOptions
@@ -191,6 +196,8 @@ def command(
         if folder is not None:
             _write(traces[0], folder)
             return
+        if claims:
+            traces = [as_claims(trace) for trace in traces]
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
             report, drawn = _churns(traces, work, ChurnOptions(speed, shrink, defrag, compare_plans), jobs, results)

@@ -62,7 +62,8 @@ class SaturationResult:
 def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = PUBLISHED) -> SaturationResult:
     """One run from an empty cluster."""
     dice = Random(f"{policy} {seed}")
-    cluster = SimulatedCluster(_renamed(trace.nodes, seed) if options.shuffle_nodes else trace.nodes)
+    nodes = _renamed(trace.nodes, seed) if options.shuffle_nodes else trace.nodes
+    cluster = SimulatedCluster(nodes, claims=trace.has_claims)
     strategy = STRATEGIES[policy](cluster, trace, dice)
     defragmenter = Defragmenter(cluster) if options.defragment else None
     sampling = np.random.default_rng(seed)

@@ -18,6 +18,11 @@ WHOLE = 1000
 """`gpu_milli` of a whole card"""
 
 
+def model_word(model: str) -> str:
+    """A card's model, in brackets: constraints match parts of names, and A10 is a part of A100."""
+    return f"[{model.lower()}]"
+
+
 class TraceError(Exception):
     """A file that cannot be used as a trace."""
 
@@ -50,11 +55,23 @@ class TraceRequest:
     """accepted models; empty = any"""
     cores: int | None = None
     """per cent of each card's cores; None = as much as of its memory"""
+    as_claim: bool = False
+    """whether a ResourceClaim asks for the cards"""
 
     @property
     def demand(self) -> int:
         """Thousandths of cards."""
         return self.cards * self.milli
+
+    @property
+    def card_cores(self) -> int:
+        """Per cent of each card's cores."""
+        return self.milli // 10 if self.cores is None else self.cores
+
+    @property
+    def model_words(self) -> tuple[str, ...]:
+        """The accepted models as cards have them."""
+        return tuple(model_word(model) for model in self.models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,10 @@ class Trace:
     def capacity(self) -> int:
         """Thousandths of cards."""
         return WHOLE * sum(node.cards for node in self.nodes)
+
+    @property
+    def has_claims(self) -> bool:
+        return any(pod.ask.as_claim for pod in self.pods)
 
 
 def read_trace(nodes: Path, pods: Path) -> Trace:

@@ -47,7 +47,7 @@ class EvictionBudget:
             if len(text) > LONGEST:
                 raise msgspec.DecodeError("too long")
             times = msgspec.json.decode(text, type=list[int])
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError):
             return [now] * self._per_hour
         # One from the future, by a clock that was wrong, counts from now on: for an hour at most after it is written.
         return sorted(min(time, now) for time in times if time > now - HOUR_S)

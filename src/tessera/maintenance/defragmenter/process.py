@@ -81,6 +81,8 @@ class DefragmenterProcess:
         """of the metrics; set before `listening`"""
         self.stopping = asyncio.Event()
         self.rounds: Counter[Outcome] = Counter()
+        self._leading: asyncio.Task[None] | None = None
+        """makes rounds while the Lease is held"""
         self._client = client
         self._now = now
         self._election = LeaseElection(
@@ -144,9 +146,13 @@ class DefragmenterProcess:
 
     # -- the Lease
 
+    @property
+    def is_leading(self) -> bool:
+        """Whether this process makes rounds, or ends the last one."""
+        return self._leading is not None
+
     async def _lead_repeatedly(self) -> None:
         pause = self.settings.lease_duration / RENEWALS
-        rounds: asyncio.Task[None] | None = None
         try:
             while True:
                 try:
@@ -155,25 +161,29 @@ class DefragmenterProcess:
                 except KubeError as error:
                     self._fault = f"the Lease cannot be read or written: {error}"
                     log.warning("lease not renewed", error=str(error))
-                if rounds is not None and not self._election.is_held():
-                    log.warning("the Lease is lost")
-                    await _end(rounds)
-                    rounds = None
-                elif rounds is None and self._election.is_held():
-                    log.info("leading", evictions_left=self._budget.left())
-                    rounds = asyncio.create_task(self._make_rounds())
-                waited = [rounds] if rounds is not None else []
-                if waited:
-                    await asyncio.wait(waited, timeout=pause)
-                else:
+                await self._follow_lease()
+                if self._leading is None:
                     await asyncio.sleep(pause)
-                if rounds is not None and rounds.done():
-                    rounds.result()
+                elif (await asyncio.wait([self._leading], timeout=pause))[0]:
+                    self._leading.result()  # A fault: rounds do not end by themselves.
         finally:
-            if rounds is not None:
-                await _end(rounds)
+            await self._stop_leading()
             with contextlib.suppress(KubeError):
                 await self._election.release()
+
+    async def _follow_lease(self) -> None:
+        if self._election.is_held() and self._leading is None:
+            log.info("leading", evictions_left=self._budget.left())
+            self._leading = asyncio.create_task(self._make_rounds())
+        elif self._leading is not None and not self._election.is_held():
+            log.warning("the Lease is lost")
+            await self._stop_leading()
+
+    async def _stop_leading(self) -> None:
+        if self._leading is not None:
+            self._leading.cancel()
+            await asyncio.gather(self._leading, return_exceptions=True)
+            self._leading = None
 
     # -- rounds
 
@@ -204,8 +214,3 @@ class DefragmenterProcess:
             evictions_per_hour=self.settings.evictions_per_hour,
             last_round=self._last_round,
         )
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -1,7 +1,8 @@
 """From a ResourceClaim as the API shows it to the slices that the sharing modes know: pure.
 
 Each request of a claim becomes one `Claim`, as a container's slices do on the classic path. How much it gets is what
-the scheduler wrote as consumed, never what was requested. A claim that cannot be served exactly is refused.
+the scheduler wrote as consumed, never what was requested. An administrator's access holds nothing, so it has none.
+A claim that cannot be served exactly is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ class RequestPart:
     """One request of a claim with devices of this node."""
 
     name: str
-    claim: Claim
+    claim: Claim | None
+    """None for an administrator's access to cards"""
     devices: tuple[AllocatedDevice, ...]
+    cards: tuple[str, ...]
+    """uuids, one per device"""
 
 
 def allocated_here(claim: ResourceClaim, *, node: str) -> tuple[AllocatedDevice, ...]:
@@ -58,19 +62,34 @@ def _part(
 ) -> RequestPart:
     slices: list[DeviceEntry] = []
     reserved: list[MigAllocation] = []
+    cards: list[str] = []
+    admin = [each for each in devices if each.admin_access]
+    if admin and len(admin) < len(devices):
+        raise AllocationRefused(f"request {name} is allocated with and without adminAccess")
     for each in devices:
         offer = offered.get(each.device)
         if offer is None:
             raise AllocationRefused(f"device {quoted(each.device)} is not among this node's devices")
+        cards.append(offer.uuid)
+        if admin:
+            # Also of a card that takes no work: that is when administrators look.
+            if offer.slot is not None:
+                raise AllocationRefused(f"device {each.device}: adminAccess is for whole cards, not for MIG instances")
+            continue
         if not offer.card.healthy:
             raise AllocationRefused(f"card {offer.uuid} takes no work: {offer.card.problem}")
-        if each.admin_access:
-            raise AllocationRefused(f"device {each.device}: adminAccess is not served")
         if offer.slot is not None:
             reserved.append(MigAllocation(position, len(slices), offer.uuid, offer.slot))
         slices.append(_slice(each, offer))
-    claim = Claim(key, position, name, tuple(slices), mig=tuple(reserved), of_resource_claim=True)
-    return RequestPart(name, claim, devices)
+    claim = None
+    if not admin:
+        claim = Claim(key, position, name, tuple(slices), mig=tuple(reserved), of_resource_claim=True)
+    return RequestPart(name, claim, devices, tuple(cards))
+
+
+def claims_of(parts: Sequence[RequestPart]) -> tuple[Claim, ...]:
+    """What the requests hold."""
+    return tuple(part.claim for part in parts if part.claim is not None)
 
 
 def _slice(device: AllocatedDevice, offer: Offer) -> DeviceEntry:

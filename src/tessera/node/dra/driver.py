@@ -2,8 +2,9 @@
 
     recover claims of an earlier process -> serve kubelet -> publish
 
-Cards are published only after the node's classic registration is gone, and a card that a pod of the classic path still
-holds is tainted: no card is offered to both worlds at once.
+Each card has one allocator. If that is kube-scheduler, cards are published only after the node's classic registration
+is gone, and a card that a pod of the classic path still holds is tainted. If it is Tessera's scheduler, every device is
+tainted for the others, and the node is registered only after that (`published`).
 """
 
 from __future__ import annotations
@@ -24,12 +25,20 @@ class Driver:
         self.publisher = publisher
         self.plugin = DraPlugin(settings, preparer)
 
-    async def run(self, *, unregistered: asyncio.Event) -> None:
-        """Runs until cancelled, after the preparer has recovered. `unregistered`: the node's registration is gone."""
+    @property
+    def problem(self) -> str:
+        """Why claims cannot be served; empty if they can."""
+        if self.plugin.problem:
+            return f"kubelet cannot use the driver for ResourceClaims: {self.plugin.problem}"
+        return self.publisher.problem
+
+    async def run(self, *, after: asyncio.Event | None) -> None:
+        """Runs until cancelled, after the preparer has recovered. Publishes `after` an event."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.plugin.run())
-                await unregistered.wait()
+                if after is not None:
+                    await after.wait()
                 group.create_task(self.publisher.run())
         finally:
             await self.preparer.stop()

@@ -27,6 +27,8 @@ from tessera.wire.resource_api import (
     CORDONED,
     CORES,
     HELD,
+    MANAGED,
+    MANAGED_BY_TESSERA,
     MEMORY,
     MOST_COUNTER_SETS,
     MOST_DEVICES,
@@ -73,6 +75,8 @@ class Offer:
     memory: int
     """MiB of all of it, after scaling"""
     cores: int
+    mode: str = ""
+    """in which its card is shared"""
     shared: bool = False
     """whether several claims may have parts of it"""
     shares: int = 1
@@ -92,6 +96,8 @@ class Surrounding:
     cordoned: Collection[str] = ()
     held: Collection[str] = ()
     """cards that pods without claims hold"""
+    managed: bool = False
+    """whether Tessera's scheduler allocates all of them"""
     nvlink_groups: Mapping[str, str] | None = None
 
 
@@ -114,7 +120,7 @@ def _offers(device: Device, card: CardState, settings: AgentSettings) -> Iterato
     name = device.uuid.lower()
     if device.mode != MIG:
         shared = device.mode != NO_SHARING
-        yield Offer(name, card, device.memory, device.cores, shared=shared, shares=device.slots)
+        yield Offer(name, card, device.memory, device.cores, device.mode, shared=shared, shares=device.slots)
         return
     facts = card.facts
     known = {each.name: each for each in device.mig_profiles}
@@ -127,6 +133,7 @@ def _offers(device: Device, card: CardState, settings: AgentSettings) -> Iterato
                 card,
                 known[profile.name].memory,
                 known[profile.name].cores,
+                device.mode,
                 profile=profile,
                 slot=MigSlot(profile.name, place),
             )
@@ -206,6 +213,8 @@ def _device(offer: Offer, around: Surrounding) -> SliceDevice:
 
 
 def _taints(offer: Offer, around: Surrounding) -> Iterator[Taint]:
+    if around.managed:
+        yield Taint(key=MANAGED, value=MANAGED_BY_TESSERA, effect=NO_SCHEDULE)
     if not offer.card.healthy:
         yield Taint(key=UNHEALTHY, effect=NO_SCHEDULE)
     if offer.uuid in around.cordoned:
@@ -244,6 +253,7 @@ def _attributes(offer: Offer, around: Surrounding) -> Iterator[tuple[str, Attrib
     yield "type", Attribute(string="gpu" if offer.slot is None else "mig")
     yield "uuid", Attribute(string=facts.uuid)
     yield "index", Attribute(number=facts.index)
+    yield "mode", Attribute(string=offer.mode)
     yield "model", Attribute(string=facts.name[:MOST_TEXT])
     if offer.slot is not None:
         yield "profile", Attribute(string=offer.slot.profile)

@@ -1,7 +1,7 @@
 """Prepares and unprepares ResourceClaims: the same answers of the sharing modes as on the classic path, by CDI.
 
     prepare: read the claim -> already prepared: the same answer again
-                            -> hand over each request -> record -> CDI spec -> answer
+                            -> fits on its cards (`arbiter`) -> hand over each request -> record -> CDI spec -> answer
     unprepare: CDI spec and record go; the reconciler then releases what the mode holds
 
 Calls for one claim are served one after the other, those for different claims side by side. A call that kubelet gives
@@ -20,16 +20,14 @@ import structlog
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import PODS, RESOURCE_CLAIMS
-from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, read_claim
+from tessera.node.dra.arbiter import Arbiter
+from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, claims_of, read_claim
 from tessera.node.dra.consumers import find_conflict, other_claims
-from tessera.node.dra.offers import offers
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims, cdi_device, cdi_kind, checked_uid
-from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import PodKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import CDI_VERSION, Document, edits
 from tessera.node.settings import AgentSettings
-from tessera.node.watched_value import WatchedValue
 from tessera.wire.resource_api import AllocatedDevice, ClaimingPod, ResourceClaim
 
 log = structlog.get_logger(__name__)
@@ -47,17 +45,17 @@ class ClaimPreparer:
         self,
         client: KubeClient,
         settings: AgentSettings,
-        fleet: WatchedValue[Fleet],
         *,
         mode: SharingMode,
+        arbiter: Arbiter,
         prepared: PreparedClaims,
         boot: str,
     ) -> None:
         """`boot` changes with every boot of the machine."""
         self._client = client
         self._settings = settings
-        self._fleet = fleet
         self._mode = mode
+        self._arbiter = arbiter
         self._prepared = prepared
         self._boot = boot
         self._turns: dict[str, asyncio.Task[Any]] = {}
@@ -109,12 +107,11 @@ class ClaimPreparer:
             raise AllocationRefused(f"ResourceClaim {key} cannot be recorded: {error}") from error
 
     async def _hand_over(self, claim: ResourceClaim, key: PodKey) -> PreparedClaim:
-        offered = {each.name: each for each in offers(self._fleet.value, self._settings)}
-        parts = read_claim(claim, offered, node=self._settings.node_name)
+        parts = read_claim(claim, self._arbiter.offered(), node=self._settings.node_name)
         await self._check_consumers(claim, key, [part.name for part in parts])
-        self._prepared.begin(key.uid, [part.claim for part in parts])
+        await self._arbiter.admit(key, parts)
         try:
-            responses = {part.name: await self._mode.hand_over(part.claim, _ids(part)) for part in parts}
+            responses = {part.name: await self._respond(key, part) for part in parts}
             record = prepared_claim(key, parts, responses, boot=self._boot)
             await self._prepared.put(record)
         finally:
@@ -122,6 +119,13 @@ class ClaimPreparer:
             self._prepared.abandon(key.uid)
         log.info("claim prepared", claim=str(key), devices=[each.device for each in record.devices])
         return record
+
+    async def _respond(self, key: PodKey, part: RequestPart) -> ContainerResponse:
+        if part.claim is None:
+            return self._mode.show_cards(part.cards)
+        # One id per device, and of no other claim.
+        ids = [f"{key.uid}/{part.name}/{number}" for number in range(len(part.devices))]
+        return await self._mode.hand_over(part.claim, ids)
 
     async def _read(self, key: PodKey) -> ResourceClaim:
         claim = await self._find(RESOURCE_CLAIMS.path(key.namespace, key.name), ResourceClaim)
@@ -199,7 +203,7 @@ class ClaimPreparer:
 
     async def _find_again(self) -> None:
         """The record is lost: a claim that the API shows on this node and that has a CDI spec was prepared."""
-        offered = {each.name: each for each in offers(self._fleet.value, self._settings)}
+        offered = self._arbiter.offered()
         listed = await self._client.list(RESOURCE_CLAIMS.path(), ResourceClaim)
         claims = {each.metadata.uid: each for each in listed.items}
         for uid in await self._prepared.spec_uids():
@@ -258,7 +262,7 @@ def _record(
         key=key,
         boot=boot,
         devices=_in_order(parts),
-        claims=tuple(part.claim for part in parts),
+        claims=claims_of(parts),
         cdi_devices=ids,
         spec=spec,
     )
@@ -270,8 +274,3 @@ def _in_order(parts: Sequence[RequestPart]) -> tuple[AllocatedDevice, ...]:
 
 def _qualified(uid: str, request: str) -> str:
     return f"{cdi_kind()}={cdi_device(uid, request)}"
-
-
-def _ids(part: RequestPart) -> list[str]:
-    """One per device, and of no other claim."""
-    return [f"{part.claim.pod.uid}/{part.name}/{number}" for number in range(len(part.devices))]

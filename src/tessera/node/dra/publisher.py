@@ -5,7 +5,8 @@
 
 Consumers use a pool only when they have all slices of its latest generation, so a pool that is half written is used by
 none. Slices stay when the agent ends: kubelet removes those of a driver that does not come back, and the apiserver
-those of a node that is gone. A server that drops fields (a feature that is off) is not written to again and again.
+those of a node that is gone. A server that drops fields (a feature that is off) is not written to again and again. On a
+server that drops taints, devices that only Tessera's scheduler may allocate are not published at all.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tessera.vendors.drafts import words
 from tessera.wire.keys import DEVICE_CORDON
 from tessera.wire.mig import split_legacy_uuid
 from tessera.wire.objects import Node
-from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceSpec
+from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceDevice, SliceSpec
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,8 @@ LOOK_EVERY_S = 30.0
 """without a change, e.g. for links between cards that could not be read"""
 CONFLICT, NOT_FOUND = 409, 404
 MOST_NAME = 253
+TRIAL = 9999
+"""number of a slice that is never stored"""
 
 
 class _NodeView:
@@ -117,8 +120,12 @@ class SlicePublisher:
         """NVLink groups, with the cards that they were read for"""
         self._accepted: dict[str, tuple[SliceSpec, SliceSpec]] = {}
         """what was written and what the server made of it, by name, where the two differ"""
+        self._keeps_taints = False
+        """whether the server is known to store them"""
         self.failures = 0
         """in a row"""
+        self.published = asyncio.Event()
+        """set when no other scheduler is offered what is this one's to allocate"""
         self.problem = "the node's ResourceSlices are not published yet"
         """empty if they are up to date"""
 
@@ -167,7 +174,9 @@ class SlicePublisher:
             # Nothing is known of the cards, or of what is published: what is there stays.
             return LOOK_EVERY_S
         try:
-            await self._write(await self._contents(fleet))
+            contents = await self._contents(fleet)
+            problem = await self._find_lost_taints(contents) if self._settings.serves_both else ""
+            await self._write(() if problem else contents)
         except KubeError as error:
             self.failures += 1
             # Another agent of this node, or a watch that is behind: the next look shows it.
@@ -175,7 +184,8 @@ class SlicePublisher:
                 self._set_problem(f"ResourceSlices cannot be written: {error}")
             return PAUSES.delay(self.failures, self._rng)
         self.failures = 0
-        self._set_problem("")
+        self._set_problem(problem)
+        self.published.set()
         return LOOK_EVERY_S
 
     def _set_problem(self, problem: str) -> None:
@@ -187,7 +197,9 @@ class SlicePublisher:
         found = offers(fleet, self._settings)
         around = Surrounding(
             cordoned=self._node.cordoned,
-            held=self._held(fleet),
+            # Pods without claims are no strangers to the scheduler that allocates both.
+            held=() if self._settings.serves_both else self._held(fleet),
+            managed=self._settings.serves_both,
             nvlink_groups=await self._nvlinks(tuple(card.facts.uuid for card in fleet)),
         )
         return slice_contents(found, around)
@@ -210,6 +222,24 @@ class SlicePublisher:
         return self._groups[1]
 
     # -- writing
+
+    async def _find_lost_taints(self, contents: Sequence[SliceContent]) -> str:
+        """Returns why the devices would be stored without their taints, found out by a dry run; empty if they are."""
+        first = next((each.devices for each in contents if each.devices), None)
+        if self._keeps_taints or first is None:
+            return ""
+        node = self._settings.node_name
+        pool = Pool(name=node, generation=1, resource_slice_count=1)
+        # Without the rest of the device, so that only taints are judged.
+        device = SliceDevice(name=first[0].name, taints=first[0].taints)
+        spec = SliceSpec(driver=DRIVER, pool=pool, node_name=node, devices=(device,))
+        stored = await self._client.create_dry_run(
+            RESOURCE_SLICES.path(), self._body(slice_name(node, TRIAL), spec), ResourceSlice
+        )
+        self._keeps_taints = stored.spec.devices == (device,)
+        if self._keeps_taints:
+            return ""
+        return "the apiserver drops taints of devices, so kube-scheduler would allocate them: enable DRADeviceTaints"
 
     async def _write(self, contents: Sequence[SliceContent]) -> None:
         found = dict(self._slices.found)
@@ -242,12 +272,11 @@ class SlicePublisher:
         return stored == found and written == wanted
 
     async def _put(self, name: str, spec: SliceSpec, found: ResourceSlice | None) -> None:
-        metadata = self._metadata(name)
-        body = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+        body = self._body(name, spec)
         if found is None:
             stored = await self._client.create(RESOURCE_SLICES.path(), body, ResourceSlice)
         else:
-            metadata["resourceVersion"] = found.metadata.resource_version
+            body["metadata"]["resourceVersion"] = found.metadata.resource_version
             stored = await self._client.replace(RESOURCE_SLICES.path(name=name), body, ResourceSlice)
         # The watch shows it later; until then this is what is known.
         self._slices.found[name] = stored
@@ -269,7 +298,7 @@ class SlicePublisher:
         self._slices.found.pop(name, None)
         self._accepted.pop(name, None)
 
-    def _metadata(self, name: str) -> dict[str, Any]:
+    def _body(self, name: str, spec: SliceSpec) -> dict[str, Any]:
         owner = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -277,7 +306,8 @@ class SlicePublisher:
             "uid": self._node.uid,
             "controller": True,
         }
-        return {"name": name, "ownerReferences": [owner]}
+        metadata = {"name": name, "ownerReferences": [owner]}
+        return {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
 def slice_name(node: str, number: int) -> str:

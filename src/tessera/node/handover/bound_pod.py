@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tessera.core.grants import Span
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, VISIBLE
+from tessera.vendors.pod_reader import container_spans
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
@@ -51,6 +53,8 @@ class BoundPod:
     """False for a pod that gets devices of other vendors only"""
     containers: tuple[str, ...] = ()
     """names, init containers first"""
+    spans: tuple[Span, ...] = ()
+    """when they run, in the same order"""
     unlisted: frozenset[int] = frozenset()
     """positions that kubelet's PodResources API never shows: init containers that are not sidecars"""
     entries: Entries = ()
@@ -136,6 +140,7 @@ def read_pod(pod: Pod, node: str) -> BoundPod | None:
         assigned=annotations.get(keys.ASSIGNED_NODE) == node,
         ours=bool(annotations.keys() & {TO_ALLOCATE, ALLOCATED}) or not others,
         containers=tuple(each.name for each in containers),
+        spans=container_spans(pod),
         unlisted=frozenset(at for at, each in enumerate(pod.init_containers) if each.restart_policy != SIDECAR),
         entries=entries,
         left=left,

@@ -15,6 +15,7 @@ from tessera.wire.quotes import quoted
 if TYPE_CHECKING:
     from tessera.host.cards import MigInstance
     from tessera.node.modes.cdi_files import CdiFiles
+    from tessera.node.modes.device_lists import DeviceLists
 
 NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 NO_DEVICES = "void"
@@ -69,6 +70,8 @@ class SharingMode(ABC):
         """the CDI specs that the mode keeps up to date, where devices are named by CDI"""
         self.instances: Callable[[], Sequence[MigInstance]] = tuple
         """the MIG instances that the specs list besides cards"""
+        self.lists: DeviceLists | None = None
+        """how containers are told cards that they see without limits; of the node's mode, not of its parts"""
         self.whole: SharingMode | None = None
         """the mode that this one is a part of, which then keeps the CDI specs"""
 
@@ -96,6 +99,13 @@ class SharingMode(ABC):
         If not `certain`, a container that uses the downward API may get this response. Its own variables override
         the response's, so only enforcement and directories must be right for both.
         """
+
+    def show_cards(self, uuids: Sequence[str]) -> ContainerResponse:
+        """Returns what shows whole cards to an administrator's container, whatever is in use of them: nothing is
+        held, and nothing is limited. Raises AllocationRefused."""
+        if self.lists is None:
+            raise AllocationRefused("this node shows no cards to administrators")
+        return self.lists.response(uuids, self._fleet)
 
     async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         """Returns what is the same for all containers, for one that uses the downward API. Raises AllocationRefused."""

@@ -60,6 +60,7 @@ def build_mode(
     parts: dict[str, SharingMode] = {name: build(name) for name in sorted(settings.node.modes)}
     mode = parts[settings.node.mode] if len(parts) == 1 else MixedModes(parts)
     mode.cdi = files
+    mode.lists = lists
     if "mig" not in parts:
         mode.instances = instances
     elif mode is not parts["mig"]:

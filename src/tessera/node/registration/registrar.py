@@ -109,7 +109,7 @@ class NodeRegistrar:
     async def _wanted(self, node: Node, fleet: Fleet) -> dict[str, str | None]:
         """Returns the wanted annotations; None for one that must not exist."""
         settings = self._settings
-        if settings.dra:
+        if not settings.serves_pods:
             # The cards are published for ResourceClaims instead, and pods without claims must not get them.
             return dict.fromkeys((AGENT, Nvidia.keys.register, Nvidia.keys.handshake, PAIR_SCORES))
         way = BY_DOWNWARD_API if settings.uses_downward_api else BY_ALLOCATE

@@ -7,7 +7,7 @@ gets 400. Admitting a changed pod again changes nothing. Neither the document no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -18,6 +18,8 @@ from tessera.core.advice import capacity, mode_advice
 from tessera.core.ledger import Ledger
 from tessera.core.quota import excess_text
 from tessera.core.requests import PodRequest
+from tessera.scheduler.admission.claim_conversion import NotConverted, convert
+from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
 from tessera.scheduler.admission.env_injection import Injection, with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
@@ -27,6 +29,7 @@ from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes
+from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.pod_reader import pod_request
 from tessera.vendors.quota_mistakes import find_quota_mistakes
 from tessera.wire import admission
@@ -58,6 +61,8 @@ class AdmissionSettings:
     trusted_users: frozenset[str] = frozenset()
     """may create pods with reserved annotations"""
     injection: Injection = field(default_factory=Injection)
+    converts: bool = False
+    """whether requests for NVIDIA cards become ResourceClaims"""
 
     @classmethod
     def of(cls, settings: Settings) -> AdmissionSettings:
@@ -69,6 +74,7 @@ class AdmissionSettings:
             injection=Injection(
                 settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
             ),
+            converts=settings.dra_convert,
         )
 
 
@@ -80,8 +86,9 @@ def admit(
     settings: AdmissionSettings,
     ledger: Ledger,
     user: str = "",
+    claims: ClaimOwner = NO_CLAIMS,
 ) -> Verdict:
-    """The verdict on the creation of a pod, given as decoded JSON."""
+    """The verdict on the creation of a pod, given as decoded JSON. `claims`: whose its ResourceClaims are."""
     try:
         pod = msgspec.convert(document, Pod)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -94,7 +101,9 @@ def admit(
         )
     if not _is_ours(pod.spec.scheduler_name, settings):
         return _protect_foreign(document, pod, vendors, settings)
-    return _complete(document, pod, namespace=namespace, vendors=vendors, settings=settings, ledger=ledger)
+    return _complete(
+        document, pod, namespace=namespace, vendors=vendors, settings=settings, ledger=ledger, claims=claims
+    )
 
 
 def shown_name(metadata: Metadata) -> str:
@@ -132,6 +141,7 @@ def _complete(
     vendors: Mapping[str, Vendor],
     settings: AdmissionSettings,
     ledger: Ledger,
+    claims: ClaimOwner,
 ) -> Verdict:
     draft = draft_of(pod)
     containers = _containers(pod)
@@ -161,6 +171,10 @@ def _complete(
             where = f"container {shortened(asked.container)}: " if asked.container else ""
             return admission.denied(where + asked.text)
         request = asked
+    elif claims.owner is Owner.OURS and settings.scheduler_name and not pod.spec.node_name:
+        changed = with_spec(changed, schedulerName=settings.scheduler_name)
+    if warning := _claim_warning(claims, asks=asks):
+        draft.warn(warning)
     for mistake in find_mistakes(pod, vendors, skipped=left_alone):
         if mistake.is_refused:
             return admission.denied(mistake.text)
@@ -178,7 +192,25 @@ def _complete(
             return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
         if lacking := mode_advice(ledger, request):
             draft.warn(lacking)
-    return _protect(document, changed, draft, request=request, vendors=vendors, settings=settings, skipped=privileged)
+    template: Document | None = None
+    if request is not None and settings.converts:
+        resources = vendors[Nvidia.key].names.all if Nvidia.key in vendors else ()
+        converted = convert(changed, request, names=resources, privileged=privileged)
+        if isinstance(converted, NotConverted):
+            draft.warn(f"the pod's requests do not become a ResourceClaim: {converted.text}")
+        else:
+            changed, request, template = converted.document, converted.request, converted.template
+    answer = _protect(document, changed, draft, request=request, vendors=vendors, settings=settings, skipped=privileged)
+    return replace(answer, requires=template) if answer.allowed else answer
+
+
+def _claim_warning(claims: ClaimOwner, *, asks: bool) -> str:
+    """What the user should know about claims that Tessera does not allocate; empty if there is nothing."""
+    if claims.owner is Owner.OTHERS and asks:
+        return f"{claims.text}: Tessera does not allocate it, so a pod that asks for shares of cards too cannot start"
+    if claims.owner is Owner.UNKNOWN:
+        return f"{claims.text}, so the pod stays with its scheduler: create it before the pod"
+    return ""
 
 
 def _protect(

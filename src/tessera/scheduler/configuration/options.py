@@ -33,6 +33,8 @@ def build_settings(flags: Flags, environ: Mapping[str, str], read_file: ReadFile
     settings = replace(settings, device_sections=read_device_sections(sources, settings, read_file))
     if settings.turn_seconds >= settings.reservation_seconds:
         sources.blame("turn-timeout", "a bind must not wait longer than its reservation lasts (--reservation-timeout)")
+    if settings.dra_convert and not settings.dra:
+        sources.blame("dra-convert", "needs --dra, or no claim that it makes would be allocated")
     # Problems with these count as well, though they set nothing here.
     for each in (*IGNORED, PRINT_CONFIG):
         sources.read(each)

@@ -107,7 +107,7 @@ class GangCoordinator:
         gang, member = self._join(group, prepared.request)
         is_new = not member.is_shown
         member.is_shown = True
-        if phase == SUCCEEDED or not prepared.request.asks_for_devices:
+        if phase == SUCCEEDED or not prepared.needs_placement:
             state = MemberState.DONE
         elif pod.spec.node_name:
             state = MemberState.BOUND

@@ -23,6 +23,8 @@ MIB = 2**20
 """bytes"""
 ZONE = 'zone="vGPU"'
 """on every series about cards, as HAMi has it"""
+CLAIM_INDEX = "claim"
+"""instead of a container's position, for what a ResourceClaim gives to a pod"""
 COMPUTE_UNITS = frozenset({Amd.key})
 """vendors that count cores in the card's own units; ratios convert them to per cent"""
 
@@ -91,15 +93,17 @@ def _card_sample(node: str, card: Card) -> CardSample:
 
 
 def slice_samples(view: NodeInfo, pods: Iterable[PodFacts]) -> list[SliceSample]:
-    """One sample per container and card of this node; grants of one container on one card are added."""
+    """One sample per container and card of this node; grants of one container on one card are added, and so are those
+    of a pod's claims."""
     devices = {card.device.uuid: card.device for card in view.cards}
-    found: dict[tuple[str, str, int, str], tuple[int, int]] = {}
+    found: dict[tuple[str, str, str, str], tuple[int, int]] = {}
     for pod in pods:
         for position, grant in _held(pod):
             if grant.uuid not in devices:
                 continue
             # Two pods of one name overlap for a moment when one replaces the other; a series must be there only once.
-            key = (pod.namespace, pod.name, position, grant.uuid)
+            is_claim = position < len(pod.spans) and pod.spans[position].role is Role.CLAIM
+            key = (pod.namespace, pod.name, CLAIM_INDEX if is_claim else str(position), grant.uuid)
             memory, cores = found.get(key, (0, 0))
             found[key] = (memory + grant.memory, cores + grant.cores)
     node = escaped(view.name)
@@ -120,7 +124,7 @@ def _held(pod: PodFacts) -> Iterator[tuple[int, Grant]]:
                     yield position, grant
 
 
-def _slice_sample(node: str, key: tuple[str, str, int, str], *, memory: int, cores: int, device: Device) -> SliceSample:
+def _slice_sample(node: str, key: tuple[str, str, str, str], *, memory: int, cores: int, device: Device) -> SliceSample:
     namespace, pod, position, uuid = escaped(key[0]), escaped(key[1]), key[2], escaped(key[3])
     return SliceSample(
         place=f'namespace="{namespace}",node="{node}",pod="{pod}",container_index="{position}",device_uuid="{uuid}"',

@@ -9,11 +9,13 @@ of those: what is held of others changes nothing that the ledger logs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
+from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
+from tessera.scheduler.claims.book import ClaimBook
 from tessera.scheduler.metrics import card_series, legacy_series
 from tessera.scheduler.metrics.mig_instances import MigInstances
 from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
@@ -31,8 +33,10 @@ Blocks = tuple[bytes, ...]
 class Exposition:
     """The series about one ledger."""
 
-    def __init__(self, ledger: Ledger, *, legacy: bool = False) -> None:
+    def __init__(self, ledger: Ledger, *, legacy: bool = False, claims: ClaimBook | None = None) -> None:
+        """`claims` says which pods use what claims hold."""
         self._ledger = ledger
+        self._claims = claims
         self.instances = MigInstances(self.touch)
         """to be told the MIG annotation of every pod"""
         self._cards = card_series.CARDS + (legacy_series.CARDS if legacy else ())
@@ -107,7 +111,7 @@ class Exposition:
             self._blocks.pop(name, None)
             return 0
         cards = card_series.card_samples(view)
-        slices = card_series.slice_samples(view, (entry.facts for entry in self._ledger.pods_on(name)))
+        slices = card_series.slice_samples(view, self._holders(name))
         instances = card_series.instance_samples(cards, self.instances.on(name))
         self._blocks[name] = blocks = (
             *(series.lines(cards) for series in self._cards),
@@ -115,6 +119,18 @@ class Exposition:
             *(series.lines(slices) for series in self._slices),
         )
         return sum(map(len, blocks))
+
+    def _holders(self, name: str) -> Iterator[PodFacts]:
+        """What pods hold on a node. What a claim holds is shown as held by each pod that uses it."""
+        for entry in self._ledger.pods_on(name):
+            facts = entry.facts
+            key = f"{facts.namespace}/{facts.name}"
+            record = self._claims.get(key, facts.uid) if self._claims is not None else None
+            if record is None:
+                yield facts
+            else:
+                users = record.claim.status.reserved_for or ()
+                yield from (facts._replace(name=user.name, uid=user.uid) for user in users)
 
 
 def _chunks(blocks: Iterable[bytes]) -> Iterable[bytes]:

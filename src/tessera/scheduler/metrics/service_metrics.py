@@ -52,6 +52,12 @@ class Levels:
     """gangs without a plan"""
     gangs_planned: int = 0
     """gangs whose places are held, or that are being bound"""
+    claims_allocated: int = 0
+    """ResourceClaims that hold devices of ours"""
+    claims_uncertain: int = 0
+    """writes of claims that were not answered and could not be looked up yet"""
+    awaiting_claims: int = 0
+    """pods that were refused because of their claims"""
 
 
 class Metrics:
@@ -95,6 +101,17 @@ class Metrics:
             "gangs_planned": Gauge(
                 "tessera_gangs_planned", "Gangs whose places are held, or that are being bound.", registry=registry
             ),
+            "claims_allocated": Gauge(
+                "tessera_claims_allocated", "ResourceClaims that hold cards, whoever allocated them.", registry=registry
+            ),
+            "claims_uncertain": Gauge(
+                "tessera_claims_uncertain",
+                "Writes of ResourceClaims of unknown effect, which hold their devices until the claim can be patched.",
+                registry=registry,
+            ),
+            "awaiting_claims": Gauge(
+                "tessera_pods_awaiting_claims", "Pods that wait for a ResourceClaim that they name.", registry=registry
+            ),
         }
         self._preemptions = Counter(
             "tessera_preemptions",
@@ -113,6 +130,14 @@ class Metrics:
         self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
         for tally in (*self._seconds.values(), self._search, self._writes):
             registry.register(tally)
+        self._claim_writes = Counter(
+            "tessera_claim_writes",
+            "ResourceClaims written, by result: allocated, or released because their pod could not use them.",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("allocated", "released"):
+            self._claim_writes.labels(result)
         self._dropped = Counter("tessera_events_dropped", "Events given up under pressure.", registry=registry)
         self._overallocated = Gauge(
             "tessera_devices_overallocated", "Devices with more granted than they have; must be 0.", registry=registry
@@ -192,6 +217,11 @@ class Metrics:
         """More gangs than before became whole, and more plans were given up."""
         self._gangs_bound.inc(bound)
         self._gangs_given_up.inc(given_up)
+
+    def claims(self, *, allocated: int, released: int) -> None:
+        """More claims than before were written."""
+        self._claim_writes.labels("allocated").inc(allocated)
+        self._claim_writes.labels("released").inc(released)
 
     def wrote(self, verb: str) -> None:
         """One write was sent to the apiserver: bind, patch, create, ..."""

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from tessera.core.audit import audit
 from tessera.core.selection import Selected, Selector
+from tessera.lab.simulator.claims import as_claims
 from tessera.lab.simulator.cluster import SimulatedCluster, make_request
 from tessera.lab.simulator.saturation import SaturationOptions, place_pod, saturate
 from tessera.lab.simulator.strategies import STRATEGIES
@@ -45,6 +47,25 @@ def test_no_policy_gives_more_than_there_is(policy: str) -> None:
     assert (arrays.free_cpu[rows] >= 0).all()
     assert (arrays.free_memory[rows] >= 0).all()
     assert (arrays.used_memory <= arrays.memory).all()
+    assert audit(cluster.ledger) == []
+
+
+@pytest.mark.parametrize("policy", ["fragmentation", "binpack-spread", "best-fit"])
+def test_pods_with_claims_are_packed_as_the_same_pods_without(policy: str) -> None:
+    world = make_trace(nodes=6, seed=3)
+    claimed = as_claims(world)
+    assert any(pod.ask.models for pod in claimed.pods)
+    assert make_request(claimed.pods[0].ask).shape != make_request(world.pods[0].ask).shape
+    assert saturate(claimed, policy, 1) == saturate(world, policy, 1)
+
+
+def test_a_claim_for_an_instance_is_placed_like_a_pod_for_one() -> None:
+    world = trace((replace(nodes(1)[0], mig=True),), pod("p", milli=200), pod("q", milli=400))
+    cluster = SimulatedCluster(world.nodes, claims=True)
+    strategy = STRATEGIES["fragmentation"](cluster, world, Random(1))
+    for each in as_claims(world).pods:
+        assert place_pod(cluster, strategy, each.ask) is not None
+    assert cluster.arrays.used_memory.sum() == 750
     assert audit(cluster.ledger) == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.node.dra.claim_reader import read_claim
+from tessera.node.dra.claim_reader import claims_of, read_claim
 from tessera.node.dra.offers import Offer, offers
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import PodKey
@@ -67,10 +67,19 @@ def test_each_request_becomes_its_slices(
     results: list[dict[str, Any]], offered: dict[str, Offer], slices: dict[str, tuple[DeviceEntry, ...]]
 ) -> None:
     parts = read_claim(claim(*results), offered, node="n")
-    assert {part.name: part.claim.slices for part in parts} == slices
-    assert [part.claim.position for part in parts] == list(range(len(parts)))
-    assert {part.claim.pod for part in parts} == {PodKey("team", "c", "u")}
-    assert all(part.claim.of_resource_claim for part in parts)
+    found = claims_of(parts)
+    assert {each.container: each.slices for each in found} == slices
+    assert [part.name for part in parts] == [*slices]
+    assert [each.position for each in found] == list(range(len(parts)))
+    assert {each.pod for each in found} == {PodKey("team", "c", "u")}
+    assert all(each.of_resource_claim for each in found)
+
+
+def test_an_administrators_access_holds_nothing() -> None:
+    sick = Fleet((card(A, problem="XID 79"), card(B, 1)))
+    offered = {each.name: each for each in offers(sick, AgentSettings(node_name="n"))}
+    (part,) = read_claim(claim(result(adminAccess=True), result(B, adminAccess=True)), offered, node="n")
+    assert (part.claim, part.cards) == (None, (A, B))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +88,7 @@ def test_each_request_becomes_its_slices(
         ([], OFFERED, "no device of node n"),
         ([result(pool="another")], OFFERED, "no device of node n"),
         ([result(device="gpu-0")], OFFERED, "not among this node's devices"),
-        ([result(adminAccess=True)], OFFERED, "adminAccess"),
+        ([result(adminAccess=True), result(B)], OFFERED, "with and without adminAccess"),
         ([result(consumedCapacity={"memory": "1Ki", "cores": "0"})], OFFERED, "less than 1 MiB"),
         ([result(consumedCapacity={"cores": "0"})], OFFERED, "nothing is allocated as memory"),
         ([result(consumedCapacity={"memory": "1Gi"})], OFFERED, "nothing is allocated as cores"),

@@ -117,6 +117,7 @@ def test_attributes_say_what_is_known() -> None:
         "type": "gpu",
         "uuid": A,
         "index": None if found["index"].number is None else 0,
+        "mode": "hami-core",
         "model": "NVIDIA H200",
         "numaNode": 1,
         "architecture": "Hopper",
@@ -128,7 +129,7 @@ def test_attributes_say_what_is_known() -> None:
         "resource.kubernetes.io/pciBusID": "0000:3b:00.0",
     }
     bare = device(card(), settings()).attributes or {}
-    assert sorted(bare) == ["index", "model", "type", "uuid"]
+    assert sorted(bare) == ["index", "mode", "model", "type", "uuid"]
 
 
 @pytest.mark.parametrize(

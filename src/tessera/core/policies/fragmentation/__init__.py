@@ -135,7 +135,7 @@ class Growth:
     unserved: float | None
     """idle cards that the host's CPU and memory cannot serve; None if it is unknown what the host has free"""
     groups: float
-    """whole groups of cards that are broken"""
+    """whole cards and groups of them that are broken"""
     scarce: float
     """cards of a model that other pods cannot do without"""
 
@@ -175,7 +175,7 @@ def _forecasts_part_by_part(forecast: DemandForecast) -> Iterator[DemandForecast
     yield step
     step = replace(step, loads=forecast.loads)
     yield step
-    step = replace(step, groups=forecast.groups)
+    step = replace(step, groups=forecast.groups, whole_need=forecast.whole_need)
     yield step
     yield forecast
 

@@ -15,8 +15,8 @@ import numpy as np
 from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast
 from tessera.core.policies.base import Floats
-from tessera.core.policies.fragmentation.growth import DIGITS, GROUP, MISSING, SCARCE, UNSERVED
-from tessera.core.policies.fragmentation.waste import waste_table
+from tessera.core.policies.fragmentation.growth import DIGITS, GROUP, MISSING, UNSERVED
+from tessera.core.policies.fragmentation.waste import SCARCE, waste_table
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.scarcity import group_places
 

@@ -20,15 +20,13 @@ from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandGroup
 from tessera.core.devices import MIG
 from tessera.core.policies.base import Floats
-from tessera.core.policies.fragmentation.waste import MigWaste, mig_waste, waste_rows
+from tessera.core.policies.fragmentation.waste import SCARCE, MigWaste, mig_waste, waste_rows
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
 UNSERVED = 0.2
-"""loss for one idle card that the host cannot serve; the four weights were set once, docs/packing.md says how"""
+"""loss for one idle card that the host cannot serve; the weights were set once, docs/packing.md says how"""
 GROUP = 0.01
 """worth of one card in a whole group, where all demand is for such groups; with less demand it falls by its root"""
-SCARCE = 0.2
-"""loss for one card of a model all of which are needed by pods that accept nothing else"""
 DIGITS = 6
 """of a growth, in cards: less is noise of floating point and must not outweigh the names"""
 MISSING = 1_000.0

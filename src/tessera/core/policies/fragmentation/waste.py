@@ -20,6 +20,9 @@ from tessera.core.devices import Device, MigProfile
 from tessera.core.mig import MOST_SLICES, bits, by_size
 from tessera.core.policies.base import Floats
 
+SCARCE = 0.2
+"""loss for one card of a kind that is used up: of a model all of which are needed by pods that accept nothing else, or
+an unused card, of which so many are needed as there are and one more"""
 NO_DEMAND = 0.02
 """weight of the case that no pod comes for a part, against 1 for all pods together"""
 
@@ -28,13 +31,28 @@ NO_DEMAND = 0.02
 def waste_table(forecast: DemandForecast) -> Floats:
     """By free memory and free cores, both 0 to `GRAIN`: the expected waste, in cards."""
     # Forecasts often differ in their needs only, and are quicker to look up than what the table depends on.
-    return _waste_table(forecast.slices, forecast.memory_part)
+    table = _waste_table(forecast.slices, forecast.memory_part)
+    kept = worth_of_unused(forecast)
+    if kept:
+        table = table.copy()
+        table[GRAIN, GRAIN] -= kept
+    return table
 
 
 @lru_cache(maxsize=8)
 def waste_rows(forecast: DemandForecast) -> list[list[float]]:
     """The same table as plain numbers, which are quicker to look up one by one; not to be changed."""
-    return _waste_rows(forecast.slices, forecast.memory_part)
+    rows = _waste_rows(forecast.slices, forecast.memory_part)
+    return [*rows[:-1], [*rows[-1][:-1], rows[-1][-1] - worth_of_unused(forecast)]]
+
+
+def worth_of_unused(forecast: DemandForecast) -> float:
+    """What a card is worth beyond its free parts as long as it is unused, in cards.
+
+    Nothing while there are enough unused cards for the pods that need one. Once there are not, a pod that could share
+    a card and opens another one takes it from a pod that cannot.
+    """
+    return SCARCE * (forecast.whole_need - 1.0)
 
 
 @lru_cache(maxsize=8)
@@ -90,12 +108,21 @@ class MigWaste:
     no profile holds do not come to such a card, and instances bring cores of their own. Answers are cached.
     """
 
-    def __init__(self, demand: Sequence[DemandSlice], profiles: Sequence[MigProfile], memory: int, slices: int) -> None:
+    def __init__(
+        self,
+        demand: Sequence[DemandSlice],
+        profiles: Sequence[MigProfile],
+        *,
+        memory: int,
+        slices: int,
+        unused_worth: float = 0.0,
+    ) -> None:
         self._profiles = [
             _ProfilePlaces(each, tuple(bits([place]) for place in each.placements)) for each in by_size(profiles)
         ]
         self._memories = [each.profile.memory for each in self._profiles]
         self._slices = slices
+        self._unused_worth = unused_worth
         self._waste: dict[int, float] = {}
         self._instances: dict[tuple[int, int], Instance | None] = {}
         """by the slices taken before, and the first profile that is large enough"""
@@ -112,7 +139,7 @@ class MigWaste:
         """In cards."""
         waste = self._waste.get(taken)
         if waste is None:
-            waste = self._waste[taken] = self._expected_waste(taken)
+            waste = self._waste[taken] = self._expected_waste(taken) - (0.0 if taken else self._unused_worth)
         return waste
 
     def take(self, taken: int, memory: int) -> Instance | None:
@@ -146,13 +173,15 @@ class MigWaste:
 
 def mig_waste(forecast: DemandForecast, device: Device) -> MigWaste | None:
     """For a card in MIG mode; None if its places cannot be weighed."""
-    return _mig_waste(forecast.slices, device.mig_profiles, device.memory)
+    return _mig_waste(forecast.slices, device.mig_profiles, device.memory, worth_of_unused(forecast))
 
 
 @lru_cache(maxsize=64)
-def _mig_waste(demand: tuple[DemandSlice, ...], profiles: tuple[MigProfile, ...], memory: int) -> MigWaste | None:
+def _mig_waste(
+    demand: tuple[DemandSlice, ...], profiles: tuple[MigProfile, ...], memory: int, unused_worth: float
+) -> MigWaste | None:
     places = [place for profile in profiles for place in profile.placements]
     slices = max((place.start + place.size for place in places), default=0)
     if not 0 < slices <= MOST_SLICES or any(place.size < 1 for place in places):
         return None
-    return MigWaste(demand, profiles, memory, slices)
+    return MigWaste(demand, profiles, memory=memory, slices=slices, unused_worth=unused_worth)

@@ -43,6 +43,7 @@ from tessera.lab.sandbox.controllers.garbage_collector import (
 from tessera.lab.sandbox.controllers.job import plan_job
 from tessera.lab.sandbox.controllers.plan import Plan, PlannedEvent, Planner, make_condition
 from tessera.lab.sandbox.controllers.replica_set import plan_replica_set
+from tessera.lab.sandbox.controllers.resource_claim import ResourceClaimController
 from tessera.lab.sandbox.controllers.stateful_set import plan_stateful_set
 from tessera.lab.sandbox.objects import is_being_deleted, name_of, namespace_of, uid_of
 
@@ -64,6 +65,7 @@ class ControllerLoop:
         self._store = verbs.cluster.store
         self._dependents = Dependents(self._store)
         self._collector = GarbageCollector(verbs, self._dependents)
+        self._claims = ResourceClaimController(verbs, self._collector, call=RequestContext(user=USER))
         self._queue: dict[ObjectKey, None] = {}
         self._some = asyncio.Event()
         self._failures: dict[ObjectKey, int] = {}
@@ -87,6 +89,8 @@ class ControllerLoop:
             owner = owner_key(reference, change.new.namespace)
             if owner is not None:
                 self._add(owner)
+        for key in self._claims.affected(change):
+            self._add(key)
         if change.new.kind in PLANNERS and not change.removed:
             self._add(key_of(change.new))
 
@@ -108,6 +112,8 @@ class ControllerLoop:
         if stored is None:
             return
         await self._collector.collect(stored)
+        if self._store.get(*key) is stored:
+            await self._claims.sync(stored)
         planner = PLANNERS.get(stored.kind)
         if planner is None or self._store.get(*key) is not stored or is_being_deleted(stored.object):
             return

@@ -14,7 +14,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.kube.backoff import Backoff
@@ -25,6 +25,7 @@ from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.api.pod_logs import LogLine
 from tessera.lab.sandbox.nodes import pod_statuses
 from tessera.lab.sandbox.nodes.allocation import AllocateError, SimulatedPlugin
+from tessera.lab.sandbox.nodes.claims import ClaimDriver, NodeClaims
 from tessera.lab.sandbox.nodes.container_logs import container_log
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds, Unavailable
 from tessera.lab.sandbox.nodes.environments import container_environment
@@ -120,6 +121,7 @@ class Kubelet:
         self._up = asyncio.Event()
         self._up.set()
         self._tasks: asyncio.TaskGroup | None = None
+        self._claims = NodeClaims(client, None)
 
     # -- state
 
@@ -167,9 +169,12 @@ class Kubelet:
         self._ids.release(uid)
         if life is not None and life.task is not None:
             life.task.cancel()
+        if self._tasks is not None:
+            self._tasks.create_task(self._unprepare(uid))
 
-    async def run(self, agent: SimulatedPlugin) -> None:
-        """Admits and runs pods, until cancelled."""
+    async def run(self, agent: SimulatedPlugin, driver: ClaimDriver | None = None) -> None:
+        """Admits and runs pods, until cancelled. `driver` serves their ResourceClaims."""
+        self._claims = NodeClaims(self._client, driver)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             # Pods whose deletion was seen before `run`.
@@ -228,6 +233,7 @@ class Kubelet:
 
     async def _start(self, life: _PodLife, annotations: dict[str, str]) -> None:
         await self._annotate(life, annotations)
+        await self._prepare(life)
         pod = life.pod
         for done in range(len(pod["spec"].get("initContainers") or ())):
             await self._report(life, pod_statuses.initializing(pod, done, at=self._stamp(), address=ADDRESS))
@@ -239,6 +245,34 @@ class Kubelet:
             await asyncio.sleep(run_s)
             code = int(_number(annotations_of(pod).get(EXIT_CODE)) or 0)
             await self._report(life, pod_statuses.ended(pod, exit_code=code, since=since, at=self._stamp()))
+            await self._unprepare(uid_of(pod))
+
+    async def _unprepare(self, uid: str) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._claims.unprepare(uid)
+            except AllocateError:
+                failures += 1
+                await asyncio.sleep(_RETRIES.delay(failures, self._rng))
+            else:
+                return
+
+    async def _prepare(self, life: _PodLife) -> None:
+        """Repeats the calls for the pod's claims until they succeed, as kubelet does; then the containers start."""
+        failures = 0
+        while True:
+            try:
+                prepared = await self._claims.prepare(life.pod)
+                break
+            except (AllocateError, KubeError):
+                failures += 1
+                await asyncio.sleep(_RETRIES.delay(failures, self._rng))
+        for container in containers_of(life.pod):
+            key = uid_of(life.pod), container["name"]
+            added = prepared.environment(container)
+            if added:
+                self.containers[key] = replace(self.containers[key], env={**self.containers[key].env, **added})
 
     async def _reject(self, life: _PodLife, status: Json, annotations: dict[str, str]) -> None:
         await self._annotate(life, annotations)
@@ -248,6 +282,7 @@ class Kubelet:
         grace = life.pod["metadata"].get("deletionGracePeriodSeconds") or 0
         await asyncio.sleep(min(grace, self._pace.stop_s))
         pod = life.pod
+        await self._unprepare(uid_of(pod))
         path = PODS.path(namespace_of(pod), name_of(pod))
         await self._until_accepted(lambda: self._client.delete(path, uid=uid_of(pod), grace_seconds=0))
 

@@ -23,6 +23,7 @@ from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import SimulatedPlugin, TesseraAgent
+from tessera.lab.sandbox.nodes.claims import ClaimDriver
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds
 from tessera.lab.sandbox.nodes.hami_plugin import HamiPlugin
 from tessera.lab.sandbox.nodes.kubelet import ADDRESS, ContainerView, Kubelet, KubeletFaults, KubeletTimings
@@ -133,6 +134,10 @@ class SimulatedNode:
             rng=self._rng,
         )
 
+    def claim_driver(self) -> ClaimDriver | None:
+        """What serves ResourceClaims on this node; nodes with the real agent have one."""
+        return None
+
     async def register(self) -> None:
         """Creates the node, or updates the existing one."""
         self._offer()
@@ -149,7 +154,7 @@ class SimulatedNode:
         """Sends heartbeats and runs the kubelet, until cancelled."""
         assert self._agent is not None
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.kubelet.run(self._agent))
+            tasks.create_task(self.kubelet.run(self._agent, self.claim_driver()))
             tasks.create_task(self._every(self.spec.heartbeat_s, self._heartbeat))
             if self.spec.handshake:
                 tasks.create_task(self._every(HANDSHAKE_EVERY_S, self._shake_hands))

@@ -66,19 +66,22 @@ class _NodeSeen:
 
 
 class Attempts:
-    """`profiles`: the scheduler names served here, and whether their pods go to the extender."""
+    """`profiles`: the scheduler names served here, and whether their pods go to the extender; `asks_about_all`: also
+    those that request nothing of what it manages."""
 
     def __init__(
         self,
         *,
         profiles: Mapping[str, bool],
         managed: frozenset[str],
+        asks_about_all: bool = False,
         rng: random.Random | None = None,
         queue: SchedulingQueue | None = None,
     ) -> None:
         self.queue = queue or SchedulingQueue()
         self._profiles = profiles
         self._managed = managed
+        self._asks_about_all = asks_about_all
         self._rng = rng or random.Random(0)
         self._nodes: dict[str, _NodeSeen] = {}
         self._waiting: dict[str, Json] = {}
@@ -140,7 +143,8 @@ class Attempts:
                 misfits[name] = reasons
             else:
                 candidates.append(name)
-        extended = self._profiles[pod["spec"]["schedulerName"]] and asks_for(pod, self._managed)
+        is_asked = self._asks_about_all or asks_for(pod, self._managed)
+        extended = self._profiles[pod["spec"]["schedulerName"]] and is_asked
         return Attempt(pod, needs, tuple(candidates), misfits, len(self._nodes), extended)
 
     def choose(self, attempt: Attempt, nodes: Iterable[str]) -> str | None:
@@ -225,9 +229,10 @@ class Attempts:
 
 
 def _essence(pod: Json) -> Json:
-    """The pod without metadata that changes with every write."""
+    """The pod without metadata that changes with every write; of its status, the claims that were made for it."""
     metadata = {key: value for key, value in pod["metadata"].items() if key not in _BESIDE}
-    return {"metadata": metadata, "spec": pod["spec"]}
+    claims = (pod.get("status") or {}).get("resourceClaimStatuses")
+    return {"metadata": metadata, "spec": pod["spec"], "claims": claims}
 
 
 def fit_error(nodes: int, misfits: Reasons) -> str:

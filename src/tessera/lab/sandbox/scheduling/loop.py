@@ -45,6 +45,8 @@ class SchedulerProfile:
     """scheduler names, and whether their pods go to the extender"""
     managed: frozenset[str] = MANAGED
     """resources that only the extender counts"""
+    asks_about_all: bool = False
+    """the extender has no managedResources: it is asked about pods that have ResourceClaims only, and all others"""
     early_retries: bool = True
     """a refused pod's back-off ends when no pod is active, as since v1.33"""
     parallel_binds: int = PARALLEL_BINDS
@@ -69,6 +71,7 @@ class SchedulingLoop:
         self.attempts = Attempts(
             profiles=self.profile.names if extender is not None else dict.fromkeys(self.profile.names, False),
             managed=self.profile.managed,
+            asks_about_all=self.profile.asks_about_all,
             rng=rng,
             queue=SchedulingQueue(early=self.profile.early_retries),
         )

@@ -171,7 +171,8 @@ class Mig(SharingMode):
         """Updates the CDI specs and the pod's annotation before the container gets its response."""
         await self.refresh()
         allocations = [each.allocation for each in found.instances]
-        if any(each not in claim.mig for each in allocations):
+        # A ResourceClaim says itself which instance it gets, and has no annotation to complete.
+        if not claim.of_resource_claim and any(each not in claim.mig for each in allocations):
             async with asyncio.timeout(WRITE_S):
                 await self._write(claim.pod, allocations)
         uuids = [each.mig_uuid for each in allocations if each.mig_uuid]

@@ -1,0 +1,142 @@
+"""The ResourceClaims of a pod in plain values, and what there is for a claim whose selectors no card matches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tessera.core.devices import Device
+from tessera.core.ledger import Ledger
+from tessera.core.requests import PodRequest, Request, Role, container_title
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.request import ContainerSummary
+from tessera.inspect.slices import GrantedSlice, consumer_names, holder_slices
+from tessera.scheduler.claims.book import ClaimRecord
+from tessera.vendors.claims import BadClaim
+from tessera.wire.cel import AllOf
+from tessera.wire.objects import Pod, PodClaim
+
+LISTED = 6
+"""kinds of cards in one sentence; the rest are counted"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSummary:
+    """One ResourceClaim of a pod."""
+
+    name: str
+    """of the claim; the pod's own name for it while it does not exist"""
+    state: str
+    """in words"""
+    template: str = ""
+    """that it is made of"""
+    asks: tuple[tuple[ContainerSummary, ...], ...] = ()
+    """for each request, its alternatives; empty if it cannot be read"""
+    problem: str = ""
+    """why it is not served"""
+    slices: tuple[GrantedSlice, ...] = ()
+    pods: tuple[str, ...] = ()
+    """that it is reserved for"""
+
+    @property
+    def lines(self) -> list[str]:
+        """What it is, then what it asks for."""
+        template = f" of template {self.template}" if self.template else ""
+        users = f", reserved for {', '.join(self.pods)}" if self.pods else ""
+        asks = [f"  {' or '.join(each.amounts_text for each in alternatives)}" for alternatives in self.asks]
+        return [f"{self.name}{template}: {self.state}{users}", *asks, *([f"  {self.problem}"] if self.problem else [])]
+
+
+def summarize_claims(cluster: OfflineCluster, pod: Pod) -> tuple[ClaimSummary, ...]:
+    """In the order in which the pod names them; those that turned out not to be needed are left out."""
+    found = (_summarize(cluster, pod, own) for own in pod.spec.resource_claims or ())
+    return tuple(each for each in found if each is not None)
+
+
+def _summarize(cluster: OfflineCluster, pod: Pod, own: PodClaim) -> ClaimSummary | None:
+    template, name = own.resource_claim_template_name or "", own.resource_claim_name
+    if name is None:
+        made = [each for each in pod.status.resource_claim_statuses or () if each.name == own.name]
+        if made and made[0].resource_claim_name is None:
+            return None
+        name = made[0].resource_claim_name if made else None
+    record = cluster.engine.claims.book.get(f"{pod.metadata.namespace}/{name}") if name else None
+    if record is None:
+        return ClaimSummary(name or own.name, "it does not exist yet", template)
+    return replace(summarize_claim(cluster, record), template=template)
+
+
+def summarize_claim(cluster: OfflineCluster, record: ClaimRecord) -> ClaimSummary:
+    book, claim = cluster.engine.claims.book, record.claim
+    ask = book.ask(record)
+    asks: tuple[tuple[ContainerSummary, ...], ...] = ()
+    if not isinstance(ask, BadClaim):
+        asks = tuple(tuple(_asked(ask.name, one.name, one.request) for one in each) for each in ask.requests)
+    slices = holder_slices(cluster.ledger, record.facts, ()) if record.facts is not None else ()
+    return ClaimSummary(
+        claim.metadata.name,
+        _state(record),
+        asks=asks,
+        problem=ask.text if isinstance(ask, BadClaim) and not record.is_allocated else "",
+        slices=slices,
+        pods=consumer_names(book, record.facts)
+        if record.facts is not None
+        else tuple(each.name for each in claim.status.reserved_for or ()),
+    )
+
+
+def _state(record: ClaimRecord) -> str:
+    if record.claim.metadata.deletion_timestamp:
+        return "being deleted"
+    if not record.is_allocated:
+        return "not allocated"
+    return f"allocated on {record.facts.node}" if record.facts is not None else "allocated by another driver"
+
+
+def _asked(claim: str, name: str, request: Request) -> ContainerSummary:
+    amounts = (request.count, request.memory, request.percent, request.cores)
+    return ContainerSummary(name, Role.CLAIM.value, request.vendor, "", *amounts, claim)
+
+
+# -- selectors
+
+
+def unmet_selectors(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Iterator[str]:
+    """One sentence for each request of a claim that accepts no card of these nodes, with what there is instead."""
+    wanted = [
+        (container.name, one.vendor, one.accepts.filter)
+        for container in pod.containers
+        for one in container.requests
+        if one.accepts is not None and isinstance(one.accepts.filter, AllOf)
+    ]
+    cards: list[Device] | None = None
+    for name, vendor, selectors in wanted:
+        if cards is None:
+            cards = [device for node in names for device in ledger.devices(node).values()]
+        published = [device for device in cards if device.vendor == vendor and device.published]
+        if published and not any(_accepts(selectors, device) for device in published):
+            yield f"{container_title(name)}: {_unmatched(selectors, published)}"
+
+
+def _unmatched(selectors: AllOf, cards: Sequence[Device]) -> str:
+    alone = [AllOf(selectors.driver, (text,)) for text in selectors.texts]
+    failing = [each.texts[0] for each in alone if not any(_accepts(each, device) for device in cards)]
+    what = f"no card matches {' nor '.join(failing)}" if failing else "no card matches all of its selectors"
+    return f"{what}; there are {_kinds(cards)}"
+
+
+def _kinds(cards: Sequence[Device]) -> str:
+    counts = Counter((device.model, _profiles(device)) for device in cards).most_common()
+    said = [f"{number} x {model}{profiles}" for (model, profiles), number in counts[:LISTED]]
+    more = f" and {len(counts) - LISTED} other kinds" if len(counts) > LISTED else ""
+    return f"{', '.join(said)}{more}"
+
+
+def _profiles(device: Device) -> str:
+    names = [profile for profile, _ in device.published if profile]
+    return f" (MIG {', '.join(names)})" if names else ""
+
+
+def _accepts(selectors: AllOf, device: Device) -> bool:
+    return any(selectors.accepts(published) for _, published in device.published)

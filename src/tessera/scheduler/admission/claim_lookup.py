@@ -1,0 +1,113 @@
+"""Finds out what the claims of a new pod ask for: from the informers, and from the API what they do not show yet.
+
+A pod, its template and its class are often created together, so an informer may show the pod's claims a moment too
+late. Nothing is remembered here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, BadName, KubeError
+from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner, find_owner
+from tessera.scheduler.admission.claim_templates import ClaimTemplates
+from tessera.scheduler.claims.book import ClaimBook
+from tessera.vendors.claims import is_our_class
+from tessera.wire.admission import Review
+from tessera.wire.claim_spec import ClaimSpec, DeviceClass, ResourceClaimTemplate
+from tessera.wire.resource_api import ClaimingPod, ResourceClaim
+
+log = structlog.get_logger(__name__)
+
+READ_S = 3.0
+"""for all objects of a pod, while the apiserver waits for the webhook"""
+MOST_READS = 8
+"""objects of one pod that are read from the API"""
+
+T = TypeVar("T")
+
+
+class ClaimLookup:
+    """What the webhook asks about claims."""
+
+    def __init__(self, client: KubeClient, book: ClaimBook, templates: ClaimTemplates) -> None:
+        self._client = client
+        self._book = book
+        self._templates = templates
+
+    async def find_owner(self, asked: Review) -> ClaimOwner:
+        """Whose the claims of the pod are."""
+        try:
+            pod = msgspec.json.decode(asked.object, type=ClaimingPod) if asked.object else ClaimingPod()
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            # Not a pod: the webhook says so.
+            return NO_CLAIMS
+        known = _Sources(self._book, self._templates)
+        owner = find_owner(pod, asked.namespace, known)
+        for _ in range(MOST_READS):
+            missing = known.missing
+            if owner.owner is not Owner.UNKNOWN or missing is None:
+                break
+            await self._read(known, missing)
+            owner = find_owner(pod, asked.namespace, known)
+        return owner
+
+    async def use_template(self, namespace: str, template: Mapping[str, Any]) -> None:
+        await self._templates.use(namespace, template)
+
+    async def _read(self, known: _Sources, missing: tuple[str, str, str]) -> None:
+        kind, namespace, name = missing
+        known.missing, known.read[missing] = None, None
+        try:
+            async with asyncio.timeout(READ_S):
+                match kind:
+                    case "class":
+                        known.read[missing] = await self._client.get(DEVICE_CLASSES.path(name=name), DeviceClass)
+                    case "claim":
+                        claim = await self._client.get(RESOURCE_CLAIMS.path(namespace, name), ResourceClaim)
+                        known.read[missing] = claim.spec
+                    case _:
+                        path = RESOURCE_CLAIM_TEMPLATES.path(namespace, name)
+                        known.read[missing] = (await self._client.get(path, ResourceClaimTemplate)).spec.spec
+        except (KubeError, BadName, TimeoutError) as error:
+            if not (isinstance(error, ApiError) and error.status == HTTPStatus.NOT_FOUND):
+                log.warning("a claim of a new pod cannot be read", kind=kind, name=name, error=str(error) or "timeout")
+
+
+class _Sources:
+    """Informers first, then what was read for this pod."""
+
+    def __init__(self, book: ClaimBook, templates: ClaimTemplates) -> None:
+        self._book = book
+        self._templates = templates
+        self.read: dict[tuple[str, str, str], ClaimSpec | DeviceClass | None] = {}
+        """by kind, namespace and name; None where there is no such object"""
+        self.missing: tuple[str, str, str] | None = None
+        """the last one that is not known and was not read"""
+
+    def claim(self, namespace: str, name: str) -> ClaimSpec | None:
+        record = self._book.get(f"{namespace}/{name}")
+        return record.claim.spec if record is not None else self._other("claim", namespace, name, ClaimSpec)
+
+    def template(self, namespace: str, name: str) -> ClaimSpec | None:
+        return self._templates.get(namespace, name) or self._other("template", namespace, name, ClaimSpec)
+
+    def serves_class(self, name: str) -> bool | None:
+        found = self._book.classes.get(name) or self._other("class", "", name, DeviceClass)
+        return None if found is None else is_our_class(found)
+
+    def _other(self, kind: str, namespace: str, name: str, expected: type[T]) -> T | None:
+        key = kind, namespace, name
+        if key not in self.read:
+            self.missing = key
+            return None
+        found = self.read[key]
+        return found if isinstance(found, expected) else None

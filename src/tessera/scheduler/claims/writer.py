@@ -1,0 +1,307 @@
+"""Writes ResourceClaims: allocated and reserved for a pod before its Binding, or released.
+
+    written                              IDLE, with what the API server answered
+    another version (409)                read; sent again for that version if nothing else has been decided about it
+    no answer                            sent again: a second one for the same version cannot land. At the end touched:
+                                         then nothing that was sent before can land, and the answer shows what has
+    not even touched                     UNCERTAIN; touched again at every tick
+    gone, allocated by others, forbidden nothing was written
+
+A write is valid for one version of the claim, as a Binding is for one version of its pod. A claim that people made is
+protected by the finalizer that kube-controller-manager knows, so that it stays while pods use it; one that was made for
+a pod goes with the pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from tessera.core.grants import Placement
+from tessera.core.holdings import PodFacts
+from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, WriteState, owner_uid
+from tessera.scheduler.claims.pod_claims import ClaimUse
+from tessera.scheduler.claims.reader import MOST_CONSUMERS
+from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.pod_cycle import PodCycle
+from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.tenure import NOT_LEADING, Tenure
+from tessera.scheduler.write_retries import ATTEMPTS, CONFLICT, NOT_FOUND, TAKEN_OVER, TOO_MANY, pause_before
+from tessera.services.failpoints import Failpoint, failpoint
+from tessera.vendors.claims import BadClaim, PoolDevices, allocation, claim_grants
+from tessera.wire import keys
+from tessera.wire.resource_api import DRIVER, Allocation, ClaimStatus, Consumer, ResourceClaim
+
+log = structlog.get_logger(__name__)
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+"""kube-controller-manager removes it, and the allocation, when no pod uses the claim any more"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWrite:
+    """What is about to be written to one claim."""
+
+    record: ClaimRecord
+    before: ClaimStatus
+    """which it was planned for"""
+    status: Mapping[str, Any]
+    """the parts that change"""
+    facts: PodFacts | None = None
+    """what the claim holds from now on, if it is allocated"""
+    known_fence: str = ""
+
+    def may_follow(self, claim: ResourceClaim) -> bool:
+        """Whether a later version of the claim is as far as the one that the write was made for."""
+        metadata = claim.metadata
+        return metadata.uid == self.record.uid and not metadata.deletion_timestamp and claim.status == self.before
+
+    def has_landed(self, claim: ResourceClaim) -> bool:
+        """Whether the claim shows what was written."""
+        if claim.metadata.uid != self.record.uid:
+            return False
+        wanted, found = self.status.get("allocation"), claim.status.allocation
+        if "allocation" in self.status and _shares(wanted) != _shares(found):
+            return False
+        reserved = {each.uid for each in claim.status.reserved_for or ()}
+        return {each.uid for each in self.status["reservedFor"] or ()} <= reserved
+
+
+class ClaimWriter:
+    """Writes the claims of pods that are bound."""
+
+    def __init__(
+        self,
+        book: ClaimBook,
+        pools: Mapping[str, PoolDevices],
+        api: KubeApi,
+        *,
+        tenure: Tenure,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._book = book
+        self._pools = pools
+        self._api = api
+        self._tenure = tenure
+        self._spawn = spawn
+        self._allocated = self._released = 0
+        """claims, until their numbers are taken"""
+        self._before_claim = failpoint(Failpoint.BEFORE_CLAIM)
+        self._after_claim = failpoint(Failpoint.AFTER_CLAIM)
+
+    async def write(self, cycle: PodCycle, prepared: PreparedRequest, placement: Placement) -> str:
+        """Allocate and reserve all claims of a pod; empty, or why one of them is not the pod's.
+
+        Then those that are written stay so: the next filter call goes on with them, or releases them.
+        """
+        claims = prepared.claims
+        writes: list[ClaimWrite] = []
+        for use in claims.uses if claims is not None else ():
+            planned = self._plan(prepared, use, placement, is_handed=use.uid in cycle.handed)
+            if isinstance(planned, str):
+                return planned
+            if planned is not None:
+                writes.append(planned)
+        for each in writes:
+            self._book.start(each.record, pod=prepared.request.uid, facts=each.facts)
+        if len(writes) == 1:
+            return await self._send(writes[0])
+        try:
+            problems = await asyncio.gather(*map(self._send, writes))
+        except BaseException:
+            for each in writes:  # A bind that is cut off may end them before they have begun.
+                self._book.lose_track(each.record)
+            raise
+        return next(filter(None, problems), "")
+
+    def release(self, key: str, *, pod: str) -> None:
+        """Take an allocation back that at most this pod uses, and that it cannot use where it is."""
+        record = self._book.get(key)
+        if record is None or not record.is_allocated or record.state is not WriteState.IDLE:
+            return
+        results = record.claim.status.allocation.devices.results if record.claim.status.allocation is not None else None
+        if not record.consumers <= {pod} or any(each.driver != DRIVER for each in results or ()):
+            return
+        self._book.start(record, pod="")
+        status = {"allocation": None, "reservedFor": None}
+        self._spawn(self._release(ClaimWrite(record, record.claim.status, status, known_fence=record.fence)))
+
+    async def _release(self, write: ClaimWrite) -> None:
+        problem = await self._send(write)
+        if problem:
+            log.warning("claim not released", claim=write.record.key, error=problem)
+        else:
+            self._released += 1
+
+    def take_totals(self) -> dict[str, int]:
+        """How many claims were written since the last call."""
+        totals = {"allocated": self._allocated, "released": self._released}
+        self._allocated = self._released = 0
+        return totals
+
+    async def look_up_uncertain(self) -> None:
+        """Find out what became of writes that were not answered; called at every tick."""
+        for record in self._book:
+            if record.state is not WriteState.UNCERTAIN:
+                continue
+            try:
+                self._book.learn(record, await self._touch(record))
+            except KubeError as error:
+                if isinstance(error, ApiError) and error.status in (NOT_FOUND, CONFLICT):
+                    continue  # Gone: the informer is about to show it.
+                log.warning("claim uncertain", claim=record.key, error=str(error))
+
+    # -- one write
+
+    def _plan(
+        self, prepared: PreparedRequest, use: ClaimUse, placement: Placement, *, is_handed: bool
+    ) -> ClaimWrite | str | None:
+        """What is to be written; a text if the claim cannot be the pod's, None if it is already."""
+        record, request = self._book.get(use.key, use.uid), prepared.request
+        title = f"ResourceClaim {use.key}"
+        if record is None or record.claim.metadata.deletion_timestamp:
+            return f"{title} was deleted"
+        if record.state is not WriteState.IDLE:
+            return f"{title} is being written"
+        if self._is_taken_over(record.claim, use.fence):
+            return f"{title}: {TAKEN_OVER}"
+        consumers = record.claim.status.reserved_for or ()
+        if not any(each.uid == request.uid for each in consumers):
+            consumers = (*consumers, Consumer(resource="pods", name=request.name, uid=request.uid))
+        if len(consumers) > MOST_CONSUMERS:
+            return f"{title} is used by {MOST_CONSUMERS} pods already"
+        if record.is_allocated:
+            if record.facts is None or record.facts.node != placement.node:
+                where = "by another driver" if record.facts is None else f"on node {record.facts.node}"
+                return f"{title} was allocated {where} meanwhile"
+            if consumers == record.claim.status.reserved_for:
+                return None
+            return ClaimWrite(record, record.claim.status, {"reservedFor": consumers}, known_fence=use.fence)
+        if use.ask is None or is_handed:
+            return f"{title} was released meanwhile"  # Nothing is reserved for it any more.
+        pool = self._pools.get(placement.node)
+        if pool is None or pool.problem:
+            return f"the devices of node {placement.node} are not known: {pool.problem if pool else 'no ResourceSlice'}"
+        grants = claim_grants(request, placement.grants)[record.claim.metadata.name]
+        allocated = allocation(use.ask, grants, pool, new_share=_new_share)
+        if isinstance(allocated, BadClaim):
+            return allocated.message
+        shown = ResourceClaim(record.claim.metadata, record.claim.spec, ClaimStatus(allocated, consumers))
+        status = {"allocation": allocated, "reservedFor": consumers}
+        return ClaimWrite(record, record.claim.status, status, self._book.facts(shown), use.fence)
+
+    async def _send(self, write: ClaimWrite) -> str:
+        """From WRITING to the end; empty if it is written, or why it is not."""
+        record, book = write.record, self._book
+        try:
+            answer = await self._try(write)
+        except KubeError as error:
+            book.lose_track(record)
+            return str(error)
+        except BaseException:
+            book.lose_track(record)
+            raise
+        if isinstance(answer, str):
+            book.finish(record)
+            return answer
+        book.finish(record, answer)
+        if write.facts is not None:
+            self._allocated += 1
+        return ""
+
+    async def _try(self, write: ClaimWrite) -> ResourceClaim | str:
+        """The claim as it was written; a text if it certainly was not. Raises KubeError if that is not known."""
+        claim, error, may_have_landed, pause = write.record.claim, "", False, 0.0
+        number = self._tenure.number
+        for attempt in range(1, ATTEMPTS + 1):
+            if pause:
+                await asyncio.sleep(pause)
+            pause = pause_before(attempt)
+            try:
+                if write.facts is not None:
+                    claim = await self._protect(claim)
+                self._book.learn(write.record, claim)
+                if not self._tenure.is_held() or self._tenure.number != number:
+                    error = NOT_LEADING
+                    break
+                self._before_claim()
+                answer = await self._api.write_claim_status(claim, write.status)
+            except ApiError as refusal:
+                error = str(refusal)
+                if refusal.is_transient:
+                    may_have_landed = may_have_landed or refusal.status != TOO_MANY
+                    pause = max(pause, min(refusal.retry_after or 0.0, pause_before(ATTEMPTS)))
+                    continue
+                if refusal.status != CONFLICT:
+                    break
+                found = await self._read(write.record)
+                if found is None:
+                    return error
+                if write.has_landed(found):
+                    return found
+                if not write.may_follow(found) or self._is_taken_over(found, write.known_fence):
+                    return error
+                claim, pause = found, 0.0
+            except Unreachable as fault:
+                error, may_have_landed = str(fault), may_have_landed or fault.maybe_done
+            except KubeError as fault:
+                error = str(fault)
+                break
+            else:
+                self._after_claim()
+                return answer
+        if not may_have_landed:
+            return error
+        if not self._tenure.is_held():
+            raise Unreachable(error, maybe_done=True)  # Only the decider may touch it.
+        found = await self._touch(write.record)
+        if write.has_landed(found):
+            return found
+        self._book.learn(write.record, found)
+        return error
+
+    async def _protect(self, claim: ResourceClaim) -> ResourceClaim:
+        """A claim that was made for a pod goes with the pod; others must not go while pods use them."""
+        finalizers = claim.metadata.finalizers or []
+        if FINALIZER in finalizers or owner_uid(claim):
+            return claim
+        return await self._api.mark_claim(claim, {}, finalizers=[*finalizers, FINALIZER])
+
+    async def _read(self, record: ClaimRecord) -> ResourceClaim | None:
+        """The claim as it is now; None if it is gone."""
+        metadata = record.claim.metadata
+        try:
+            found = await self._api.get_claim(metadata.namespace, metadata.name)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        self._book.learn(record, found)
+        return found
+
+    async def _touch(self, record: ClaimRecord) -> ResourceClaim:
+        """The claim in a version for which no write was sent yet."""
+        if not self._tenure.is_held():
+            return await self._api.get_claim(record.claim.metadata.namespace, record.claim.metadata.name)
+        return await self._api.mark_claim(record.claim, {keys.FENCE: self._tenure.next_touch()})
+
+    def _is_taken_over(self, claim: ResourceClaim, known: str) -> bool:
+        """Whether another replica has fenced the claim since it was read."""
+        fence = (claim.metadata.annotations or {}).get(keys.FENCE, "")
+        return fence not in ("", known) and not self._tenure.wrote(fence)
+
+
+def _new_share() -> str:
+    return str(uuid.uuid4())
+
+
+def _shares(found: Allocation | None) -> frozenset[tuple[str, str, str | None]]:
+    """What tells one allocation from another."""
+    results = () if found is None else found.devices.results or ()
+    return frozenset((each.pool, each.device, each.share_id) for each in results)

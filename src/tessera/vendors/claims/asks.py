@@ -1,0 +1,283 @@
+"""What ResourceClaims ask for, in the words of the core: pure.
+
+A request of a claim is placed like a container that runs from before the first container to the end of the pod. Where
+a claim lists alternatives (`firstAvailable`), each combination of them is a request of its own, tried in order. What
+cannot be served exactly is refused with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+from math import ceil, prod
+
+from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
+from tessera.core.grants import Grants
+from tessera.core.requests import (
+    CLAIM_SEPARATOR,
+    WHOLE_CARD_CORES,
+    AttributeMatch,
+    Constraint,
+    ContainerRequest,
+    PodRequest,
+    Request,
+    Role,
+    claim_and_request,
+)
+from tessera.vendors.claims.pools import MIB, full_name
+from tessera.vendors.drafts import BadPod
+from tessera.vendors.nvidia import Nvidia
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY
+from tessera.wire.cel import AllOf, Selector, compile_selector
+from tessera.wire.cel.values import Failed, Value
+from tessera.wire.claim_spec import (
+    ALL,
+    DeviceClass,
+    DeviceConfiguration,
+    DeviceConstraint,
+    DeviceRequest,
+    DeviceSelector,
+    DeviceToleration,
+    ExactRequest,
+)
+from tessera.wire.integers import INT32_MAX
+from tessera.wire.objects import QuantityText
+from tessera.wire.quantity import NotAQuantity, read
+from tessera.wire.quotes import quoted
+from tessera.wire.resource_api import CORES, DRIVER, MEMORY, SHARES, ResourceClaim
+
+MAX_VARIANTS = 32
+"""combinations of alternatives of one pod: each is placed like a pod of its own"""
+OTHER_DRIVER = "other.invalid"
+UUID = full_name("uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to serve a request of a claim."""
+
+    name: str
+    """`REQUEST` or `REQUEST/ALTERNATIVE`, as results name it"""
+    request: Request
+    class_name: str
+    tolerations: tuple[DeviceToleration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAsk:
+    """What a claim asks for."""
+
+    name: str
+    requests: tuple[tuple[Alternative, ...], ...]
+    """alternatives of each request, the best first"""
+    constraints: tuple[DeviceConstraint, ...] = ()
+    config: tuple[DeviceConfiguration, ...] = ()
+    class_config: tuple[tuple[str, tuple[DeviceConfiguration, ...]], ...] = ()
+    """of classes that have one"""
+
+
+@dataclass(frozen=True, slots=True)
+class BadClaim:
+    """A claim that is not served."""
+
+    claim: str
+    text: str
+    is_foreign: bool = False
+    """it asks for devices of another driver: another scheduler may serve it"""
+    is_early: bool = False
+    """it may be served once its class exists"""
+
+    @property
+    def message(self) -> str:
+        return f"ResourceClaim {self.claim}: {self.text}"
+
+
+# -- classes
+
+
+def is_our_class(device_class: DeviceClass) -> bool:
+    """Whether devices of our driver may be of this class, and no others. A class that cannot be read is not."""
+    selectors = [_compiled(each) for each in device_class.spec.selectors or ()]
+    known = [each for each in selectors if isinstance(each, Selector)]
+    if len(known) < len(selectors):
+        return False
+    ours, others = _Unknown(DRIVER), _Unknown(OTHER_DRIVER)
+    may_be_ours = all(each.evaluate(ours) is not False for each in known)
+    return may_be_ours and any(each.evaluate(others) is False for each in known)
+
+
+class _Unknown(dict[str, Value]):
+    """A device of which only the driver is known: whatever needs more has no value."""
+
+    def __init__(self, driver: str) -> None:
+        super().__init__(driver=driver)
+
+    def __missing__(self, key: str) -> Value:
+        raise Failed(f"device.{key} is not known")
+
+
+def _compiled(selector: DeviceSelector) -> Selector | str:
+    return compile_selector(selector.cel.expression) if selector.cel is not None else "a selector that is not CEL"
+
+
+# -- claims
+
+
+def read_claim(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> ClaimAsk | BadClaim:
+    """What a claim asks for, or why it is not served."""
+    name, spec = claim.metadata.name, claim.spec.devices
+    requests: list[tuple[Alternative, ...]] = []
+    for request in spec.requests or ():
+        found = _alternatives(request, classes)
+        if isinstance(found, BadClaim):
+            return replace(found, claim=name, text=f"request {request.name}: {found.text}")
+        requests.append(found)
+    for constraint in spec.constraints or ():
+        fault = _constraint_fault(constraint)
+        if fault:
+            return BadClaim(name, fault)
+    used = {each.class_name for alternatives in requests for each in alternatives}
+    config = {each: classes[each].spec.config or () for each in sorted(used)}
+    return ClaimAsk(
+        name=name,
+        requests=tuple(requests),
+        constraints=spec.constraints or (),
+        config=spec.config or (),
+        class_config=tuple((each, found) for each, found in config.items() if found),
+    )
+
+
+def _alternatives(request: DeviceRequest, classes: Mapping[str, DeviceClass]) -> tuple[Alternative, ...] | BadClaim:
+    if request.exactly is not None:
+        only = _alternative(request.name, request.exactly, classes)
+        return only if isinstance(only, BadClaim) else (only,)
+    found: list[Alternative] = []
+    for each in request.first_available or ():
+        one = _alternative(f"{request.name}/{each.name}", each, classes)
+        if isinstance(one, BadClaim):
+            return one
+        found.append(one)
+    return tuple(found) if found else BadClaim("", "it is of a kind that this version does not know")
+
+
+def _alternative(name: str, asked: ExactRequest, classes: Mapping[str, DeviceClass]) -> Alternative | BadClaim:
+    device_class = classes.get(asked.device_class_name)
+    if device_class is None:
+        return BadClaim("", f"the DeviceClass {quoted(asked.device_class_name)} does not exist", is_early=True)
+    if not is_our_class(device_class):
+        text = f"the DeviceClass {quoted(asked.device_class_name)} is not for devices of {DRIVER} alone"
+        return BadClaim("", f"{text}; leave pods with such claims to the default scheduler", is_foreign=True)
+    if asked.allocation_mode == ALL:
+        return BadClaim("", "allocationMode All is not supported; name a count")
+    selectors = (*(device_class.spec.selectors or ()), *(asked.selectors or ()))
+    for selector in selectors:
+        if isinstance(fault := _compiled(selector), str):
+            expression = selector.cel.expression if selector.cel is not None else ""
+            return BadClaim("", f"the selector {quoted(expression)} is not supported: {fault}")
+    texts = tuple(dict.fromkeys(each.cel.expression for each in selectors if each.cel is not None))
+    amounts = _amounts((asked.capacity.requests or {}) if asked.capacity is not None else {})
+    if isinstance(amounts, str):
+        return BadClaim("", amounts)
+    memory, cores = amounts
+    count = 1 if asked.count is None else asked.count
+    if not 0 < count <= INT32_MAX:
+        return BadClaim("", f"a count of {count}")
+    # A process talks to one MPS daemon, and each card has its own. An administrator's access is to cards.
+    modes = {HAMI_CORE, WHOLE} | (set() if count > 1 else {MPS}) | (set() if asked.admin_access else {MIG})
+    accepts = Constraint(mode=",".join(sorted(modes)), filter=AllOf(DRIVER, texts))
+    if asked.admin_access:
+        request = Request(vendor=Nvidia.key, count=count, accepts=accepts)
+    else:
+        percent = 0 if memory else WHOLE_MEMORY
+        request = Request(Nvidia.key, count, memory, percent, cores, accepts)
+    return Alternative(name, request, asked.device_class_name, asked.tolerations or ())
+
+
+def _amounts(requests: Mapping[str, QuantityText]) -> tuple[int, int] | str:
+    """MiB (0 = all) and cores, by the policies that agents publish; or what is wrong."""
+    memory = cores = 0
+    for name, text in requests.items():
+        found = read(text)
+        if isinstance(found, NotAQuantity) or found.value < 0:
+            return f"{quoted(str(text))} of {name} is not an amount"
+        match full_name(name):
+            case known if known == full_name(MEMORY):
+                memory = max(ceil(Fraction(found.value) / MIB), 1)
+                if memory > INT32_MAX:
+                    return f"{text} of {name} is more than any card has"
+            case known if known == full_name(CORES):
+                cores = ceil(found.value)
+                if cores > WHOLE_CARD_CORES:
+                    return f"{text} of {name}: a whole card is {WHOLE_CARD_CORES}"
+            case known if known == full_name(SHARES):
+                if found.value > 1:
+                    return f"{text} of {name}: a claim takes 1"
+            case _:
+                return f"no device has the capacity {quoted(name)}"
+    return memory, cores
+
+
+def _constraint_fault(constraint: DeviceConstraint) -> str:
+    if constraint.match_attribute is not None:
+        return ""
+    if constraint.distinct_attribute is None:
+        return "a constraint of a kind that this version does not know"
+    if full_name(constraint.distinct_attribute) != UUID:
+        return f"distinctAttribute {quoted(constraint.distinct_attribute)} is not supported; {UUID} is"
+    return ""
+
+
+# -- pods
+
+
+def with_claims(request: PodRequest, asks: Sequence[ClaimAsk]) -> tuple[PodRequest, ...] | BadPod:
+    """The pod's request together with those of its claims that are not allocated: one for each combination of
+    alternatives, to be tried in order."""
+    lists = [alternatives for ask in asks for alternatives in ask.requests]
+    owners = [ask for ask in asks for _ in ask.requests]
+    variants = prod(map(len, lists))
+    if variants > MAX_VARIANTS:
+        text = f"its claims have {variants} combinations of alternatives; at most {MAX_VARIANTS}"
+        return BadPod("", text)
+    found = []
+    for chosen in product(*lists):
+        parts = [
+            ContainerRequest(f"{owner.name}{CLAIM_SEPARATOR}{each.name}", Role.CLAIM, (each.request,))
+            for owner, each in zip(owners, chosen, strict=True)
+        ]
+        containers = (*request.containers, *parts)
+        first = len(request.containers)
+        matches = tuple(match for ask in asks for match in _matches(ask, owners, chosen, first))
+        variant = replace(request, containers=containers, matches=(*request.matches, *matches))
+        excess = variant.excess()
+        if excess:
+            return BadPod("", excess)
+        found.append(variant)
+    return tuple(found)
+
+
+def _matches(
+    ask: ClaimAsk, owners: Sequence[ClaimAsk], chosen: Sequence[Alternative], first: int
+) -> list[AttributeMatch]:
+    own = [(first + place, each.name) for place, each in enumerate(chosen) if owners[place] is ask]
+    found = []
+    for constraint in ask.constraints:
+        named = constraint.requests or ()
+        positions = tuple(place for place, name in own if not named or name in named or name.partition("/")[0] in named)
+        attribute = constraint.match_attribute or constraint.distinct_attribute or ""
+        if positions:
+            found.append(AttributeMatch(attribute, positions, distinct=constraint.match_attribute is None))
+    return found
+
+
+def claim_grants(request: PodRequest, grants: Mapping[str, tuple[Grants, ...]]) -> dict[str, dict[str, Grants]]:
+    """What a placement gives to each claim, by claim and by the request that results name."""
+    found: dict[str, dict[str, Grants]] = {}
+    for position, container in enumerate(request.containers):
+        if container.role is Role.CLAIM:
+            claim, name = claim_and_request(container.name)
+            given = tuple(grant for containers in grants.values() for grant in containers[position])
+            found.setdefault(claim, {})[name] = given
+    return found

@@ -1,0 +1,53 @@
+"""Annotations that ask for places on a node, as the scheduler reads and holds them: no value breaks a ledger."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import atheris
+
+with atheris.instrument_imports(
+    include=["tessera.wire.moves", "tessera.scheduler.move_holds", "tessera.core.holdings"]
+):
+    from tessera.core.audit import audit
+    from tessera.core.devices import MIG, Device, NodeFacts
+    from tessera.core.ledger import Ledger
+    from tessera.scheduler.kube_api import KubeApi
+    from tessera.scheduler.move_holds import HeldMoves, MoveHolds
+    from tessera.vendors.base import Switches
+    from tessera.vendors.registry import build_vendors
+    from tessera.wire import keys
+    from tessera.wire.objects import Metadata, Node
+
+VENDORS = build_vendors(None, Switches())
+NOW = 1_700_000_000.0
+
+
+def _never(work: Coroutine[Any, Any, None]) -> None:
+    work.close()
+
+
+def one_input(data: bytes) -> None:
+    ledger = Ledger(VENDORS)
+    cards = (Device("a", "NVIDIA", slots=10, memory=1000), Device("b", "NVIDIA", slots=10, memory=1000, mode=MIG))
+    ledger.observe_node(NodeFacts("n", cards))
+    moves = HeldMoves(ledger)
+    holds = MoveHolds(
+        moves, cast("KubeApi", None), now=lambda: NOW, spawn=_never, is_ready=lambda: True, on_room=lambda: None
+    )
+    text = data.decode("utf-8", "surrogateescape")
+    holds.put_node(Node(Metadata(name="n", annotations={f"{keys.MOVE_PREFIX}uid": text})))
+    audit(ledger)
+    moves.ready()
+    holds.end_overdue()
+    holds.drop_node("n")
+    view = ledger.node("n")
+    assert view is not None
+    assert not any(card.used or card.used_memory or card.mig for card in view.cards), "what was held is given back"
+
+
+if __name__ == "__main__":
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
