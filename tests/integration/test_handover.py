@@ -79,9 +79,13 @@ async def test_dependent_pods_are_bound_one_after_the_other(tmp_path: Path) -> N
         for each in pods:
             await cluster.plane.create_pod(each)
         queue = cluster.service.engine.queue
-        await cluster.until(lambda: queue.waiting == 3, what="three pods to wait")
-        bound = [name for name in names(pods) if (cluster.plane.pod("default", name) or {})["spec"].get("nodeName")]
-        assert bound == ["p0"]
+
+        def bound() -> list[str]:
+            return [name for name in names(pods) if (cluster.plane.pod("default", name) or {})["spec"].get("nodeName")]
+
+        # The others may wait before the first one's binding is written.
+        await cluster.until(lambda: queue.waiting == 3 and bound() != [], what="one pod bound, and three to wait")
+        assert bound() == ["p0"]
         assert queue.active == 1
         node.kubelet.resume()
         await cluster.running_pods(*names(pods))
