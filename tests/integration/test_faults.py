@@ -15,7 +15,7 @@ from tessera.lab.sandbox.api.kinds import ResourceKind
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
-from tessera.scheduler import binder as binding
+from tessera.scheduler import write_retries
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Product, gpu_pod, product
@@ -28,7 +28,7 @@ US = "tessera-scheduler"
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the attempts of one bind."""
-    monkeypatch.setattr(binding, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(write_retries, "FIRST_PAUSE", 0.01)
 
 
 def node(name: str = "n1", count: int = 1, **more: str) -> SimulatedNode:
