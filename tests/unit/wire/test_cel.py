@@ -12,7 +12,7 @@ from tessera.wire.cel import AllOf, Selector, compile_selector
 from tessera.wire.cel.functions import FUNCTIONS, METHODS
 from tessera.wire.cel.patterns import BadPattern, compile_pattern
 from tessera.wire.cel.syntax import MAX_LENGTH
-from tests.support.claim_selectors import FAILED, FALSE, TRUE, G
+from tests.support.cel_selectors import FAILED, FALSE, TRUE, G
 
 DRIVER = "gpu.tessera.io"
 CARD = Published(
