@@ -17,6 +17,7 @@ from tessera.core.devices import NOTHING, Device
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.claims import ClaimKey, Environments
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import node_of, uid_of
 from tessera.services.failpoints import VARIABLE, Failpoint
@@ -34,6 +35,23 @@ TEMPLATES = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", True)
 OTHER = "net.example.com"
 
 
+class _Prepared:
+    """Stands for the driver of a node: what containers get of claims is tested with a real kubelet."""
+
+    async def prepare(self, claim: ClaimKey) -> Environments:
+        return {}
+
+    async def unprepare(self, claim: ClaimKey) -> None:
+        pass
+
+
+class ClaimNode(SimulatedNode):
+    """Starts pods whose claims are allocated and reserved for them."""
+
+    def claim_driver(self) -> _Prepared:
+        return _Prepared()
+
+
 def offered(name: str, cards: Sequence[Device], *, managed: bool = True) -> Json:
     """The ResourceSlice of a node."""
     built = NodeBuilder(name)
@@ -47,8 +65,8 @@ def offered(name: str, cards: Sequence[Device], *, managed: bool = True) -> Json
 @asynccontextmanager
 async def claim_cluster(plane: ControlPlane, *, stock: int = 0, scheduling: bool = True) -> AsyncIterator[Cluster]:
     """Two nodes whose cards Tessera allocates, and `stock` nodes whose cards a stock kube-scheduler does."""
-    nodes = [SimulatedNode(name, gpu_cards(name, 2), agent="env") for name in ("n1", "n2")]
-    nodes += [SimulatedNode(f"s{number}", (), agent="env") for number in range(stock)]
+    nodes = [ClaimNode(name, gpu_cards(name, 2), agent="env") for name in ("n1", "n2")]
+    nodes += [ClaimNode(f"s{number}", (), agent="env") for number in range(stock)]
     async with cluster(plane, nodes, "--dra", scheduling=scheduling) as found:
         classes = [("gpu", DRIVER), ("net", OTHER)]
         made: list[tuple[Resource, str]] = []
