@@ -290,6 +290,11 @@ class PodCycles:
                         return False
         return True
 
+    def may_be_bound(self, uid: str) -> bool:
+        """Whether a bind of the pod is under way, or one may have taken effect."""
+        cycle = self.get(uid)
+        return cycle is not None and (cycle.is_claimed or cycle.state in (UNCERTAIN, BOUND))
+
     def hand_to_claim(self, cycle: PodCycle, claim: str) -> None:
         """A claim of the pod holds its part of the placement itself from now on."""
         prepared, placement, entry = cycle.prepared, cycle.placement, self.ledger.pod(cycle.uid)

@@ -420,6 +420,44 @@ async def test_claims_of_one_pod_on_two_nodes_are_released() -> None:
     await world.run(asking)
 
 
+@in_fake_time
+async def test_claims_of_a_pod_whose_bind_is_under_way_are_not_released() -> None:
+    world = ClaimWorld(agent_node().gpus(1), agent_node("n2").gpus(1))
+    for name in ("c", "d"):
+        world.claim(name, **PART)
+    world.create(asking := claiming(pod(), "c", "d"))
+    assert world.chosen(asking, ["n1"]) == "n1"
+    world.api.script("write_claim_status", Step(), Step(delay=60.0))
+    binding = asyncio.ensure_future(world.bound(asking))
+    await asyncio.sleep(1.0)
+    world.api.change_claim("default/d", _allocated(world, "n2").status)
+    world.watch()
+    refusal(world, asking)  # kube-scheduler has given the bind up, and asks again
+    await settle()
+    assert world.stored("c").status.allocation is not None
+    assert await binding != "", "d is another scheduler's now"
+    await world.work()
+    refusal(world, asking)
+    await world.work()
+    assert world.stored("c").status.allocation is None
+
+
+@in_fake_time
+async def test_a_pod_is_not_bound_if_a_claim_was_released_while_another_was_written() -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    for name in ("c", "d"):
+        world.claim(name, **PART)
+    world.create(asking := claiming(pod(), "c", "d"))
+    assert world.chosen(asking, ["n1"]) == "n1"
+    world.api.script("write_claim_status", Step(), Step(delay=20.0))
+    binding = asyncio.ensure_future(world.bound(asking))
+    await asyncio.sleep(1.0)
+    world.api.change_claim("default/c", ClaimStatus())
+    world.watch()
+    assert "was released meanwhile" in await binding
+    assert not world.api.pods["default/p"].spec.node_name
+
+
 # -- restarts and other deciders
 
 

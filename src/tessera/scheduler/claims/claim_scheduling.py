@@ -59,6 +59,7 @@ class ClaimScheduling:
         listener: ClaimSchedulingListener,
     ) -> None:
         self._scheduler_name = scheduler_name
+        self._cycles = cycles
         self._listener = listener
         self.pools = ClaimPools(self, listener.on_synced)
         self.book = ClaimBook(cycles, self.pools.by_name, self)
@@ -101,7 +102,8 @@ class ClaimScheduling:
     def wait(self, pod: Pod, problem: ClaimNotReady) -> None:
         """The pod is refused because of its claims."""
         self.reader.wait(pod)
-        if problem.is_stuck:
+        # A Binding that is on its way counts on what its claims hold.
+        if problem.is_stuck and not self._cycles.may_be_bound(pod.metadata.uid):
             for key in self.reader.keys(pod):
                 self.writer.release(key, pod=pod.metadata.uid)
 

@@ -111,14 +111,22 @@ class ClaimWriter:
         for each in writes:
             self._book.start(each.record, pod=prepared.request.uid, facts=each.facts)
         if len(writes) == 1:
-            return await self._send(writes[0])
+            return await self._send(writes[0]) or self._lost(prepared)
         try:
             problems = await asyncio.gather(*map(self._send, writes))
         except BaseException:
             for each in writes:  # A bind that is cut off may end them before they have begun.
                 self._book.lose_track(each.record)
             raise
-        return next(filter(None, problems), "")
+        return next(filter(None, problems), "") or self._lost(prepared)
+
+    def _lost(self, prepared: PreparedRequest) -> str:
+        """Which claim is not the pod's any more, as far as is known: the writes of the others took their time."""
+        for use in prepared.claims.uses if prepared.claims is not None else ():
+            record = self._book.get(use.key, use.uid)
+            if record is None or not record.is_allocated or prepared.request.uid not in record.consumers:
+                return f"ResourceClaim {use.key} was released meanwhile"
+        return ""
 
     def release(self, key: str, *, pod: str) -> None:
         """Take an allocation back that at most this pod uses, and that it cannot use where it is."""
