@@ -42,7 +42,7 @@ PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
 # About half of the end-to-end tests, by time: they mostly wait, so they run beside the others, on a control plane of
 # their own.
-E2E_BESIDE = $(addprefix tests/e2e/test_,$(addsuffix _real.py,failpoints fencing gangs preemption restarts scheduling))
+E2E_BESIDE = $(addprefix tests/e2e/test_,$(addsuffix _real.py,claims defrag failpoints fencing gangs preemption restarts scheduling))
 PROPERTIES ?= tests/property
 TYPED = src tests bench scripts tools
 
