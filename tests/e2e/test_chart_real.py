@@ -294,7 +294,7 @@ def test_a_scheduler_that_allocates_claims_is_asked_about_all_pods(helm: Path, c
 
 def test_the_process_that_moves_pods_has_the_rights_that_are_tested_and_understands_its_flags(helm: Path) -> None:
     values = [chart.EXAMPLES / "defragmentation.yaml"]
-    objects = [*yaml.safe_load_all(chart.template(helm, values=values))]
+    objects = [*yaml.safe_load_all(chart.template(helm, values=values, settings=BOTH_WORLDS))]
     found = {each["kind"]: each for each in objects if each["metadata"]["name"] == "tessera-defrag"}
     tested = [each for each in yaml.safe_load_all(RBAC.read_text()) if each["metadata"]["name"] == "tessera-defrag"]
     for each in tested:
