@@ -133,7 +133,7 @@ class Bindings:
             assert pod.metadata.uid in {each.uid for each in claim.status.reserved_for or ()}, claim.metadata.name
 
     def allocated(self, claim: ResourceClaim) -> None:
-        """A claim got devices, whoever wrote that."""
+        """A claim got devices from either scheduler."""
         self.claims += 1
         used = list(claims.used_by(claim))
         for name in {node for node, *_ in used}:

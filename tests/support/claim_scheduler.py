@@ -18,7 +18,7 @@ from tessera.core.audit import audit
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import replay
 from tessera.scheduler.claims.book import WriteState
-from tessera.scheduler.claims.claim_scheduling import ClaimScheduling
+from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.vendors.claims import claim_facts
 from tessera.vendors.node_reader import node_facts
@@ -140,7 +140,7 @@ class ClaimWorld(World):
             informer.synced()
 
     @property
-    def claims(self) -> ClaimScheduling:
+    def claims(self) -> ClaimCoordinator:
         return self.engine.claims
 
     def claim(self, name: str, **asks: Any) -> ResourceClaim:

@@ -23,7 +23,7 @@ from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.node_filters import node_traits, pod_constraints
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json
-from tessera.scheduler.claims.claim_scheduling import ClaimScheduling
+from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.kube_api import KubeApi
@@ -72,7 +72,7 @@ class OfflineCluster:
         """the same pods as JSON"""
         self.templates: dict[str, ResourceClaimTemplate] = {}
         """by namespace/name"""
-        self._lender: ClaimScheduling | None = None
+        self._lender: ClaimCoordinator | None = None
         """for a trial: where pools and claims are taken from"""
         self._simulated: list[PodRequest] = []
         # Before the nodes, which have to be read again for every slice that comes later.

@@ -20,7 +20,7 @@ from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
-from tessera.scheduler.claims.claim_scheduling import ClaimScheduling
+from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
@@ -107,7 +107,7 @@ class Engine:
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
-        self.claims = ClaimScheduling(
+        self.claims = ClaimCoordinator(
             self.cycles,
             api,
             scheduler_name=settings.scheduler_name,

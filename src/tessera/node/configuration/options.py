@@ -25,6 +25,7 @@ from tessera.node.settings import (
     AgentSettings,
     Configuration,
     DeviceListStrategy,
+    DraAllocator,
     InventoryKind,
     Paths,
     SharingFlags,
@@ -115,6 +116,8 @@ def _read_paths(sources: Sources) -> Paths:
 
 
 def _check_dra(sources: Sources, settings: AgentSettings) -> None:
+    if settings.dra_allocator is DraAllocator.TESSERA and not settings.dra:
+        sources.blame("dra-allocator", "needs --dra, which publishes the cards to claims")
     if settings.dra and settings.node.serves_instances:
         sources.blame("dra", "does not serve MIG instances that exist: leave out --mig-strategy, or use mode mig")
     if settings.dra and DeviceListStrategy.CDI_ANNOTATIONS in settings.strategies:

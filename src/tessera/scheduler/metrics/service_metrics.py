@@ -102,7 +102,9 @@ class Metrics:
                 "tessera_gangs_planned", "Gangs whose places are held, or that are being bound.", registry=registry
             ),
             "claims_allocated": Gauge(
-                "tessera_claims_allocated", "ResourceClaims that hold cards, whoever allocated them.", registry=registry
+                "tessera_claims_allocated",
+                "ResourceClaims that hold cards, by whichever scheduler.",
+                registry=registry,
             ),
             "claims_uncertain": Gauge(
                 "tessera_claims_uncertain",

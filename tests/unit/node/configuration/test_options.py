@@ -587,3 +587,10 @@ def test_what_claims_cannot_have_is_refused_with_them_alone(
 
 def test_in_mode_mig_the_strategy_has_no_effect_with_claims_either() -> None:
     assert told("dra=true", json=node(operatingmode="mig", migstrategy="mixed")).settings.dra is True
+
+
+def test_an_allocator_of_claims_needs_claims() -> None:
+    (problem,) = problems("dra-allocator=tessera")
+    assert problem == "--dra-allocator: needs --dra, which publishes the cards to claims"
+    assert told("dra=true", "dra-allocator=tessera").settings.serves_both
+    assert not told("dra-allocator=kube-scheduler").settings.dra

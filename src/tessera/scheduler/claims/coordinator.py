@@ -25,7 +25,7 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod
 
 
-class ClaimSchedulingListener(Protocol):
+class ClaimCoordinatorListener(Protocol):
     """What is told to the pipeline."""
 
     def on_pool(self, node: str) -> None:
@@ -45,7 +45,7 @@ class ClaimSchedulingListener(Protocol):
         ...
 
 
-class ClaimScheduling:
+class ClaimCoordinator:
     """Used from the event loop only."""
 
     def __init__(
@@ -56,7 +56,7 @@ class ClaimScheduling:
         scheduler_name: str,
         tenure: Tenure,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        listener: ClaimSchedulingListener,
+        listener: ClaimCoordinatorListener,
     ) -> None:
         self._scheduler_name = scheduler_name
         self._cycles = cycles
