@@ -71,8 +71,8 @@ def plan(
 ) -> None:
     """Say which pods would have to move where, so that whole cards or given pods fit.
 
-    Every step is checked by the scheduler's own rule and made again on a copy of the cluster. Nothing is changed
-    there. CPU and memory of hosts count only if the scheduler's policy looks at them; volumes, and affinity between
+    Every step is checked by the scheduler's own rule and made again on a copy of the cluster, which itself is not
+    changed. CPU and memory of hosts count only if the scheduler's policy looks at them; volumes, and affinity between
     pods, are not considered.
     """
     from tessera.inspect.defragmentation import plan_cards, plan_copies
