@@ -15,17 +15,18 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tessera.core.devices import MIG, Device, MigSlot
 from tessera.core.grants import Grant
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.relocation import NO_HOST, MovablePod, Move, Trial, hold_uid, pin, replay_moves
-from tessera.core.requests import WHOLE_CARD_CORES, ContainerRequest, HostRequest, PodRequest, Request
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, ContainerRequest, HostRequest, PodRequest, Request
 from tessera.core.selection import Candidates
-from tessera.core.small_cluster import SmallCluster
+from tessera.core.small_cluster import SmallCluster, is_known
 from tessera.core.victims import NO_PRIORITY, Cost, PodBook, PodTraits, VictimSet
 
 ANY_PRIORITY = 2**31
@@ -85,14 +86,13 @@ def plan_whole_cards(
     most_moves: float = math.inf,
     depth: int = DEPTH,
 ) -> DefragmentationPlan:
-    """As many cards as possible without any pod, by the fewest moves. Pods never move to cards that no pod uses."""
+    """As many cards as possible without any pod, by the fewest moves. A pod moves to a card that no pod uses only where
+    that empties two others, and only an exact search finds that."""
     planner = _Planner(ledger, book, pods, most_moves=most_moves)
     with planner.trial.on_ledger():
         planner.take_idle_cards()
         planner.pack_cards()
-        goals = [
-            Goal(_whole_card(v)) for v in sorted({kind.vendor for kind in ledger.arrays.kinds} & set(ledger.rules))
-        ]
+        goals = [Goal(request) for request in _whole_cards(ledger)]
         for goal in goals:
             planner.run(goal, 0)
         if depth:
@@ -102,9 +102,22 @@ def plan_whole_cards(
     return planner.finish()
 
 
-def _whole_card(vendor: str) -> PodRequest:
-    asked = Request(vendor, count=1, percent=100, cores=WHOLE_CARD_CORES)
-    return PodRequest("", "", f"whole {vendor} card", (ContainerRequest("main", requests=(asked,)),))
+def _whole_cards(ledger: Ledger) -> list[PodRequest]:
+    """One for each vendor, and one for each kind of card in MIG mode, whose largest instance is less than all of it."""
+    found: dict[str, PodRequest] = {}
+    for kind in ledger.arrays.kinds:
+        vendor, sample = kind.vendor, kind.sample
+        largest = max((each.memory for each in sample.mig_profiles), default=0) if sample.mode == MIG else 0
+        name, constraint = f"whole {vendor} card", None
+        asked = Request(vendor, count=1, percent=100, cores=WHOLE_CARD_CORES)
+        if sample.mode == MIG:
+            name = f"{name}, {sample.model} with {largest} MiB"
+            asked = replace(asked, percent=0, memory=largest)
+            constraint = Constraint(mode=MIG, use_models=(sample.model.lower(),))
+        if vendor in ledger.rules and asked.memory_on(1):
+            constraints = () if constraint is None else ((vendor, constraint),)
+            found[name] = PodRequest("", "", name, (ContainerRequest("main", requests=(asked,)),), constraints)
+    return [found[name] for name in sorted(found)]
 
 
 def plan_room(
@@ -122,6 +135,12 @@ def plan_room(
         planner.place_fitting(goal)
         planner.run(goal, depth)
     return planner.finish()
+
+
+def _largest_instance(device: Device) -> MigSlot | None:
+    """Of a card in MIG mode: with it no other fits on the card."""
+    slots = [MigSlot(profile.name, place) for profile in device.mig_profiles for place in profile.placements]
+    return max(slots, key=lambda slot: slot.placement.size, default=None) if device.mode == MIG else None
 
 
 class _SharedCard(NamedTuple):
@@ -193,6 +212,8 @@ class _Planner:
         """pods that have moved, or are about to"""
         self._homeless: dict[Hashable, int | None] = {}
         """kind of pod -> the number of steps after which it fitted nowhere; None: it had a place once"""
+        self._idle: dict[str, str] = {}
+        """uuids of cards that no pod uses, and the uids of what stands for it"""
         self._queues: dict[Hashable, _Queue] = {}
         self._work = 0
         """nodes looked at; a search counts as `SEARCH_WORK`"""
@@ -227,20 +248,32 @@ class _Planner:
     def take_idle_cards(self) -> None:
         """Put a pod on each card that no pod uses and that would take one: no other pod moves there."""
         for name in self._ledger.node_names():
-            view = self._ledger.node(name)
-            for card in view.cards if view is not None and not view.facts.problem else ():
-                device = card.device
-                if not card.used and not card.cordoned and not card.held and device.healthy:
-                    whole = Grant(
-                        device.uuid, device.vendor, device.memory, device.cores, device.index, slots=device.slots
-                    )
-                    uid = f"idle/{name}/{device.uuid}"
-                    self.trial.put(PodFacts(uid, "", uid, name, grants={device.vendor: ((whole,),)}))
-                    self.fitting += 1
+            self.fitting += self._take_idle_cards(name)
+
+    def _take_idle_cards(self, name: str, *, most: float = math.inf) -> int:
+        """How many of the node it took."""
+        view, taken = self._ledger.node(name), 0
+        for card in view.cards if view is not None and not view.facts.problem else ():
+            device = card.device
+            if taken < most and not card.used and not card.cordoned and not card.held and device.healthy:
+                whole = Grant(
+                    device.uuid,
+                    device.vendor,
+                    device.memory,
+                    device.cores,
+                    device.index,
+                    slots=device.slots,
+                    mig=_largest_instance(device),
+                )
+                uid = f"idle/{name}/{device.uuid}"
+                self._idle[device.uuid] = uid
+                self.trial.put(PodFacts(uid, "", uid, name, grants={device.vendor: ((whole,),)}))
+                taken += 1
+        return taken
 
     def pack_cards(self) -> None:
         """Make the moves that empty the most cards, if there are few enough to know them all."""
-        small = SmallCluster(self._ledger, self._pods)
+        small = SmallCluster(self._ledger, self._pods, idle=frozenset(self._idle.values()))
         for name in self._ledger.node_names():
             self._collect(small, name)
             if small.is_too_large:
@@ -267,7 +300,7 @@ class _Planner:
         for name in self._ledger.node_names():
             view = self._ledger.node(name)
             for card in view.cards if view is not None else ():
-                tenants = [tenant.uid for tenant in card.tenants]
+                tenants = [tenant.uid for tenant in card.tenants] if is_known(self._ledger, card) else []
                 if any(not self._obstacle(uid, direct=False) for uid in tenants) and card.free_memory > 0:
                     found[card.device.uuid] = _SharedCard(name, len(tenants), card.used_memory, card.free_memory)
         return found
@@ -283,10 +316,14 @@ class _Planner:
         """Whether all its moves could be made, and there are some; else nothing has changed."""
         mark, steps = self.trial.mark(), len(self._steps)
         moves = small.moves(most_moves=self._most_moves - self.moves)
-        for uid, uuid in moves:
+        used = self._idle.keys() & {move.uuid for move in moves}
+        for uuid in used:
+            self.trial.remove(self._idle[uuid])
+        for uid, node, uuid, slot in moves:
             pod = self._pods[uid]
-            request = pin(pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name), (uuid,))
-            placement = self.trial.find_target(request, pod.candidates, pod.host)
+            request = pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name)
+            request = pin(request, (uuid,), () if slot is None else ((uuid, slot),))
+            placement = self.trial.place_on(request, node) if self.trial.has_host_room(node, pod.host) else None
             if placement is None:
                 self._settled.difference_update(move.uid for step in self._steps[steps:] for move in step)
                 del self._steps[steps:]
@@ -295,6 +332,9 @@ class _Planner:
             self.trial.put(facts_of(request, placement), pod.host)
             self._settled.add(uid)
             self._steps.append((self._move(uid),))
+        left = len(used)  # As many of the cards that were emptied are no gain.
+        for name in sorted({move.source.node for step in self._steps[steps:] for move in step}):
+            left -= self._take_idle_cards(name, most=left)
         return bool(moves)
 
     # -- copies

@@ -332,6 +332,8 @@ class Constraint(_Value, frozen=True):
     """set for claims, which accept published cards only"""
     selectors: tuple[str, ...] = ()
     """expressions in CEL"""
+    instances: tuple[tuple[str, MigSlot], ...] = ()
+    """set for pods that take what is held for them on cards in MIG mode"""
 
     @classmethod
     def of(cls, constraint: core_requests.Constraint) -> Constraint:
@@ -342,7 +344,12 @@ class Constraint(_Value, frozen=True):
             constraint.avoid_uuids,
             constraint.mode,
             dict(constraint.extra),
-            *((constraint.filter.driver, constraint.filter.texts) if isinstance(constraint.filter, AllOf) else ()),
+            *(
+                (constraint.filter.driver, constraint.filter.texts)
+                if isinstance(constraint.filter, AllOf)
+                else ("", ())
+            ),
+            tuple((uuid, MigSlot.of(slot)) for uuid, slot in constraint.instances),
         )
 
     def value(self) -> core_requests.Constraint:
@@ -354,6 +361,7 @@ class Constraint(_Value, frozen=True):
             self.mode,
             tuple(self.extra.items()),
             AllOf(self.driver, self.selectors) if self.driver else None,
+            tuple((uuid, slot.value()) for uuid, slot in self.instances),
         )
 
 
