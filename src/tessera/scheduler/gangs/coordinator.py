@@ -36,7 +36,7 @@ from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.objects import Pod
+from tessera.wire.objects import Pod, Workload
 from tessera.wire.pod_groups import BadPodGroup, PodGroup, read_pod_group
 
 WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.PLANNED
@@ -159,7 +159,7 @@ class GangCoordinator:
             gang, member = self._meet(group, request)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = named.resolve()
-                if not self._follow_moves(gang, pod, request, named):
+                if not self._follow_moves(gang, pod.workload):
                     await self._planner.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
@@ -181,7 +181,7 @@ class GangCoordinator:
             member.candidates = named.resolve()
         if problem is None and gang.state is NOMINATED:
             problem = gang.misfit
-        elif problem is None and gang.state is WAITING and not self._follow_moves(gang, pod, request, named):
+        elif problem is None and gang.state is WAITING and not self._follow_moves(gang, pod.workload):
             problem = self._planner.plan(gang, member)
         if problem is None and gang.state is PLANNED:
             placement: Placement | Misfit | None
@@ -292,7 +292,8 @@ class GangCoordinator:
                 if gang.is_unfinished:
                     await self._holds.prepare(gang)
                 self._end_if_overdue(gang)
-                problem = await self._planner.plan_in_slices(gang, None) if gang.state is WAITING else None
+                is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
+                problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
                 if problem is not None and gang.fitting is not None and gang.state is WAITING:
                     self.registry.note_short(gang)
                 await asyncio.sleep(0)
@@ -328,11 +329,11 @@ class GangCoordinator:
         cycle = self.cycles.get(uid)
         return cycle is not None and cycle.is_shown
 
-    def _follow_moves(self, gang: Gang, pod: Pod, request: PodRequest, named: CandidateNames) -> bool:
-        """WAITING -> PLANNED: the members were moved, and go where places are held for them."""
+    def _follow_moves(self, gang: Gang, workload: Workload) -> bool:
+        """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held."""
         if not len(self.cycles.moves) or self._completion.is_begun(gang):
             return False
-        is_held = self._holds.hold_moved(gang, request, pod.workload, named)
+        is_held = self._holds.hold_moved(gang, workload)
         if is_held:
             self._plans.begin(gang)
         return is_held
