@@ -21,10 +21,11 @@ from bench.core import CARD_MEMORY, NVIDIA, make_node, make_pod
 from bench.defrag_rounds import make_round, none_gains, one_gains, read_cluster
 from bench.measurement import progress
 from bench.preemption import Book
-from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
+from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod
 from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.victims import PodTraits

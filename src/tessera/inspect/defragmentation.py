@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
-from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.holdings import Holding, PodFacts, holdings
+from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, Move
 from tessera.core.selection import Candidates
 from tessera.core.victims import PodBook

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from tessera.core.defragmentation import Goal, plan_room, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
+from tessera.core.move_planner import Goal
 from tessera.core.relocation import MovablePod
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Selected, Selector

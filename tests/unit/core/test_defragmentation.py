@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
+from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, cards_of, replay_moves
 from tessera.core.requests import HostRequest, Role
 from tessera.core.victims import PodTraits
