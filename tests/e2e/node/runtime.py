@@ -17,7 +17,7 @@ from tests.e2e.processes import Program
 
 SOCKET = Path("/run/tessera-e2e/containerd.sock")
 """in the container's own /run; paths of sockets must be short"""
-READY_S = 60.0
+READY_S = 240.0
 PODS = "10.78.0.0/24"
 
 UNUSED = (
