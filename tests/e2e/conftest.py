@@ -121,6 +121,15 @@ def plane(planes: NewPlane) -> ControlPlane:
     return planes()
 
 
+@pytest.fixture(scope="module")
+def own_plane(planes: NewPlane) -> Iterator[ControlPlane]:
+    """For a module that installs something for the whole cluster; it ends with the module, since an idle one costs
+    processor time too."""
+    found = planes()
+    yield found
+    found.stop()
+
+
 def _keep_logs(root: Path, planes: list[ControlPlane]) -> None:
     for plane in planes:
         for path in plane.folder.iterdir():

@@ -21,7 +21,7 @@ import trustme
 import yaml
 
 from tests.e2e.fork_server import ForkServer
-from tests.e2e.processes import NotStarted, Program, free_ports
+from tests.e2e.processes import FEWER_COLLECTIONS, NotStarted, Program, free_ports
 
 Json = dict[str, Any]
 
@@ -269,8 +269,7 @@ class ControlPlane:
         return self.program(tool, tool, *arguments, environ=self._own_environ)
 
     def _environ(self) -> dict[str, str]:
-        # Memory costs less here than the time of the garbage collector.
-        return {"PATH": os.defpath, "HOME": str(self.folder), "GOGC": "400"}
+        return {"PATH": os.defpath, "HOME": str(self.folder), **FEWER_COLLECTIONS}
 
     def _write_files(self) -> None:
         certificate = self.authority.issue_cert(*self.certificate_names)
