@@ -32,10 +32,12 @@ from tools.kubernetes import build
 
 IMAGE, NO_IMAGE = "TESSERA_E2E_IMAGE", "TESSERA_E2E_NO_IMAGE"
 """environment variables that hold the image's archive, or why there is none, inside the container"""
+SUITES = ("test_release_real.py", "test_mps_daemons_real.py")
+"""which of this folder install the chart, and need the image"""
 NAME = "e2e-tessera"
 """of the release; the accounts and roles of the other tests have the chart's usual names"""
 CARDS, MEMORY, SPLIT = 4, 81920, 10
-PATIENCE = "180s"
+PATIENCE = "600s"
 """for Helm to wait, on a machine that is busy"""
 IMPOSSIBLE = "the chart's containers cannot run here"
 """how the reason begins for which its tests are skipped"""
