@@ -230,7 +230,8 @@ class ControlPlane:
             "--kube-api-burst=400",
         )
         self._programs = [self._etcd, self._apiserver, manager]
-        # The apiserver waits for etcd by itself. The controller manager waits for the apiserver too, but not for long.
+        # The apiserver waits for etcd by itself. The controller manager waits for the apiserver too, but ends if it has
+        # no rights within ten seconds, and roles come last.
         self._etcd.start()
         self._apiserver.start()
         self._apiserver.ready(self._is_ready, within_s=READY_S)
