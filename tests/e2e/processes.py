@@ -24,8 +24,9 @@ PORTS = range(20_000, 32_000)
 LOG_LINES = 20
 """of a program that did not start, in the message"""
 
-FEWER_COLLECTIONS = {"GOGC": "400"}
-"""environment of programs written in Go: here memory costs less than the garbage collector's processor time"""
+FEWER_COLLECTIONS = {"GOGC": "400", "GOMEMLIMIT": "768MiB"}
+"""environment of programs written in Go: here memory costs less than the garbage collector's processor time, up to so
+much for each of them"""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
