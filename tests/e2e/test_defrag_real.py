@@ -196,7 +196,7 @@ async def test_a_death_in_the_middle_of_a_move_leaves_nothing_behind(plane: Cont
         before = uids(found)
         await found.create(whole("waiting"))
         await found.refused("waiting")
-        async with defragmenter(found, "--step-timeout=4s") as process:
+        async with defragmenter(found, "--step-timeout=10s") as process:
             await found.wait_for(lambda: uids(found) != before, what="an eviction")
             process.program.kill()
             assert len(await holds(found)) == 2, "for the successor, and for the pod that waits"
