@@ -25,14 +25,14 @@ from tessera.scheduler.gangs.claims import GangClaims
 from tessera.scheduler.gangs.completion import GangCompletion
 from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes, Member, MemberState
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.gangs.planner import GangPlanner
+from tessera.scheduler.gangs.planner import GangPlanner, shared_claim_text
 from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.gangs.reports import GangReports, gang_misfit
 from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
@@ -104,7 +104,7 @@ class GangCoordinator:
         if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
             self.forget(uid)
             return
-        gang, member = self._join(group, prepared.request)
+        gang, member = self._join(group, prepared)
         is_new = not member.is_shown
         member.is_shown = True
         if phase == SUCCEEDED or not prepared.needs_placement:
@@ -148,23 +148,25 @@ class GangCoordinator:
             return False
         return self._is_sliced(group if gang is None else gang.group, gang)
 
-    async def prepare(self, pod: Pod, request: PodRequest, named: CandidateNames) -> bool:
+    async def prepare(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> bool:
         """Plan the gang whose turn it is, and that of the pod which kube-scheduler asks for, between other work.
         `decide` follows at once, unless the pod was deleted or bound meanwhile: False."""
+        request = prepared.request
         was_shown, overtaken = self._is_shown(request.uid), self._overtaken(request.uid)
         if overtaken is not None:
             await self._planner.plan_in_slices(overtaken, None)
         group = read_pod_group(pod)
         if isinstance(group, PodGroup) and (self._is_shown(request.uid) or not was_shown):
-            gang, member = self._meet(group, request)
+            gang, member = self._meet(group, prepared)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = named.resolve()
                 if not self._follow_moves(gang, pod, request, named):
                     await self._planner.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
-    def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
+    def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placement | Misfit | None:
         """A member's place, or why it has none; None if it is decided like a single pod."""
+        request = prepared.request
         overtaken = self._overtaken(request.uid)
         if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
             self._planner.plan(overtaken, None)
@@ -174,9 +176,11 @@ class GangCoordinator:
             return None
         if isinstance(group, BadPodGroup):
             return gang_misfit(group.text)
-        gang, member = self._meet(group, request)
+        gang, member = self._meet(group, prepared)
         difference = self.registry.difference(gang, group)
         problem = gang_misfit(f"gang {gang.name}: {difference}") if difference else None
+        if gang.state is PLANNED and member.shared_claim:
+            self._plans.give_up(gang, shared_claim_text(member.shared_claim))
         if gang.state in (WAITING, NOMINATED):
             member.candidates = named.resolve()
         if problem is None and gang.state is NOMINATED:
@@ -341,20 +345,22 @@ class GangCoordinator:
         self._plans.end_if_overdue(gang)
         self.claims.end_if_overdue(gang)
 
-    def _meet(self, group: PodGroup, request: PodRequest) -> tuple[Gang, Member]:
+    def _meet(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
         """kube-scheduler asks for a member."""
-        gang, member = self._join(group, request)
+        request = prepared.request
+        gang, member = self._join(group, prepared)
         member.request, member.is_refused = request, False
         self._holds.take_back(gang, request.uid)
         self._completion.look_again(gang)
         self._end_if_overdue(gang)
         return gang, member
 
-    def _join(self, group: PodGroup, request: PodRequest) -> tuple[Gang, Member]:
+    def _join(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
+        request = prepared.request
         known = self.registry.of(request.uid)
         if known is not None and (known.namespace, known.group.name) != (request.namespace, group.name):
             self.forget(request.uid)
-        return self.registry.join(group, request, now=self.cycles.clock.monotonic())
+        return self.registry.join(group, prepared, now=self.cycles.clock.monotonic())
 
     def _overtaken(self, uid: str) -> Gang | None:
         """The gang whose turn it is, if kube-scheduler asks for another pod before it got what has become free."""

@@ -96,6 +96,8 @@ class Member:
     """filter refused it, and it sleeps until it is woken"""
     text: str = ""
     """of its last refusal"""
+    shared_claim: str = ""
+    """key of a ResourceClaim that is not allocated, and that other pods may use too"""
     refusals: int = 0
     candidates: Candidates | None = None
     """of its last filter call while the gang had no plan"""
@@ -231,6 +233,10 @@ class Gang:
     def present(self) -> int:
         """Members that exist and are not gated."""
         return self.count(MemberState.PENDING, MemberState.BOUND)
+
+    def shared_claim(self) -> str:
+        """A ResourceClaim that is not allocated, and not made for the member that names it; empty if there is none."""
+        return next((member.shared_claim for member in self.pending() if member.shared_claim), "")
 
     def remove_hold(self, hold: Hold) -> None:
         shape = hold.request.shape
