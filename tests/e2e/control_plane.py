@@ -305,7 +305,7 @@ class ControlPlane:
 
     def _status(self, path: str) -> int:
         trust = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
-        asking = http.client.HTTPSConnection("127.0.0.1", self._port, context=trust, timeout=5)
+        asking = http.client.HTTPSConnection("127.0.0.1", self._port, context=trust, timeout=20)
         try:
             asking.request("GET", path, headers={"Authorization": "Bearer admin-secret"})
             return asking.getresponse().status
