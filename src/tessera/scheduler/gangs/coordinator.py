@@ -4,7 +4,7 @@
                          common reason
     bind of a member     waits until every required member has come, then all are written together (`barrier`)
     over time            a plan without progress is given up, and tried again (`plans`); a starving gang gets its
-                         turn (`turns`); one that may preempt claims places over victims (`claims`)
+                         turn (`turns`); one that may preempt is nominated for places of victims (`nominations`)
 
 `gang` draws the states.
 """
@@ -21,10 +21,10 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
 from tessera.scheduler.gangs.barrier import GangBarrier
-from tessera.scheduler.gangs.claims import GangClaims
 from tessera.scheduler.gangs.completion import GangCompletion
 from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes, Member, MemberState
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gangs.nominations import GangNominations
 from tessera.scheduler.gangs.planner import GangPlanner, shared_claim_text
 from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.registry import GangRegistry
@@ -69,10 +69,10 @@ class GangCoordinator:
         self._reports = reports = GangReports(observer)
         self._turns = turns = GangTurns(self.registry, holds, cycles.clock, times)
         self._plans = plans = GangPlans(holds, turns, cycles.clock, times=times, reports=reports)
-        self.claims = GangClaims(holds, cycles, book, reports)
+        self.nominations = GangNominations(holds, cycles, book, reports)
         self.barrier = GangBarrier(self.registry, holds, cycles, plans, times=times, reports=reports)
         self._completion = GangCompletion(
-            holds, cycles, self.claims, barrier=self.barrier, turns=turns, reports=reports
+            holds, cycles, self.nominations, barrier=self.barrier, turns=turns, reports=reports
         )
         self._planner = GangPlanner(holds, cycles, plans, turns=turns, completion=self._completion, reports=reports)
 
@@ -256,9 +256,9 @@ class GangCoordinator:
         for gang in self.registry:
             if gang.state is PLANNED:
                 self._plans.give_up(gang, "this replica stopped deciding", pause=False)
-            self.claims.renounce(gang, "this replica stopped deciding")
+            self.nominations.renounce(gang, "this replica stopped deciding")
             self._holds.give_up(gang)
-        self.claims.nominated_nodes.forget()
+        self.nominations.nominated_nodes.forget()
 
     def tick(self) -> None:
         """End what only time ends. Called every 15 s."""
@@ -287,7 +287,7 @@ class GangCoordinator:
         for gang in sorted(self.registry, key=lambda gang: (gang.since, gang.name)):
             if not gang.members or self.registry.get(gang.namespace, gang.group.name) is not gang:
                 continue
-            if gang.state is NOMINATED and self.claims.has_left(gang) and await self.claims.redeem(gang):
+            if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
                 self._plans.begin(gang)
             asleep = [member for member in gang.members.values() if member.is_refused]
             if not asleep or gang.state is NOMINATED:
@@ -343,7 +343,7 @@ class GangCoordinator:
 
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)
-        self.claims.end_if_overdue(gang)
+        self.nominations.end_if_overdue(gang)
 
     def _meet(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
         """kube-scheduler asks for a member."""
