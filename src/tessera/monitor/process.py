@@ -27,6 +27,7 @@ from tessera.kube.session import run_with_client
 from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
+from tessera.monitor.pod_claims import PodClaims
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
 from tessera.monitor.used_time import UsedTime
@@ -86,6 +87,7 @@ class MonitorProcess(Worker):
             field_selector=f"spec.nodeName={settings.node_name}",
             on_error=self.pods.on_error,
         )
+        self._claims = PodClaims(client)
         self._collector = RegionCollector(settings.base, interval=settings.resync)
         self._host = host or HostUsage(settings.driver_root)
         self._now = now
@@ -107,21 +109,33 @@ class MonitorProcess(Worker):
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reflector.run())
             group.create_task(self._collect_repeatedly())
+            group.create_task(self._look_up_claims_repeatedly())
             group.create_task(self._read_driver_repeatedly())
 
     async def _collect_repeatedly(self) -> None:
         await self.pods.ready.wait()
         while True:
-            granted = {owner: cards for pod in self.pods.all() for owner, cards in pod.granted.items()}
-            look = partial(self._collector.run, granted, self.pods.uids(), now=self._now())
+            pods = self.pods.all()
+            granted = self._claims.granted(pods, [card.uuid for card in self._cards])
+            look = partial(
+                self._collector.run, granted, self.pods.uids(), claimed=self._claims.owners(), now=self._now()
+            )
             try:
                 self._snapshot = await self._round_thread.call(look, deadline=DEADLINE_S)
                 self._missing = ""
             except (OSError, CallTimeout) as error:
                 # Old values would look like current ones.
                 self._snapshot, self._missing = Snapshot(), f"regions cannot be read: {error}"
-            self._used_time.on_round(self.pods.all(), self._snapshot.regions)
+            self._used_time.on_round(pods, self._snapshot.regions, granted)
             self._log_problem("regions", self._missing or "; ".join(self._snapshot.problems[:SHOWN]))
+            await asyncio.sleep(ROUND_S)
+
+    async def _look_up_claims_repeatedly(self) -> None:
+        """Beside the rounds, which must not wait for the apiserver."""
+        await self.pods.ready.wait()
+        while True:
+            problem = await self._claims.look_up(self.pods.all(), self._snapshot.claim_dirs)
+            self._log_problem("claims", problem)
             await asyncio.sleep(ROUND_S)
 
     async def _read_driver_repeatedly(self) -> None:

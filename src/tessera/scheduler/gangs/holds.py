@@ -181,7 +181,7 @@ class GangHolds:
         return False
 
     def named(self, gang: Gang, request: PodRequest) -> PodRequest:
-        """The request under the next name of the gang's holds and claims."""
+        """The request under the next name of the gang's holds and nominations."""
         uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{next(self._serial)}"
         return request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
 
