@@ -40,9 +40,9 @@ COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
-# About half of the end-to-end tests, by time: they mostly wait, so they run beside the others, on a control plane of
-# their own.
-E2E_BESIDE = $(addprefix tests/e2e/test_,$(addsuffix _real.py,claims defrag failpoints fencing gangs preemption restarts scheduling))
+# About half of the end-to-end tests, by time. Most of what waits is here: it runs beside the others, on a control plane
+# of its own.
+E2E_BESIDE = $(addprefix tests/e2e/test_,$(addsuffix _real.py,claims defrag failpoints gangs image preemption restarts scheduling))
 PROPERTIES ?= tests/property
 TYPED = src tests bench scripts tools
 

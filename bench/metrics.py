@@ -103,7 +103,7 @@ def count_time(ledger: Ledger) -> GrantedTime:
         granted.on_cards(node)
     for number, entry in enumerate(ledger.pods()):
         workload = Workload(entry.facts.namespace, "Deployment", f"training-{number % WORKLOADS}")
-        granted.on_pod(entry.facts.uid, workload)
+        granted.on_holder(entry.facts.uid, workload)
     return granted
 
 
@@ -133,7 +133,7 @@ async def measure(*, nodes: int, devices: int, pods_per_node: int, legacy: bool)
     for number in range(0, nodes, max(1, nodes // CHANGED)):
         changed_pod = _pod(number, f"gpu-node-{number:05}", 0, uuid=_uuid(number, 0), memory=4096)
         ledger.observe_pod(changed_pod)
-        granted.on_pod(changed_pod.uid, Workload(changed_pod.namespace))
+        granted.on_holder(changed_pod.uid, Workload(changed_pod.namespace))
     changed = await measured(exposition, granted)
     scrapes = {"first": first, "repeated": repeated, "changed": changed}
     return {

@@ -8,7 +8,7 @@ import io
 import json
 import ssl
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +127,25 @@ class Client:
         async with self.session.get(self.url + path, params=params) as response:
             assert response.status == 200, await response.text()
             yield Watch(response)
+
+    async def until(self, path: str, holds: Callable[[Json], object], **query: str) -> Json:
+        """The first object of a list, now or later, for which `holds` is true."""
+        async with self.watch(path, **query) as watch:
+            while True:
+                event = await watch.next_change()
+                found: Json = event["object"]
+                if event["type"] != "DELETED" and holds(found):
+                    return found
+
+    async def until_gone(self, path: str, name: str) -> None:
+        """Waits until a list has no object of this name."""
+        selector = f"metadata.name={name}"
+        listed = (await self.get(path, fieldSelector=selector)).body
+        if listed["items"]:
+            version = listed["metadata"]["resourceVersion"]
+            async with self.watch(path, resourceVersion=version, fieldSelector=selector) as watch:
+                while (await watch.next_change())["type"] != "DELETED":
+                    pass
 
 
 @asynccontextmanager

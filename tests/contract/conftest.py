@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera.lab.sandbox.controllers.loop import ControllerLoop
 from tests.contract.client import Client, Json, client, read_kubeconfig
 
 
@@ -41,13 +43,33 @@ class Space:
 
 
 @pytest.fixture
-async def kubeconfig() -> AsyncIterator[Json]:
-    given = os.environ.get("TESSERA_CONTRACT_KUBECONFIG")
-    if given:
-        yield read_kubeconfig(Path(given))
+async def embedded() -> AsyncIterator[ApiServer | None]:
+    """The embedded server, unless another one is under contract."""
+    if os.environ.get("TESSERA_CONTRACT_KUBECONFIG"):
+        yield None
         return
     async with ApiServer(ServerOptions(seed=1, tls=True, token="secret")) as server:
-        yield server.kubeconfig()
+        yield server
+
+
+@pytest.fixture
+async def controllers(embedded: ApiServer | None) -> AsyncIterator[None]:
+    """Runs the controllers of the embedded server; a real control plane has its own."""
+    if embedded is None:
+        yield
+        return
+    running = asyncio.create_task(ControllerLoop(embedded.verbs).run())
+    yield
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled(), running.exception()
+
+
+@pytest.fixture
+def kubeconfig(embedded: ApiServer | None) -> Json:
+    if embedded is not None:
+        return embedded.kubeconfig()
+    return read_kubeconfig(Path(os.environ["TESSERA_CONTRACT_KUBECONFIG"]))
 
 
 @pytest.fixture

@@ -178,7 +178,9 @@ async def test_a_webhook_is_asked_only_about_what_it_wants(
     await register(**changes)
     await api.made(space.pods(), pod("a"))
     await api.made(space.pods(), pod("b", labels={"skip": "1"}))
-    assert [review["request"]["name"] for review in hook.asked] == asked
+    # A controller manager creates objects in a new namespace too, sooner or later.
+    pods = [each["request"] for each in hook.asked if each["request"]["resource"]["resource"] == "pods"]
+    assert [each["name"] for each in pods] == asked
 
 
 @pytest.mark.parametrize(

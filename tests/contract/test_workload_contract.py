@@ -1,6 +1,6 @@
 """Workloads as the apiserver keeps them: defaults, refusals, scale, status, and what a deletion leaves to do.
 
-Nothing here waits for a controller: the servers under contract have none.
+Nothing here waits for a controller: the embedded server runs alone here.
 """
 
 from __future__ import annotations

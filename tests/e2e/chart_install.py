@@ -105,7 +105,7 @@ def install(plane: ControlPlane, helm: Path, *, settings: str = "", without: str
     settings = ",".join(
         filter(None, (f"scheduler.service.httpPort={port},annotationGuard.trustedUsers={{{TRUSTED}}}", settings))
     )
-    objects = tuple(filter(None, yaml.safe_load_all(chart.template(helm, kubernetes=version, settings=settings))))
+    objects = tuple(chart.objects(helm, kubernetes=version, settings=settings))
     apply(plane, "chart", [each for each in objects if each["kind"] != without])
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SCHEDULER, "namespace": ACCOUNTS}}
     plane.kubectl("delete", "service", SCHEDULER, f"--namespace={ACCOUNTS}")
@@ -114,11 +114,12 @@ def install(plane: ControlPlane, helm: Path, *, settings: str = "", without: str
     return ChartInstall(plane, objects, port)
 
 
-def apply(plane: ControlPlane, name: str, objects: Iterable[Json]) -> None:
-    file = plane.folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump_all(objects))
+def apply(plane: ControlPlane, name: str, objects: Iterable[Json], *options: str) -> str:
+    """What kubectl says: a line for each object."""
+    file = plane.folder / f"{name}.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
     # Roles of the same names exist already; those of the chart win.
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
+    return plane.kubectl("apply", "--server-side", "--force-conflicts", *options, "-f", str(file))
 
 
 def _replaced(arguments: list[str], values: dict[str, str]) -> list[str]:

@@ -72,7 +72,7 @@ class Cluster:
         self.replica = replica
         self.background: list[asyncio.Task[None]] = []
         self._mirror = Mirror()
-        self._audited_before = sum(1 for _ in plane.audited())
+        self._audited_before = len(plane.audited())
 
     # -- pods
 
@@ -282,7 +282,8 @@ def webhook_configuration(name: str, namespace: str, client_config: Json) -> Jso
         "admissionReviewVersions": ["v1", "v1beta1"],
         "sideEffects": "None",
         "failurePolicy": "Fail",
-        "timeoutSeconds": 5,
+        # The longest that is allowed: a pod must not be refused because the machine is busy.
+        "timeoutSeconds": 30,
     }
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",

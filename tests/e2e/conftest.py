@@ -18,11 +18,11 @@ import pytest
 
 from tests.e2e import summary
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.kubelet_suite import KubeletSuite
+from tests.e2e.kubelet_suite import PARTS, KubeletSuite
 from tools.kubernetes import build
 
 TOLD = pytest.StashKey[list[str]]()
-KUBELET_SUITE = pytest.StashKey[KubeletSuite]()
+KUBELET_SUITES = pytest.StashKey[dict[str, KubeletSuite]]()
 
 NewPlane = Callable[[], ControlPlane]
 Tell = Callable[[str], None]
@@ -39,12 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Starts the suite of a real kubelet beside the other tests: it takes as long as they do, and mostly waits."""
     if not session.config.option.collectonly and any(map(waits_for_kubelet, session.items)):
-        session.config.stash[KUBELET_SUITE] = KubeletSuite()
+        session.config.stash[KUBELET_SUITES] = {part: KubeletSuite(files) for part, files in PARTS.items()}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    suite = config.stash.get(KUBELET_SUITE, None)
-    if suite is not None:
+    for suite in config.stash.get(KUBELET_SUITES, {}).values():
         suite.stop()
 
 
@@ -119,6 +118,15 @@ def planes(tools: Mapping[str, Path], tell: Tell, request: pytest.FixtureRequest
 def plane(planes: NewPlane) -> ControlPlane:
     """The control plane that is shared by all tests that leave it unchanged."""
     return planes()
+
+
+@pytest.fixture(scope="module")
+def own_plane(planes: NewPlane) -> Iterator[ControlPlane]:
+    """For a module that installs something for the whole cluster; it ends with the module, since an idle one costs
+    processor time too."""
+    found = planes()
+    yield found
+    found.stop()
 
 
 def _keep_logs(root: Path, planes: list[ControlPlane]) -> None:

@@ -12,7 +12,7 @@ import os
 import shutil
 import ssl
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ from typing import Any
 import trustme
 import yaml
 
-from tests.e2e.processes import NotStarted, Program, free_ports
+from tests.e2e.fork_server import ForkServer
+from tests.e2e.processes import FEWER_COLLECTIONS, NotStarted, Program, free_ports
 
 Json = dict[str, Any]
 
 READY_S = 240.0
 """for a program of the control plane, on a busy machine"""
+ANSWER_S = 30.0
+"""for one answer of the apiserver"""
+CREATED = 201
 ATTEMPTS = 3
 """starts of the whole; another program may take a port just before ours does"""
 RBAC = Path(__file__).with_name("rbac.yaml")
@@ -87,11 +91,15 @@ class ControlPlane:
         self.etcd_url = ""
         self.logs = folder / "logs"
         self.authority = trustme.CA()
+        self.fork_server = ForkServer()
+        """of the schedulers that use this control plane"""
         self._tools = tools
         self._own_environ = dict(environ or {})
         self._own_apiserver_flags = tuple(apiserver_flags)
         self._port = 0
         self._programs: list[Program] = []
+        self._audited: list[Audited] = []
+        self._audit_offset = 0
 
     @property
     def url(self) -> str:
@@ -117,6 +125,7 @@ class ControlPlane:
         self.kubectl("apply", "-f", str(RBAC))
 
     def stop(self) -> None:
+        self.fork_server.stop()
         for program in reversed(self._programs):
             program.stop()
 
@@ -145,8 +154,10 @@ class ControlPlane:
 
     def kubeconfig_of_account(self, name: str) -> Path:
         """The kubeconfig of a ServiceAccount of rbac.yaml, with a token from the apiserver."""
-        token = self.kubectl("create", "token", name, f"--namespace={ACCOUNTS}", "--duration=2h").strip()
-        return self._write_kubeconfig(name, token)
+        path = f"/api/v1/namespaces/{ACCOUNTS}/serviceaccounts/{name}/token"
+        status, answer = self._request("POST", path, {"spec": {"expirationSeconds": 7200}})
+        assert status == CREATED, answer
+        return self._write_kubeconfig(name, json.loads(answer)["status"]["token"])
 
     def kubectl(self, *arguments: str, user: str = "admin") -> str:
         """The output of one command, which must succeed."""
@@ -173,24 +184,17 @@ class ControlPlane:
             environ=self._environ() | dict(environ or {}),
         )
 
-    def audited(self) -> Iterator[Audited]:
+    def audited(self) -> Sequence[Audited]:
         """The requests of the scheduler's accounts so far, oldest first."""
         path = self.folder / "audit.log"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            entry = json.loads(line)
-            # The end of a watch may never come; of everything else only the end is logged.
-            if (entry["verb"] == "watch") != (entry["stage"] == "ResponseStarted"):
-                continue
-            about = entry.get("objectRef", {})
-            yield Audited(
-                verb=entry["verb"],
-                resource="/".join(filter(None, (about.get("resource", ""), about.get("subresource", "")))),
-                namespace=about.get("namespace", ""),
-                name=about.get("name", ""),
-                agent=entry.get("userAgent", ""),
-                status=entry.get("responseStatus", {}).get("code", 0),
-                allowed=entry.get("annotations", {}).get("authorization.k8s.io/decision") == "allow",
-            )
+        if path.exists():
+            with path.open("rb") as log:
+                log.seek(self._audit_offset)
+                # The last line may still be on its way.
+                written = log.read().rpartition(b"\n")
+            self._audit_offset += len(written[0] + written[1])
+            self._audited += filter(None, map(_audited, written[0].splitlines()))
+        return tuple(self._audited)
 
     # -- setup
 
@@ -266,7 +270,7 @@ class ControlPlane:
         return self.program(tool, tool, *arguments, environ=self._own_environ)
 
     def _environ(self) -> dict[str, str]:
-        return {"PATH": os.defpath, "HOME": str(self.folder)}
+        return {"PATH": os.defpath, "HOME": str(self.folder), **FEWER_COLLECTIONS}
 
     def _write_files(self) -> None:
         certificate = self.authority.issue_cert(*self.certificate_names)
@@ -304,18 +308,44 @@ class ControlPlane:
         return self._status("/api/v1/namespaces/default/serviceaccounts/default") == 200
 
     def _status(self, path: str) -> int:
-        trust = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
-        asking = http.client.HTTPSConnection("127.0.0.1", self._port, context=trust, timeout=20)
+        """0 where there is no answer."""
         try:
-            asking.request("GET", path, headers={"Authorization": "Bearer admin-secret"})
-            return asking.getresponse().status
-        except OSError:
+            return self._request("GET", path)[0]
+        except (OSError, http.client.HTTPException):
             return 0
+
+    def _request(self, verb: str, path: str, body: Json | None = None) -> tuple[int, bytes]:
+        """Status and body of the answer to an administrator."""
+        trust = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
+        connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=trust, timeout=ANSWER_S)
+        headers = {"Authorization": "Bearer admin-secret", "Content-Type": "application/json"}
+        try:
+            connection.request(verb, path, body=json.dumps(body) if body is not None else None, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         finally:
-            asking.close()
+            connection.close()
 
     def _said(self) -> str:
         return "\n".join(program.words() for program in self._programs)
+
+
+def _audited(line: bytes) -> Audited | None:
+    """What one line of the audit log says; None for half of a request."""
+    entry = json.loads(line)
+    # The end of a watch may never come; of everything else only the end is logged.
+    if (entry["verb"] == "watch") != (entry["stage"] == "ResponseStarted"):
+        return None
+    about = entry.get("objectRef", {})
+    return Audited(
+        verb=entry["verb"],
+        resource="/".join(filter(None, (about.get("resource", ""), about.get("subresource", "")))),
+        namespace=about.get("namespace", ""),
+        name=about.get("name", ""),
+        agent=entry.get("userAgent", ""),
+        status=entry.get("responseStatus", {}).get("code", 0),
+        allowed=entry.get("annotations", {}).get("authorization.k8s.io/decision") == "allow",
+    )
 
 
 def renamed(host: str) -> list[str]:

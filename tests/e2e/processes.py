@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 END_S = 60.0
 """for a clean stop, before SIGKILL"""
@@ -22,6 +23,10 @@ PORTS = range(20_000, 32_000)
 """below the kernel's own choices for outgoing connections, which would take a port while its program restarts"""
 LOG_LINES = 20
 """of a program that did not start, in the message"""
+
+FEWER_COLLECTIONS = {"GOGC": "400", "GOMEMLIMIT": "768MiB"}
+"""environment of programs written in Go: here memory costs less than the garbage collector's processor time, up to so
+much for each of them"""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -49,6 +54,17 @@ class NotStarted(AssertionError):
     """A program ended, or did nothing, instead of becoming ready."""
 
 
+class Process(Protocol):
+    """As much of `subprocess.Popen` as `Program` uses."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def kill(self) -> None: ...
+
+
 class Program:
     """One program. It may be started again after its end, and then appends to its log."""
 
@@ -57,7 +73,7 @@ class Program:
         self.log = folder / f"{name}.log"
         self._command = list(command)
         self._environ = dict(environ)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     @property
     def is_running(self) -> bool:
@@ -85,14 +101,7 @@ class Program:
         """`environ` is added for this life alone."""
         assert not self.is_running, f"{self.name} runs already"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environ | environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=end_with_parent,
-            )
+            self._process = self._spawn(self._environ | environ, log.fileno())
 
     def send(self, number: int) -> None:
         assert self._process is not None
@@ -120,6 +129,16 @@ class Program:
             if time.monotonic() > deadline:
                 raise NotStarted(f"{self.name} is not ready after {within_s:g} s:\n{self.words()}")
             time.sleep(LOOK_S)
+
+    def _spawn(self, environ: Mapping[str, str], log: int) -> Process:
+        return subprocess.Popen(
+            self._command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=end_with_parent,
+        )
 
     def _end(self, number: int) -> int:
         if self._process is None:

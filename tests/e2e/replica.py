@@ -22,10 +22,11 @@ import yaml
 from tessera.lab.sandbox.api.kinds import Json
 from tests.e2e.cluster_check import Scrape
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
+from tests.e2e.fork_server import ForkedProgram
 from tests.e2e.processes import LOOK_S, Program, free_ports
 
-WAIT_S = 180.0
-"""for something that takes a second on a quiet machine"""
+WAIT_S = 240.0
+"""for something that takes a second on a quiet machine; it ends what hangs, and measures nothing"""
 LEASE = "hami-scheduler"
 SERVICE = "tessera-scheduler"
 SECRET = "tessera-scheduler-tls"
@@ -110,31 +111,34 @@ class Replica:
         certificates: Certificates,
         host: str = "",
         environ: Mapping[str, str] | None = None,
+        lease_s: int = 12,
     ) -> None:
-        """`environ` is for Tessera alone."""
+        """`environ` is for Tessera alone, which is then executed: the loader may read it. A leader that cannot renew
+        its lease in time ends, and on a busy machine `lease_s` seconds are not many."""
         extender, self.webhook_port, metrics = free_ports(3)
         self.extender_url, self.metrics_url = f"http://127.0.0.1:{extender}", f"http://127.0.0.1:{metrics}"
         lead = (f"--leader-elect-resource-name={LEASE}", f"--leader-elect-resource-namespace={ACCOUNTS}")
-        self.tessera = Program(
-            f"tessera-{label}",
-            [
-                *(sys.executable, "-m", "tessera", "scheduler", "--log-format=json"),
-                f"--kubeconfig={plane.kubeconfig_of_account(certificates.account)}",
-                f"--extender-bind=127.0.0.1:{extender}",
-                f"--webhook-bind=127.0.0.1:{self.webhook_port}",
-                f"--metrics-bind-address=127.0.0.1:{metrics}",
-                *certificates.flags(),
-                *(("--leader-elect", *lead) if host else ()),
-                *flags,
-            ],
-            folder=plane.logs,
-            environ={"PATH": os.defpath} | ({"HOSTNAME": host} if host else {}) | dict(environ or {}),
+        command = [
+            *("scheduler", "--log-format=json"),
+            f"--kubeconfig={plane.kubeconfig_of_account(certificates.account)}",
+            f"--extender-bind=127.0.0.1:{extender}",
+            f"--webhook-bind=127.0.0.1:{self.webhook_port}",
+            f"--metrics-bind-address=127.0.0.1:{metrics}",
+            *certificates.flags(),
+            *(("--leader-elect", *lead) if host else ()),
+            *flags,
+        ]
+        name, own = f"tessera-{label}", {"PATH": os.defpath} | ({"HOSTNAME": host} if host else {})
+        self.tessera = (
+            Program(name, [sys.executable, "-m", "tessera", *command], folder=plane.logs, environ=own | dict(environ))
+            if environ
+            else ForkedProgram(name, command, folder=plane.logs, environ=own, server=plane.fork_server)
         )
         self._elects = bool(host)
-        self.configuration = self._configuration(plane, elects=self._elects)
+        self.configuration = self._configuration(plane, lease_s=lease_s if host else 0)
+        """of kube-scheduler"""
         if "--dra" in flags:
             allocate_claims(self.configuration)
-        """of kube-scheduler"""
         file = self._file = plane.folder / f"kube-scheduler-{label}.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
         self.kube_scheduler = plane.program(
@@ -179,7 +183,7 @@ class Replica:
         except aiohttp.ClientError:
             return False
 
-    def _configuration(self, plane: ControlPlane, *, elects: bool) -> Json:
+    def _configuration(self, plane: ControlPlane, *, lease_s: int) -> Json:
         """The configuration of a stock kube-scheduler, for device pods and all others."""
         extender = {
             "urlPrefix": self.extender_url,
@@ -192,12 +196,15 @@ class Replica:
             "managedResources": [{"name": resource, "ignoredByScheduler": True} for resource in MANAGED],
         }
         lease = {"resourceNamespace": ACCOUNTS, "resourceName": LEASE}
-        times = {"leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"}
+        times = {"leaseDuration": f"{lease_s}s", "renewDeadline": f"{lease_s - 1}s", "retryPeriod": "500ms"}
         return {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(plane.kubeconfig("kube-scheduler")), "qps": 1000, "burst": 1000},
-            "leaderElection": {"leaderElect": elects, **(lease | times if elects else {})},
+            "leaderElection": {"leaderElect": bool(lease_s), **(lease | times if lease_s else {})},
+            # A pod that was refused twice would otherwise wait up to 10 s after the event that makes it fit.
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 1,
             # Otherwise kube-scheduler sends a sample of the nodes, and a pod may stay pending although a node fits.
             "percentageOfNodesToScore": 100,
             "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],

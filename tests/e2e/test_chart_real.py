@@ -31,8 +31,7 @@ from tessera.wire.resource_api import MANAGED
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, apply, install
 from tests.e2e.cluster import end_tasks, make_namespace
-from tests.e2e.conftest import NewPlane
-from tests.e2e.control_plane import ACCOUNTS, RBAC
+from tests.e2e.control_plane import ACCOUNTS, RBAC, ControlPlane
 from tests.e2e.replica import until
 from tests.support.product import container, gpu_pod, pod
 from tools import chart
@@ -50,9 +49,9 @@ EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def installed(planes: NewPlane, helm: Path) -> ChartInstall:
+def installed(own_plane: ControlPlane, helm: Path) -> ChartInstall:
     """On a control plane of its own: its policies hold for every namespace."""
-    return install(planes(), helm, settings="devicePlugin.dra.enabled=true")
+    return install(own_plane, helm, settings="devicePlugin.dra.enabled=true")
 
 
 @asynccontextmanager
@@ -124,7 +123,7 @@ async def metadata_of(client: Client, path: str) -> Json:
 def test_the_chart_renders_for_every_version_of_kubernetes(helm: Path, values: list[Path]) -> None:
     chart.lint(helm, values)
     for version in chart.KUBERNETES:
-        kinds = {each["kind"] for each in yaml.safe_load_all(chart.template(helm, kubernetes=version, values=values))}
+        kinds = {each["kind"] for each in chart.objects(helm, kubernetes=version, values=values)}
         assert {"Deployment", "DaemonSet", "MutatingWebhookConfiguration"} <= kinds
         assert ("ValidatingAdmissionPolicy" in kinds) == (version >= "1.30")
 
@@ -162,8 +161,8 @@ def test_values_that_cannot_be_meant_are_refused_with_a_word(helm: Path, setting
 
 
 def test_the_device_configuration_of_all_vendors_is_the_schedulers_own(helm: Path) -> None:
-    rendered = chart.template(helm, settings=ALL_VENDORS)
-    texts = [each["data"]["device-config.yaml"] for each in yaml.safe_load_all(rendered) if "-device" in name_of(each)]
+    rendered = chart.objects(helm, settings=ALL_VENDORS)
+    texts = [each["data"]["device-config.yaml"] for each in rendered if "-device" in name_of(each)]
     (found,) = [load_device_config(text, file="chart", schemas=schemas()) for text in texts]
     own = {name: section for name, section in chart_sections().items() if name in found}
     assert found == own
@@ -197,7 +196,7 @@ def name_of(thing: Json) -> str:
 def test_tesseras_image_and_kube_schedulers_come_from_registries_of_their_own(
     helm: Path, settings: str, images: list[str]
 ) -> None:
-    rendered = [*yaml.safe_load_all(chart.template(helm, settings=settings))]
+    rendered = chart.objects(helm, settings=settings)
     found = [
         container["image"]
         for kind in ("Deployment", "DaemonSet")
@@ -235,7 +234,7 @@ def test_the_install_block_of_the_readme_names_the_images_that_it_pushes(helm: P
 )
 def test_mps_daemons_are_in_pods_that_no_upgrade_replaces(helm: Path, settings: str, expected: list[str]) -> None:
     values = [chart.EXAMPLES / "mig-and-mps.yaml"]
-    rendered = yaml.safe_load_all(chart.template(helm, values=values, settings=settings))
+    rendered = chart.objects(helm, values=values, settings=settings)
     found = {each["metadata"]["name"]: each["spec"] for each in rendered if each["kind"] == "DaemonSet"}
     assert sorted(found) == expected
     agent = found["tessera-device-plugin"]["template"]["spec"]
@@ -249,7 +248,7 @@ def test_mps_daemons_are_in_pods_that_no_upgrade_replaces(helm: Path, settings: 
 
 
 def test_agents_that_serve_claims_have_what_they_need(helm: Path) -> None:
-    objects = [*yaml.safe_load_all(chart.template(helm, settings="devicePlugin.dra.enabled=true"))]
+    objects = chart.objects(helm, settings="devicePlugin.dra.enabled=true")
     (device_class,) = [each for each in objects if each["kind"] == "DeviceClass"]
     assert device_class["metadata"]["name"] == DRA_DRIVER
     assert f"'{DRA_DRIVER}'" in device_class["spec"]["selectors"][0]["cel"]["expression"]
@@ -270,7 +269,7 @@ def test_agents_that_serve_claims_have_what_they_need(helm: Path) -> None:
 @pytest.mark.parametrize("convert", [False, True])
 def test_a_scheduler_that_allocates_claims_is_asked_about_all_pods(helm: Path, convert: bool) -> None:
     settings = f"{BOTH_WORLDS},scheduler.dra.convert={str(convert).lower()}"
-    objects = [*yaml.safe_load_all(chart.template(helm, settings=settings))]
+    objects = chart.objects(helm, settings=settings)
 
     def the(kind: str) -> Json:
         found: Json
@@ -294,7 +293,7 @@ def test_a_scheduler_that_allocates_claims_is_asked_about_all_pods(helm: Path, c
 
 def test_the_process_that_moves_pods_has_the_rights_that_are_tested_and_understands_its_flags(helm: Path) -> None:
     values = [chart.EXAMPLES / "defragmentation.yaml"]
-    objects = [*yaml.safe_load_all(chart.template(helm, values=values, settings=BOTH_WORLDS))]
+    objects = chart.objects(helm, values=values, settings=BOTH_WORLDS)
     found = {each["kind"]: each for each in objects if each["metadata"]["name"] == "tessera-defrag"}
     tested = [each for each in yaml.safe_load_all(RBAC.read_text()) if each["metadata"]["name"] == "tessera-defrag"]
     for each in tested:
@@ -309,7 +308,7 @@ def test_the_process_that_moves_pods_has_the_rights_that_are_tested_and_understa
     assert settings.lease_name in found["Role"]["rules"][1]["resourceNames"]
     ports = [each["containerPort"] for each in spec["containers"][0]["ports"]]
     assert ports == [settings.metrics.port]
-    without = [each["metadata"]["name"] for each in yaml.safe_load_all(chart.template(helm))]
+    without = [each["metadata"]["name"] for each in chart.objects(helm)]
     assert "tessera-defrag" not in without
 
 
@@ -327,7 +326,7 @@ def test_the_process_that_moves_pods_has_the_rights_that_are_tested_and_understa
 def test_only_a_webhook_that_is_asked_for_device_pods_alone_may_stop_pods(
     helm: Path, kubernetes: str, settings: str, policies: list[str]
 ) -> None:
-    objects = yaml.safe_load_all(chart.template(helm, kubernetes=kubernetes, settings=settings))
+    objects = chart.objects(helm, kubernetes=kubernetes, settings=settings)
     (configuration,) = [each for each in objects if each["kind"] == "MutatingWebhookConfiguration"]
     webhooks = configuration["webhooks"]
     assert [webhook["failurePolicy"] for webhook in webhooks] == policies
@@ -354,7 +353,7 @@ def test_the_apiserver_takes_what_other_values_render(installed: ChartInstall, h
     values, settings = VARIANTS[name]
     if name == "certificate from files":
         settings += base64.b64encode(installed.plane.authority.cert_pem.bytes()).decode()
-    rendered = yaml.safe_load_all(chart.template(helm, values=values, settings=settings))
+    rendered = chart.objects(helm, values=values, settings=settings)
     # Kinds that a cluster has to be taught first.
     known = [each for each in rendered if not each["apiVersion"].startswith("cert-manager.io/")]
     for each in known:
@@ -362,10 +361,7 @@ def test_the_apiserver_takes_what_other_values_render(installed: ChartInstall, h
             # The control plane of these tests was not started to let such containers in.
             for container in each["spec"]["template"]["spec"]["containers"]:
                 container["securityContext"].pop("privileged", None)
-    file = installed.plane.folder / "variant.yaml"
-    file.write_text(yaml.safe_dump_all(known))
-    applied = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", str(file))
-    assert len(installed.plane.kubectl(*applied).splitlines()) == len(known)
+    assert len(apply(installed.plane, "variant", known, "--dry-run=server").splitlines()) == len(known)
 
 
 def test_helm_installs_it_and_says_what_to_do_next(installed: ChartInstall, helm: Path) -> None:
@@ -588,7 +584,7 @@ async def test_an_agent_publishes_devices_of_its_own_node(tenant: Client, instal
 @pytest.fixture(scope="module")
 def guarded_devices(installed: ChartInstall, helm: Path) -> None:
     """The policy about claims is there too."""
-    rendered = yaml.safe_load_all(chart.template(helm, settings=BOTH_WORLDS))
+    rendered = chart.objects(helm, settings=BOTH_WORLDS)
     policy = [each for each in rendered if each["metadata"]["name"] == "tessera-managed-devices"]
     assert [each["kind"] for each in policy] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
     apply(installed.plane, "managed-devices", policy)

@@ -19,9 +19,8 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.access_review import AccessReview
 from tests.e2e.chart_install import SCHEDULER, ChartInstall, install
 from tests.e2e.cluster import make_namespace
-from tests.e2e.conftest import NewPlane
-from tests.e2e.control_plane import ACCOUNTS
-from tests.e2e.replica import until
+from tests.e2e.control_plane import ACCOUNTS, ControlPlane
+from tests.e2e.replica import WAIT_S, until
 from tests.e2e.test_reader_role_real import holding
 
 VIEWER, STRANGER, READER = "dashboard-viewer", "stranger", "dashboard-reader"
@@ -29,9 +28,9 @@ VIEWER, STRANGER, READER = "dashboard-viewer", "stranger", "dashboard-reader"
 
 
 @pytest.fixture(scope="module")
-def installed(planes: NewPlane, helm: Path) -> ChartInstall:
+def installed(own_plane: ControlPlane, helm: Path) -> ChartInstall:
     settings = "annotationGuard.enabled=false,scheduler.dashboard.enabled=true"
-    found = install(planes(), helm, settings=settings, without="MutatingWebhookConfiguration")
+    found = install(own_plane, helm, settings=settings, without="MutatingWebhookConfiguration")
     for name in (VIEWER, STRANGER, READER):
         found.plane.kubectl("create", "serviceaccount", name, f"--namespace={ACCOUNTS}")
     for name, role in ((VIEWER, "tessera-dashboard"), (READER, "tessera-reader")):
@@ -79,7 +78,7 @@ async def test_the_reader_role_is_all_that_a_live_page_needs(installed: ChartIns
         ):
             assert source.engine.ledger.node_names() == ("gpu-1",)
             await admin.create(PODS.path("mine"), holding("held", "mine"), dict)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 while not source.engine.ledger.pods():
                     await asyncio.sleep(0.05)
             assert "may not watch" not in source.problem

@@ -142,6 +142,27 @@ async def test_the_fewest_pods_move_and_the_waiting_pod_gets_the_card(plane: Con
         assert found.wrong_slices() == []
 
 
+async def test_a_waiting_gang_gets_the_cards_that_two_moves_free(plane: ControlPlane) -> None:
+    async with cluster(plane, nodes(4)) as found:
+        for number in range(4):
+            await deploy(found, f"d{number}", mem=20_000 + number)
+        before = uids(found)
+        for number in range(2):
+            member = whole(f"m{number}")
+            member["metadata"]["annotations"] = {"tessera.io/gang": "g", "tessera.io/gang-size": "2"}
+            await found.create(member)
+        await found.refused("m0")
+        await found.refused("m1")
+        async with defragmenter(found) as process:
+            await found.running("m0", "m1")
+            await found.wait_for(lambda: len(running(found)) == 4, what="all to run again")
+            await no_holds(found)
+            assert (await process.scrape()).value("tessera_defrag_moves_total") == 2
+        assert len(set(before.values()) & set(uids(found).values())) == 2
+        await found.at_rest()
+        assert found.wrong_slices() == []
+
+
 async def test_one_eviction_per_hour_is_one_whatever_happens_to_the_process(plane: ControlPlane) -> None:
     async with cluster(plane, nodes(3)) as found:
         for name in ("a", "b", "c"):
@@ -175,7 +196,7 @@ async def test_a_death_in_the_middle_of_a_move_leaves_nothing_behind(plane: Cont
         before = uids(found)
         await found.create(whole("waiting"))
         await found.refused("waiting")
-        async with defragmenter(found, "--step-timeout=4s") as process:
+        async with defragmenter(found, "--step-timeout=10s") as process:
             await found.wait_for(lambda: uids(found) != before, what="an eviction")
             process.program.kill()
             assert len(await holds(found)) == 2, "for the successor, and for the pod that waits"

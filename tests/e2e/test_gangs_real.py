@@ -181,7 +181,7 @@ async def make_pod_groups(plane: ControlPlane) -> None:
     file = plane.folder / "podgroups.yaml"
     file.write_text(json.dumps(document))
     plane.kubectl("apply", "-f", str(file))
-    plane.kubectl("wait", "--for=condition=established", "crd/podgroups.scheduling.x-k8s.io", "--timeout=60s")
+    plane.kubectl("wait", "--for=condition=established", "crd/podgroups.scheduling.x-k8s.io", "--timeout=240s")
 
 
 async def test_a_group_that_kueue_has_admitted_is_planned_as_a_gang(plane: ControlPlane) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
@@ -21,7 +20,7 @@ from tessera.vendors.nvidia.downward_api import PROTECTED
 from tessera.vendors.registry import build_vendors
 from tests.contract.client import STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.chart_install import PLAIN_VENDORS, TRUSTED, ChartInstall, apply, install
-from tests.e2e.conftest import NewPlane
+from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until
 from tests.support.product import container, gpu_pod, pod
 from tools import chart
@@ -69,9 +68,9 @@ def device(*env: Json, labels: dict[str, str] | None = None, **fields: Any) -> J
 
 
 @pytest.fixture(scope="module")
-def guarded(planes: NewPlane, helm: Path) -> ChartInstall:
+def guarded(own_plane: ControlPlane, helm: Path) -> ChartInstall:
     """The policies alone: as if the webhook were never called."""
-    return install(planes(), helm, settings=PLAIN_VENDORS, without=WEBHOOK)
+    return install(own_plane, helm, settings=PLAIN_VENDORS, without=WEBHOOK)
 
 
 @pytest.fixture
@@ -449,7 +448,7 @@ async def test_many_pods_of_controllers_are_served(user: Client) -> None:
 def hiding(guarded: ChartInstall, helm: Path) -> ChartInstall:
     """The policies of other values in place of the first ones."""
     settings = f"scheduler.overwriteEnv=true,devices.ascend.enabled=true,annotationGuard.trustedUsers={{{TRUSTED}}}"
-    rendered = yaml.safe_load_all(chart.template(helm, settings=settings))
+    rendered = chart.objects(helm, settings=settings)
     apply(guarded.plane, "hiding", [each for each in rendered if each["kind"].endswith("AdmissionPolicy")])
     return guarded
 

@@ -83,7 +83,7 @@ OLD_HAMI = (
 )
 """those of the dashboard of HAMi up to v2.8; its others ask NVIDIA's DCGM exporter"""
 METRIC = re.compile(r"\b(?:tessera|hami)_\w+|\bup\b")
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 """before something that never happens fails the test"""
 SCRAPE_S = 3
 """between scrapes, and for one of them at most: a series whose scrape took longer is not there until the next"""

@@ -19,7 +19,6 @@ from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.e2e.chart_install import ChartInstall, install
 from tests.e2e.cluster import make_namespace
-from tests.e2e.conftest import NewPlane
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.replica import until
 from tests.support.product import gpu_pod
@@ -32,10 +31,10 @@ READER, OVERSEER, VIEWER = "reader", "overseer", "viewer"
 
 
 @pytest.fixture(scope="module")
-def installed(planes: NewPlane, helm: Path) -> ChartInstall:
+def installed(own_plane: ControlPlane, helm: Path) -> ChartInstall:
     """Without its webhook, which nothing serves here."""
     settings = "annotationGuard.enabled=false,readerRole.aggregateToView=true"
-    return install(planes(), helm, settings=settings, without="MutatingWebhookConfiguration")
+    return install(own_plane, helm, settings=settings, without="MutatingWebhookConfiguration")
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from tessera.inspect.collector import collect
-from tessera.inspect.defragmentation import DefragmentationReport, plan_cards
+from tessera.inspect.defragmentation import DefragmentationReport, plan_cards, plan_copies
+from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Setup
 from tessera.kube.resources import NODES
+from tessera.lab.demo.machines import Machine, make_node
 from tessera.maintenance.defrag import ApplyOptions, MoveProgress, MoveStage, PlanRun
 from tessera.wire import keys
+from tessera.wire.mig import decode_mig_allocations
 from tests.integration.test_filter_and_bind import NODE_POLICY, node
 from tests.support.product import Json, Product, gpu_pod, product
 
@@ -135,3 +138,67 @@ async def test_a_move_to_a_card_that_is_full_by_now_is_not_begun(tmp_path: Path)
         assert progress.stage is MoveStage.STOPPED
         assert "the cards are not free any more" in progress.reason
         assert {pod["metadata"]["uid"] for pod in cluster.plane.pods("default")} == before
+
+
+# -- cards in MIG mode
+
+MIG = {"nvidia.com/vgpu-mode": "mig"}
+
+
+def mig_deployment(name: str, *, mem: int, moves: bool = True) -> Json:
+    manifest = deployment(name, mem=mem, moves=moves)
+    manifest["spec"]["template"]["metadata"]["annotations"].update(MIG)
+    return manifest
+
+
+def place_of(cluster: Product, name: str) -> tuple[str, str, int]:
+    """The node of a Deployment's pod, its instance's profile, and where that begins."""
+    pod = pod_of(cluster, name)
+    assert pod is not None
+    [allocation] = decode_mig_allocations(pod["metadata"]["annotations"][keys.MIG_ALLOCATIONS])
+    return pod["spec"]["nodeName"], allocation.slot.profile, allocation.slot.placement.start
+
+
+async def mig_pod(cluster: Product, name: str, *, mem: int, moves: bool = True) -> None:
+    await cluster.plane.client.create(DEPLOYMENTS, mig_deployment(name, mem=mem, moves=moves))
+    await cluster.until(partial(pod_of, cluster, name), what=f"{name} runs")
+
+
+async def test_an_instance_moves_to_the_card_of_another_node(tmp_path: Path) -> None:
+    """The agents are real, and make the instances on simulated cards."""
+    machines = [Machine(name, ({"model": "A100-SXM4-80GB", "mig": True},), mode="mig") for name in ("n1", "n2")]
+    async with product([make_node(each, tmp_path / each.name) for each in machines], tmp_path) as cluster:
+        for name, mem in (("small", 9_000), ("large", 19_000)):
+            await mig_pod(cluster, name, mem=mem)
+        assert {place_of(cluster, name)[0] for name in ("small", "large")} == {"n1", "n2"}
+        plan = plan_cards(await look(cluster), most_moves=9, with_bare=False)
+        [move] = plan.moves
+        assert plan.gained == 1
+        moving = move.controller.removeprefix("Deployment/")
+        progress, said = await apply(cluster, plan)
+        assert progress.stage is MoveStage.MOVED, said
+        await cluster.until(lambda: pod_of(cluster, moving), what=f"{moving} runs again")
+        [held] = move.target.held
+        assert place_of(cluster, moving) == (move.target.node, held.mig[0].profile, held.mig[0].start)
+
+
+async def test_an_instance_moves_to_another_place_of_its_card_and_not_back_to_its_own(tmp_path: Path) -> None:
+    """The plain rule would give the successor the place that its predecessor has left: the last one of the card."""
+    machine = Machine("n1", ({"model": "A100-SXM4-80GB", "mig": True},), mode="mig")
+    async with product([make_node(machine, tmp_path / "n1")], tmp_path) as cluster:
+        for name in ("last", "gone-1", "gone-2", "fixed"):
+            await mig_pod(cluster, name, mem=9_000, moves=name == "last")
+        for name in ("gone-1", "gone-2"):
+            await cluster.plane.client.delete(f"{DEPLOYMENTS}/{name}")
+        await cluster.until(lambda: len(cluster.plane.pods("default")) == 2, what="two pods left")
+        assert [place_of(cluster, name)[2] for name in ("last", "fixed")] == [6, 3]
+        half = gpu_pod("half", gpu=1, mem=39_000)
+        half["metadata"]["annotations"] = MIG
+        manifest = Manifest("default", "half", half, 1)
+        plan = plan_copies(await look(cluster), manifest, most_moves=9, with_bare=False)
+        progress, said = await apply(cluster, plan)
+        assert progress.stage is MoveStage.MOVED, said
+        await cluster.until(lambda: pod_of(cluster, "last"), what="it runs again")
+        assert place_of(cluster, "last")[2] == 2
+        await cluster.plane.create_pod(half)
+        await cluster.running_pods("half")

@@ -22,7 +22,11 @@ import pytest
 import yaml
 
 from tessera.host.simulated.description import load_description
+from tessera.inspect.defragmentation import plan_cards
 from tessera.inspect.description import read_description
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.card_picture import plan_picture
+from tessera.inspect.snapshots import decode_snapshot
 from tessera.inspect.state import Setup
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import (
@@ -229,6 +233,14 @@ def test_every_module_and_folder_that_a_page_names_exists(page: Path) -> None:
     named = set(CODE.findall(page.read_text(encoding="utf-8")))
     places = (ROOT, ROOT / "src/tessera")
     assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []
+
+
+async def test_the_picture_of_moves_is_the_plan_of_its_snapshot() -> None:
+    file = ROOT / "docs/images/defragmentation.yaml"
+    cluster = OfflineCluster(decode_snapshot(file.read_bytes(), file=file.name))
+    drawn = plan_picture(cluster, plan_cards(cluster, most_moves=50, with_bare=False))
+    kept = file.with_suffix(".svg").read_text(encoding="utf-8")
+    assert drawn == kept, "tessera defrag plan --snapshot docs/images/defragmentation.yaml --plot ...svg"
 
 
 def test_the_picture_in_the_readme_shows_the_story_of_today() -> None:

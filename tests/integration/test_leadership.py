@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from tessera.kube.resources import LEASES, PODS
+from tessera.kube.resources import DEVICE_CLASSES, LEASES, PODS, RESOURCE_SLICES
 from tessera.lab.sandbox.api.faults import Hold
+from tessera.lab.sandbox.api.kinds import DEVICE_CLASSES as CLASS_KIND
 from tessera.lab.sandbox.api.kinds import LEASES as LEASE_KIND
 from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
+from tessera.lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
 from tessera.scheduler import service
+from tessera.wire.resource_api import DRIVER
 from tests.support.product import Product, gpu_pod, leadership, product
 from tests.support.replica import Replica
 
@@ -106,6 +109,21 @@ async def test_a_new_leader_knows_bindings_that_its_watch_has_not_shown(tmp_path
         await plane.delete_pod("default", "p")
         await cluster.running_pods("q")
         await cluster.at_rest()
+
+
+async def test_a_new_leader_knows_slices_and_classes_that_its_watches_have_not_shown(tmp_path: Path) -> None:
+    async with product([], tmp_path, scheduling=False, leadership=LEASE, dra=True) as cluster:
+        client, claims = cluster.plane.client, cluster.service.engine.claims
+        for kind in (SLICE_KIND, CLASS_KIND):
+            cluster.plane.server.faults.hold_watches(kind, agent=cluster.scheduler.agent)
+        await client.create(DEVICE_CLASSES.path(), {"metadata": {"name": "late"}, "spec": {}})
+        pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": "n1", "pool": pool, "devices": []}
+        await client.create(RESOURCE_SLICES.path(), {"metadata": {"name": "n1-0"}, "spec": spec})
+        assert (list(claims.book.classes), list(claims.pools.by_name)) == ([], [])
+        await lease_to(cluster, "host-1_x")
+        await cluster.until(lambda: cluster.service.is_leader and not cluster.service.unsynced())
+        assert (list(claims.book.classes), list(claims.pools.by_name)) == (["late"], ["n1"])
 
 
 async def test_a_bind_that_waited_is_not_written_by_a_replica_that_no_longer_leads(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ import pytest
 from tessera.host.cards import InventoryError
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
+from tessera.kube.resources import RESOURCE_CLAIMS
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.monitor import process as module
 from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.process import MonitorProcess
 from tessera.monitor.settings import MonitorSettings
 from tessera.services.addresses import Address
+from tessera.wire.resource_api import DRIVER
 from tests.support.commands import started
 from tests.support.scheduler_process import calling
 from tests.unit.monitor.builders import GPU_A, Slot, good, region
@@ -109,6 +111,36 @@ async def monitored(folder: Path, *, base: bool = True, **more: Any) -> AsyncIte
 def _quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds one after the other: what is tested here is what they do, not when."""
     monkeypatch.setattr(module, "ROUND_S", 0.01)
+
+
+async def test_what_containers_use_that_got_their_cards_through_a_claim_is_shown(tmp_path: Path) -> None:
+    async with monitored(tmp_path) as node:
+        client = node.plane.client
+        spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}
+        made = await client.create(
+            RESOURCE_CLAIMS.path("default"), {"metadata": {"name": "c"}, "spec": spec}, dict[str, Any]
+        )
+        container = {"name": "main", "image": "x", "resources": {"claims": [{"name": "own"}]}}
+        own = [{"name": "own", "resourceClaimName": "c"}]
+        pod = await node.plane.create_pod(
+            {"metadata": {"name": "p"}, "spec": {"containers": [container], "resourceClaims": own}}
+        )
+        uid = pod["metadata"]["uid"]
+        result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": GPU_A.lower()}
+        status = {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": "p", "uid": uid}],
+        }
+        await client.replace(f"{RESOURCE_CLAIMS.path('default', 'c')}/status", {**made, "status": status})
+        path = node.base / "containers" / f"claim-{made['metadata']['uid']}-gpu" / "x.cache"
+        path.parent.mkdir()
+        path.write_bytes(region(slots=[Slot({0: (1, 2, 3, 1234, 40)})]))
+        await client.bind("default", "p", uid=uid, node=NODE, annotations={})
+        text = await node.until(lambda text: 'pod="p"' in text)
+        assert (
+            f'hami_vgpu_memory_used_bytes{{container="main",device_uuid="{GPU_A}",namespace="default",pod="p",'
+            'vdevice_index="0",zone="vGPU"} 1234.0'
+        ) in text
 
 
 async def test_a_pods_use_is_shown_and_its_priority_steered(tmp_path: Path) -> None:

@@ -288,22 +288,37 @@ class Checker:
         """A gang is bound whole or not at all, and does not wait beside room for all of it."""
         for (namespace, gang), everyone in self._gangs().items():
             # A member without devices is counted, and bound like a single pod.
-            pods = [pod for pod in everyone if device_usage.wants_devices(pod)]
+            pods = [pod for pod in everyone if device_usage.wants_devices(pod) or pod.spec.resource_claims]
             bound = sum(bool(pod.spec.node_name) for pod in pods)
             assert bound in (0, len(pods)), f"{bound} of {len(pods)} members of {namespace}/{gang} are bound"
             if bound or not pods or not all(candidates(pod) for pod in pods):
                 continue
+            if any(map(self._may_share, pods)):
+                continue  # Such a gang is refused.
             prepared = [engine.requests.read(pod) for pod in pods]
             members = [
-                GangMember(each.request, engine.selector.candidates(candidates(pod)))
+                GangMember(each.request, engine.selector.candidates(self._allowed(candidates(pod), each)))
                 for each, pod in zip(prepared, pods, strict=True)
                 if isinstance(each, PreparedRequest)
             ]
             if len(members) < len(pods):
                 continue  # A member that cannot be read is never placed, and so the gang is not.
+            for each in prepared:
+                if isinstance(each, PreparedRequest) and each.claims is not None and each.claims.node:
+                    self._check_stuck(each.request.uid, each.claims.uids)
             answer = plan_gang(engine.selector, members, required=len(members))
             assert isinstance(answer, GangMisfit), f"gang {namespace}/{gang} waits beside room: {answer}"
             self._check_gang_preemption(engine, f"{namespace}/{gang}", members, answer)
+
+    def _may_share(self, pod: Pod) -> bool:
+        """Whether the pod has a claim that is not allocated, and was not made for it."""
+        found = claims.claims_of(self._api, pod)
+        return any(claim.status.allocation is None and not claim.metadata.owner_references for claim in found)
+
+    def _allowed(self, names: list[str], prepared: PreparedRequest) -> list[str]:
+        """Where the pod's claims let it go."""
+        node = prepared.claims.node if prepared.claims is not None else ""
+        return [name for name in names if not node or name == node]
 
     def _check_gang_preemption(self, engine: Engine, name: str, members: list[GangMember], misfit: GangMisfit) -> None:
         """A gang that may preempt waits only if no set of victims is found."""

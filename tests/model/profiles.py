@@ -221,7 +221,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "end_handover": 12.0,
                 "delete_pod": 4.0,
                 "remove_terminating": 6.0,
-                "create_gang": 0.0,
+                "create_gang": 1.5,
                 "lose_or_return_node": 0.0,
                 "change_card": 0.0,
                 "change_quota": 0.2,

@@ -222,11 +222,13 @@ class Simulation:
     async def _calm_down(self, seconds: float) -> None:
         """Waits until nothing has happened for so long."""
         started = busy = self.time()
-        while self.time() < busy + seconds:
+        while True:
             self._move_lease()
             if self._settle():
                 busy = self.time()
                 assert busy < started + REST_SECONDS, "it never comes to rest"
+            elif self.time() >= busy + seconds:
+                return
             await asyncio.sleep(0.5 if busy == self.time() else TICK)
             self._check()
 

@@ -23,6 +23,8 @@ from tests.robustness.history import History
 
 RESTART_S = 1.0
 """between two looks for programs that have ended"""
+LEASE_S = 4
+"""short, so that the lease moves often"""
 LIBFAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 
 
@@ -70,6 +72,7 @@ class Machine:
                 certificates=self._certificates,
                 host=self.name,
                 environ=self._environ(),
+                lease_s=LEASE_S,
             )
             self.extender = ExtenderProxy(self.replica.extender_url, self._history, replica=self.name)
             await stack.enter_async_context(self.extender.serve())

@@ -24,7 +24,15 @@ from tessera.vendors.claims import claim_facts
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.pod_reader import PodReader
 from tessera.wire.claim_spec import DeviceClass
-from tessera.wire.resource_api import DRIVER, MANAGED, MANAGED_BY_TESSERA, NO_SCHEDULE, ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import (
+    DRIVER,
+    MANAGED,
+    MANAGED_BY_TESSERA,
+    NO_SCHEDULE,
+    ClaimStatus,
+    ResourceClaim,
+    ResourceSlice,
+)
 from tests.support.builders import NodeBuilder, PodBuilder, node
 from tests.support.stepwise_scheduler import World, assert_cycles_match, serving_downward_api
 
@@ -150,6 +158,14 @@ class ClaimWorld(World):
 
     def stored(self, name: str) -> ResourceClaim:
         return self.api.claims[f"default/{name}"]
+
+    def allocation(self, where: str, name: str = "c", *, memory: int = 4096, cores: int = 30) -> ClaimStatus:
+        """As another scheduler allocates the claim, with a device of one node."""
+        result = {
+            "request": "gpu", "driver": DRIVER, "pool": where, "device": f"{where}-0", "shareID": f"{where}-{name}",
+            "consumedCapacity": {"memory": f"{memory}Mi", "cores": str(cores)},
+        }  # fmt: skip
+        return msgspec.convert({"allocation": {"devices": {"results": [result]}}}, ClaimStatus)
 
     async def work(self) -> None:
         """Do what was spawned."""

@@ -143,13 +143,15 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
     place_loss = ask.policy.place_loss
     loss = None if place_loss is None else place_loss(ask.pod, card.device)
     profiles = instance_profiles(ask, card.device)
+    held = ask.constraint.instances
+    only = [slot for uuid, slot in held if uuid == card.device.uuid] if held else None
     for _ in range(1 if ask.is_apart else ask.request.count):
         refusal = refuse(rules, ask, working)
         if refusal is not None:
             yield refusal
             return
         memory = memory_wanted(ask.request, card.device)
-        found = mig.choose(card.device, working.mig, memory, loss=loss, profiles=profiles)
+        found = mig.choose(card.device, working.mig, memory, loss=loss, profiles=profiles, only=only)
         if found is None:
             yield CardMisfit(card.device.uuid, Reason.MIG_INFEASIBLE, asked=memory, total=card.device.memory)
             return

@@ -6,7 +6,7 @@ A policy that expects certain instances may weigh the places instead, but never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot
 
@@ -26,14 +26,17 @@ def choose(
     *,
     loss: PlaceLoss | None = None,
     profiles: Sequence[MigProfile] | None = None,
+    only: Collection[MigSlot] | None = None,
 ) -> tuple[MigProfile, MigSlot] | None:
     """The profile and place for `memory` MiB beside the instances already `taken`, or None. Among some `profiles`, or
-    all of the card's."""
+    all of the card's; `only` some instances, or any."""
     occupied = [slot.placement for slot in taken]
     for profile in by_size(device.mig_profiles if profiles is None else profiles):
         if profile.memory < memory:
             continue
         places = free_places(profile, occupied)
+        if only is not None:
+            places = (place for place in places if MigSlot(profile.name, place) in only)
         first = next(places, None)
         if first is not None:
             place = first if loss is None else min((first, *places), key=lambda place: loss([*occupied, place]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from tessera.core.arrays import Ints
 from tessera.core.device_rules import Rules
 from tessera.core.devices import Device
 from tessera.core.ledger import Ledger
-from tessera.core.requests import CLAIM_SEPARATOR, Constraint, PodRequest
+from tessera.core.requests import CardFilter, Constraint, PodRequest, container_title
 
 LISTED = 6
 """models, modes or uuids in one sentence; the rest are counted"""
@@ -43,22 +44,31 @@ def unmet_wishes(ledger: Ledger, pod: PodRequest, rows: Ints) -> Iterator[str]:
             there = set(ledger.arrays.places(constraint.use_uuids)[1].tolist()) & set(rows.tolist())
             if not there:
                 yield _no_uuid(ledger, vendor, constraint.use_uuids, rows)
-    yield from _unmet_selectors(ledger, pod, rows)
+    for unmet in unmet_selectors(ledger, pod, rows):
+        cards = screen.card_counts(ledger.arrays, unmet.vendor, rows).sum()
+        what = "the selectors match none of them" if unmet.published else f"nodes publish them with {PUBLISHING}"
+        yield f"{unmet.title}: {unmet.published} of {cards} {unmet.vendor} cards are for claims; {what}"
 
 
-def _unmet_selectors(ledger: Ledger, pod: PodRequest, rows: Ints) -> Iterator[str]:
-    """One sentence for every request of a claim whose selectors match no card on these columns."""
+class UnmetSelectors(NamedTuple):
+    """A request of a claim whose selectors match no card."""
+
+    title: str
+    vendor: str
+    selectors: CardFilter
+    published: int
+    """cards that are for claims"""
+
+
+def unmet_selectors(ledger: Ledger, pod: PodRequest, rows: Ints) -> Iterator[UnmetSelectors]:
+    """Of the cards on these columns, by the rule with which the scheduler places claims."""
     arrays = ledger.arrays
     for position, request in pod.requests:
         selectors = pod.constraint_of(request).filter
         if selectors is None or arrays.selected(selectors, rows).any():
             continue
-        cards = screen.card_counts(arrays, request.vendor, rows).sum()
-        published = (arrays.published[:, rows] >= 0).sum()
-        claim, _, name = pod.containers[position].name.partition(CLAIM_SEPARATOR)
-        what = "the selectors match none of them" if published else f"nodes publish them with {PUBLISHING}"
-        there = f"{published} of {cards} {request.vendor} cards are for claims"
-        yield f"ResourceClaim {claim}, request {name}: {there}; {what}"
+        published = int((arrays.published[:, rows] >= 0).sum())
+        yield UnmetSelectors(container_title(pod.containers[position].name), request.vendor, selectors, published)
 
 
 def mismatch_words(ledger: Ledger, pod: PodRequest, rows: Ints) -> str:

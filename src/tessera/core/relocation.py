@@ -10,7 +10,7 @@ free CPU and memory are known must have room for the pod as well.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,13 +19,14 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import UNKNOWN, Bools, Ints
+from tessera.core.devices import MigSlot
 from tessera.core.evaluation import Evaluation
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger, facts_of, replay
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerRequest, HostRequest, PodRequest
+from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest
 from tessera.core.selection import Candidates
 
 NO_HOST = HostRequest()
@@ -58,6 +59,16 @@ def cards_of(facts: PodFacts) -> tuple[str, ...]:
     """The uuids of the cards that a pod has, sorted."""
     grants = (grant for containers in facts.grants.values() for grants in containers for grant in grants)
     return tuple(sorted({grant.uuid for grant in grants}))
+
+
+Instances = tuple[tuple[str, MigSlot], ...]
+
+
+def instances_of(facts: PodFacts) -> Instances:
+    """The MIG instances that a pod has, with the uuids of their cards, sorted."""
+    grants = (grant for containers in facts.grants.values() for grants in containers for grant in grants)
+    found = [(grant.uuid, grant.mig) for grant in grants if grant.mig is not None]
+    return tuple(sorted(found, key=lambda each: (each[0], each[1].placement)))
 
 
 class Trial:
@@ -186,9 +197,12 @@ class Trial:
         ):
             yield from ((row, "") for row in rows[np.argsort(-arrays.score[rows], kind="stable")].tolist())
             return
-        odd = arrays.odd[rows]
+        # Of one card for one container the arrays know all, but for claims, and on nodes with too many cards.
+        odd = arrays.odd[rows] & ((asked.accepts is not None) | (arrays.kind[:, rows] < 0).all(axis=0))
         plain = rows[~odd]
         takes = screen.judge(arrays, screen.question(request, asked, rules), plain) == screen.TAKES
+        if arrays.odd[plain].any():
+            takes &= screen.has_instance(arrays, asked, plain)
         memory = arrays.memory[:, plain]
         left = memory - arrays.used_memory[:, plain] - screen.memory_asked(asked, memory)
         slack = np.where(takes, left, FAR)
@@ -207,36 +221,47 @@ class Trial:
         return next(uuid for uuid, position in places.items() if position == place)
 
 
-def pin(request: PodRequest, uuids: Sequence[str]) -> PodRequest:
-    """The same pod, which accepts these cards only."""
-    constraints = {vendor: request.constraint(vendor) for vendor in request.vendors}
-    pinned = {vendor: replace(each, use_uuids=tuple(uuids)) for vendor, each in constraints.items()}
-    containers = tuple(_pin_claims(container, uuids) for container in request.containers)
-    constraints = {**dict(request.constraints), **pinned}
+def pin(request: PodRequest, uuids: Sequence[str], instances: Instances = ()) -> PodRequest:
+    """The same pod, which accepts these cards only, and on cards in MIG mode these instances, if there are any."""
+
+    def pinned(constraint: Constraint) -> Constraint:
+        return replace(constraint, use_uuids=tuple(uuids), instances=instances)
+
+    constraints = {**dict(request.constraints), **{each: pinned(request.constraint(each)) for each in request.vendors}}
+    containers = tuple(_constrain_claims(container, pinned) for container in request.containers)
     return replace(request, containers=containers, constraints=tuple(sorted(constraints.items())))
 
 
-def _pin_claims(container: ContainerRequest, uuids: Sequence[str]) -> ContainerRequest:
+def _constrain_claims(container: ContainerRequest, narrow: Callable[[Constraint], Constraint]) -> ContainerRequest:
     if all(asked.accepts is None for asked in container.requests):
         return container
-    pinned = tuple(
-        asked if asked.accepts is None else replace(asked, accepts=replace(asked.accepts, use_uuids=tuple(uuids)))
+    narrowed = tuple(
+        asked if asked.accepts is None else replace(asked, accepts=narrow(asked.accepts))
         for asked in container.requests
     )
-    return replace(container, requests=pinned)
+    return replace(container, requests=narrowed)
+
+
+def pin_to(request: PodRequest, target: PodFacts) -> PodRequest:
+    """The same pod, which accepts this place only."""
+    return pin(request, cards_of(target), instances_of(target))
 
 
 def fit_held(ledger: Ledger, request: PodRequest, held: PodFacts) -> tuple[PodRequest, Placement] | None:
-    """What a pod gets for which these cards were held, and the request by which: on these cards, if they still fit and
-    the plain rule would take others; else what the plain rule says. None: it does not fit on the node any more."""
-    plain, cards = fit_on(ledger, request, held.node), cards_of(held)
-    if plain is not None and cards_of(facts_of(request, plain)) == cards:
+    """What a pod gets for which this place was held, and the request by which: this place, if it still fits and the
+    plain rule would take another; else what the plain rule says. None: it does not fit on the node any more."""
+    plain = fit_on(ledger, request, held.node)
+    if plain is not None and _is_at(facts_of(request, plain), held):
         return request, plain
-    pinned = pin(request, cards)
-    there = fit_on(ledger, pinned, held.node)
-    if there is not None:
-        return pinned, there
+    for pinned in (pin_to(request, held), pin(request, cards_of(held))):
+        there = fit_on(ledger, pinned, held.node)
+        if there is not None:
+            return pinned, there
     return None if plain is None else (request, plain)
+
+
+def _is_at(facts: PodFacts, place: PodFacts) -> bool:
+    return cards_of(facts) == cards_of(place) and instances_of(facts) == instances_of(place)
 
 
 def fit_on(ledger: Ledger, request: PodRequest, node: str) -> Placement | None:
@@ -292,11 +317,8 @@ def replay_moves(
 
 def _fits_exactly(ledger: Ledger, request: PodRequest, target: PodFacts) -> bool:
     view = ledger.node(target.node)
-    pinned = pin(request, cards_of(target))
-    answer = None if view is None else fit_pod(view, pinned, ledger.rules, {})
-    return not (answer is None or isinstance(answer, Misfit)) and cards_of(facts_of(request, answer)) == cards_of(
-        target
-    )
+    answer = None if view is None else fit_pod(view, pin_to(request, target), ledger.rules, {})
+    return not (answer is None or isinstance(answer, Misfit)) and _is_at(facts_of(request, answer), target)
 
 
 def hold_uid(uid: str) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Protocol
 
 from tessera.core.demand_forecast import DemandForecast
-from tessera.core.devices import Published
+from tessera.core.devices import MigSlot, Published
 
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
@@ -97,6 +97,8 @@ class Constraint:
     """further settings that only the vendor's own rules read, sorted by name"""
     filter: CardFilter | None = None
     """set for claims, which get published cards only"""
+    instances: tuple[tuple[str, MigSlot], ...] = ()
+    """with their uuids: the only ones on cards in MIG mode. Set for pods that take what is held for them"""
 
     @property
     def words(self) -> int:

@@ -2,7 +2,7 @@
 
 `judge` gives every card of the chosen columns a code: 0 if the card takes the request, otherwise the first check that
 refuses it. The order of the codes is the order of the checks in `card_checks`, which is the plain form of the same
-rule; a property test keeps the two equal. Quota, NUMA binding and MIG are not judged here.
+rule; a property test keeps the two equal. Quota and NUMA binding are not judged here, and MIG only by `has_instance`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.device_rules import Rules
+from tessera.core.devices import MIG
+from tessera.core.mig import bits
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.policies import device_policy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
@@ -111,6 +113,21 @@ def cores_asked(request: Request, total: Ints) -> tuple[Bools, Ints]:
 def memory_asked(request: Request, total: Ints) -> Ints | int:
     """`Request.memory_on` of many cards."""
     return request.memory if request.memory > 0 else total * request.percent // 100
+
+
+def has_instance(arrays: CardArrays, request: Request, columns: Columns) -> Bools:
+    """Cards that are not in MIG mode, or have a free place for an instance that is large enough (`mig.choose`)."""
+    kinds, taken = arrays.kind[:, columns], arrays.taken[:, columns]
+    found = np.ones(kinds.shape, dtype=np.bool_)
+    for number, kind in enumerate(arrays.kinds):
+        if kind.sample.mode == MIG:
+            memory = request.memory_on(kind.sample.memory)
+            profiles = (each for each in kind.sample.mig_profiles if each.memory >= memory)
+            free = np.zeros(kinds.shape, dtype=np.bool_)
+            for place in {bits([place]) for profile in profiles for place in profile.placements}:
+                free |= taken & place == 0
+            found &= free | (kinds != number)
+    return found
 
 
 def _accepted_kinds(arrays: CardArrays, question: Question) -> npt.NDArray[np.uint8]:

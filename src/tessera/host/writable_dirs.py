@@ -67,6 +67,15 @@ def is_ids_dir_name(name: str) -> bool:
     return _OF_IDS.fullmatch(name) is not None
 
 
+def claim_dir_name(uid: str, request: str) -> str:
+    """The directory of one request of a ResourceClaim."""
+    return f"{CLAIM_PREFIX}{uid}-{request}"
+
+
+def is_claim_dir_name(name: str) -> bool:
+    return _OF_CLAIM.fullmatch(name) is not None
+
+
 def region_file_name(uid: str, container: str) -> str:
     """The region file of a container that uses the downward API: the webhook gave it this name."""
     return f"{uid}_{container}{CACHE_SUFFIX}"

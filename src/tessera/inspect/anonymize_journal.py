@@ -217,6 +217,7 @@ class JournalAnonymizer:
             avoid_uuids=self._texts(constraint.avoid_uuids),
             extra=self._values(constraint.extra),
             selectors=self._texts(constraint.selectors),
+            instances=tuple((self._text(uuid), slot) for uuid, slot in constraint.instances),
         )
 
     def _texts(self, texts: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,13 +7,15 @@ node. Disruption budgets that were not read are taken for none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import structs
 
-from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.holdings import Holding, PodFacts, holdings
+from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, Move
 from tessera.core.selection import Candidates
 from tessera.core.victims import PodBook
@@ -25,10 +27,16 @@ from tessera.inspect.preemption import BudgetedBook
 from tessera.inspect.state import InspectionError
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.wire import keys
 from tessera.wire.moves import HeldCard, HeldInstance
 from tessera.wire.objects import Pod
 
 DAEMON_SET = "DaemonSet"
+BOUND = (
+    keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS, keys.RETRY,
+    keys.NOMINATED,
+)  # fmt: skip
+"""annotations of a bound pod that are not of its template, beside those of vendors"""
 FEW_MOVES = 3
 """up to which `explain` says that moves would help"""
 
@@ -99,15 +107,21 @@ class DefragmentationReport:
         return bool(self.moves) if self.wanted is None else self.fitting + self.gained >= self.wanted
 
 
-def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> tuple[dict[str, MovablePod], dict[str, int]]:
-    """What may move, by uid, and why the other pods that hold devices stay, with their number."""
+MovablePods = tuple[dict[str, MovablePod], dict[str, int]]
+"""what may move, by uid, and why the other pods that hold devices stay, with their number"""
+
+
+def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> MovablePods:
+    """All of a cluster. It reads every pod: one call serves many plans."""
     found: dict[str, MovablePod] = {}
     stays: dict[str, int] = {}
     allowed: dict[str, Candidates] = {}
+    vendors = cluster.vendors.values()
+    own = {*BOUND, *(each.keys.allocated for each in vendors), *(each.keys.to_allocate for each in vendors)}
     for key, pod in cluster.pods.items():
         if cluster.ledger.pod(pod.metadata.uid) is None:
             continue
-        prepared = cluster.prepare(pod)
+        prepared = cluster.prepare(_template(pod, own))
         obstacle = _obstacle(pod, prepared, with_bare=with_bare)
         if obstacle or not isinstance(prepared, PreparedRequest):
             stays[obstacle] = stays.get(obstacle, 0) + 1
@@ -118,6 +132,12 @@ def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> tuple[dict[str,
             allowed[filters] = cluster.engine.selector.candidates(cluster.candidates(document)[0])
         found[pod.metadata.uid] = MovablePod(prepared.request, allowed[filters], host_ask(pod))
     return found, stays
+
+
+def _template(pod: Pod, own: Collection[str]) -> Pod:
+    """The pod as its successor is created, without what its binding wrote. So pods of one workload are read once."""
+    kept = {key: text for key, text in pod.annotations.items() if key not in own and keys.SLICE_KEY.match(key) is None}
+    return structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=kept))
 
 
 def _book(cluster: OfflineCluster) -> PodBook:
@@ -173,17 +193,18 @@ def plan_for_waiting(
     count: int = 1,
     most_moves: float = FEW_MOVES,
     highest_priority: int | None = None,
+    movable: MovablePods | None = None,
 ) -> DefragmentationReport | None:
     """A few moves after which a waiting pod, or so many like it, fits on the named nodes; None if none help.
 
-    `highest_priority`: of pods that may move; None: any.
+    `highest_priority`: of pods that may move; None: any. `movable`: if that is known already.
     """
     prepared = cluster.prepare(cluster.pods[key])
     if not isinstance(prepared, PreparedRequest):
         return None
     candidates = cluster.engine.selector.candidates(names)
     goal = Goal(prepared.request, count, candidates, host_ask(cluster.pods[key]))
-    pods, stays = movable_pods(cluster, with_bare=False)
+    pods, stays = movable or movable_pods(cluster, with_bare=False)
     if highest_priority is not None:
         above = {pod.metadata.uid for pod in cluster.pods.values() if (pod.spec.priority or 0) > highest_priority}
         pods = {uid: pod for uid, pod in pods.items() if uid not in above}

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tessera.core import mismatches
 from tessera.core.devices import Device
 from tessera.core.ledger import Ledger
-from tessera.core.requests import PodRequest, Request, Role, container_title
+from tessera.core.requests import PodRequest, Request, Role
+from tessera.core.selection import Candidates
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.request import ContainerSummary
 from tessera.inspect.slices import GrantedSlice, consumer_names, holder_slices
@@ -102,28 +104,17 @@ def _asked(claim: str, name: str, request: Request) -> ContainerSummary:
 # -- selectors
 
 
-def unmet_selectors(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Iterator[str]:
+def unmet_selectors(ledger: Ledger, pod: PodRequest, candidates: Candidates) -> Iterator[str]:
     """One sentence for each request of a claim that accepts no card of these nodes, with what there is instead."""
-    wanted = [
-        (container.name, one.vendor, one.accepts.filter)
-        for container in pod.containers
-        for one in container.requests
-        if one.accepts is not None and isinstance(one.accepts.filter, AllOf)
-    ]
-    cards: list[Device] | None = None
-    for name, vendor, selectors in wanted:
-        if cards is None:
-            cards = [device for node in names for device in ledger.devices(node).values()]
-        published = [device for device in cards if device.vendor == vendor and device.published]
-        if published and not any(_accepts(selectors, device) for device in published):
-            yield f"{container_title(name)}: {_unmatched(selectors, published)}"
-
-
-def _unmatched(selectors: AllOf, cards: Sequence[Device]) -> str:
-    alone = [AllOf(selectors.driver, (text,)) for text in selectors.texts]
-    failing = [each.texts[0] for each in alone if not any(_accepts(each, device) for device in cards)]
-    what = f"no card matches {' nor '.join(failing)}" if failing else "no card matches all of its selectors"
-    return f"{what}; there are {_kinds(cards)}"
+    rows = candidates.rows
+    for unmet in mismatches.unmet_selectors(ledger, pod, rows):
+        if not unmet.published or not isinstance(unmet.selectors, AllOf):
+            continue
+        alone = [AllOf(unmet.selectors.driver, (text,)) for text in unmet.selectors.texts]
+        failing = [each.texts[0] for each in alone if not ledger.arrays.selected(each, rows).any()]
+        what = f"no card matches {' nor '.join(failing)}" if failing else "no card matches all of its selectors"
+        cards = [device for node in candidates.names for device in ledger.devices(node).values() if device.published]
+        yield f"{unmet.title}: {what}; there are {_kinds(cards)}"
 
 
 def _kinds(cards: Sequence[Device]) -> str:
@@ -136,7 +127,3 @@ def _kinds(cards: Sequence[Device]) -> str:
 def _profiles(device: Device) -> str:
     names = [profile for profile, _ in device.published if profile]
     return f" (MIG {', '.join(names)})" if names else ""
-
-
-def _accepts(selectors: AllOf, device: Device) -> bool:
-    return any(selectors.accepts(published) for _, published in device.published)

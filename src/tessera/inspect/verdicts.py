@@ -111,6 +111,7 @@ def _fits_nowhere(
     engine: Engine, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, advice: bool
 ) -> FitsNowhere:
     selector, ledger, claims = engine.selector, engine.ledger, engine.claims.book
+    candidates = selector.candidates(names)
     found = advise(ledger, request, names) if advice else None
     near = found.near_miss if found is not None else None
     return FitsNowhere(
@@ -119,8 +120,8 @@ def _fits_nowhere(
         card_holders(ledger, near.node, near.uuid, claims) if isinstance(near, NearMiss) else (),
         found.changes if found is not None else (),
         found.mode if found is not None else "",
-        refusal_sentence(ledger, request, selector.candidates(names).rows, refused),
-        (*found.wishes, *unmet_selectors(ledger, request, names)) if found is not None else (),
+        refusal_sentence(ledger, request, candidates.rows, refused),
+        (*found.wishes, *unmet_selectors(ledger, request, candidates)) if found is not None else (),
         tuple(_cards(ledger, request, names, claims)) if cards else (),
     )
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.host.writable_dirs import WritableDirs, opened_dir, region_file_name
+from tessera.host.writable_dirs import WritableDirs, is_claim_dir_name, opened_dir, region_file_name
 from tessera.monitor import container_dirs
 from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
 from tessera.monitor.feedback import steer
@@ -25,6 +25,8 @@ class Snapshot:
 
     regions: Mapping[Owner, Region] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    claim_dirs: tuple[str, ...] = ()
+    """names of the directories of ResourceClaims"""
 
 
 class RegionCollector:
@@ -38,14 +40,23 @@ class RegionCollector:
         self._unfinished = False
         """whether discarded directories remain to be deleted"""
 
-    def run(self, granted: Mapping[Owner, Cards | None], uids: Collection[str], *, now: float) -> Snapshot:
-        """`granted` are the containers of the node's pods with their cards; `uids` are of all pods that may exist."""
+    def run(
+        self,
+        granted: Mapping[Owner, Cards | None],
+        uids: Collection[str],
+        *,
+        claimed: Mapping[str, Owner] | None = None,
+        now: float,
+    ) -> Snapshot:
+        """`granted` are the containers of the node's pods with their cards; `uids` are of all pods that may exist;
+        `claimed` are the owners of directories of claims."""
         with container_dirs.containers_of(self._base) as tree:
             if tree is None:
                 return Snapshot()
             found = container_dirs.scan(tree)
             problems = list(found.problems)
-            regions = self._steer(tree, container_dirs.places(found.folders, granted), granted, now, problems)
+            where = container_dirs.places(found.folders, granted, claimed)
+            regions = self._steer(tree, where, granted, now, problems)
             going = [
                 folder.name
                 for folder in found.folders
@@ -53,7 +64,8 @@ class RegionCollector:
                 and not self._is_used(tree, folder, now)
             ]
         self._remove(going, [region_file_name(*owner) for owner in granted], problems)
-        return Snapshot(regions, tuple(problems))
+        claims = tuple(folder.name for folder in found.folders if is_claim_dir_name(folder.name))
+        return Snapshot(regions, tuple(problems), claims)
 
     def _steer(
         self,

@@ -1,6 +1,7 @@
 """The directories of containers on the host: where each region is, and which directories may be removed.
 
-`<uid>_<container>` belongs to one container; `ids-<hash>` belongs to the holder of certain device ids. A region named
+`<uid>_<container>` belongs to one container; `ids-<hash>` belongs to the holder of certain device ids, and
+`claim-<uid>-<request>` to the containers that use one request of a ResourceClaim (`pod_claims`). A region named
 `<uid>_<container>.cache` belongs to that container wherever it lies, because equal pods may have swapped responses.
 Nothing is cached between scans, and nothing is removed here.
 """
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.host.writable_dirs import CACHE_SUFFIX, is_ids_dir_name, opened_dir, region_file_name
+from tessera.host.writable_dirs import CACHE_SUFFIX, is_claim_dir_name, is_ids_dir_name, opened_dir, region_file_name
 
 LIBRARY = "libvgpu.so"
 """copies of it may lie beside a region and are not regions"""
@@ -36,7 +37,7 @@ class Folder(NamedTuple):
 
     name: str
     owner: Owner | None
-    """None for a directory of device ids"""
+    """None for a directory of device ids, or of a ResourceClaim"""
     changed_at: float
     """seconds since the epoch"""
     caches: tuple[str, ...]
@@ -76,7 +77,7 @@ def scan(tree: int) -> Scan:
     folders, problems = [], []
     for name in sorted(os.listdir(tree)):
         owner = owner_of(name)
-        if owner is None and not is_ids_dir_name(name):
+        if owner is None and not is_ids_dir_name(name) and not is_claim_dir_name(name):
             continue
         try:
             with opened_dir(name, tree) as folder:
@@ -94,17 +95,20 @@ def owner_of(name: str) -> Owner | None:
     return Owner(uid, container) if uid and container else None
 
 
-def places(folders: Collection[Folder], known: Collection[Owner]) -> dict[Owner, RegionPlace]:
-    """Returns the region of each known container that has one."""
+def places(
+    folders: Collection[Folder], known: Collection[Owner], claimed: Mapping[str, Owner] | None = None
+) -> dict[Owner, RegionPlace]:
+    """Returns the region of each known container that has one; `claimed` are the owners of directories of claims."""
     known, found = frozenset(known), dict[Owner, tuple[int, RegionPlace]]()
     for folder in folders:
+        holder = folder.owner or (claimed or {}).get(folder.name)
         for file in folder.caches:
             named = owner_of(file.removesuffix(CACHE_SUFFIX))
-            owner = named if named in known else folder.owner
+            owner = named if named in known else holder
             if owner is None or owner not in known:
                 continue
             # A container may put files with another owner's name into its directory: they count last.
-            rank = (owner != folder.owner) * 2 + (owner != named)
+            rank = (owner != holder) * 2 + (owner != named)
             if owner not in found or rank < found[owner][0]:
                 found[owner] = (rank, RegionPlace(folder.name, file))
     return {owner: place for owner, (_, place) in found.items()}
@@ -113,7 +117,8 @@ def places(folders: Collection[Folder], known: Collection[Owner]) -> dict[Owner,
 def may_go(
     folder: Folder, *, known: Collection[Owner], known_uids: Collection[str], now: float, interval: float
 ) -> bool:
-    """Whether the pod has been unknown for at least `interval` seconds. The agent removes directories of device ids.
+    """Whether the pod has been unknown for at least `interval` seconds. The agent removes directories of device ids and
+    of claims.
 
     A modification time in the future does not protect a directory: its container may have set it.
     """

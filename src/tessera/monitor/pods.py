@@ -34,6 +34,8 @@ class SeenPod:
     cards: tuple[Cards, ...] | None = None
     """of each container; empty if the annotation cannot be read, None if there is none"""
     workload: Workload = UNKNOWN
+    has_claims: bool = False
+    """whether it names ResourceClaims"""
 
     @property
     def owners(self) -> tuple[Owner, ...]:
@@ -68,6 +70,7 @@ class Pods:
             mig=pod.annotations.get(MIG_ALLOCATIONS, ""),
             cards=_cards(pod.annotations.get(Nvidia.keys.allocated)),
             workload=pod.workload,
+            has_claims=bool(pod.spec.resource_claims),
         )
 
     def drop(self, key: str) -> None:

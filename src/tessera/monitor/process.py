@@ -11,46 +11,38 @@ The driver is read beside the rounds: while it is missing or hangs, only the car
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError
-from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import AccessError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
+from tessera.kube.session import run_with_client
 from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
+from tessera.monitor.pod_claims import PodClaims
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
 from tessera.monitor.used_time import UsedTime
-from tessera.services import exposition
-from tessera.services.addresses import Address
-from tessera.services.listener import Listener, health_routes, metrics_route
+from tessera.services.worker import Worker
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
 
 COMPONENT = "tessera-monitor"
-STOPS = (signal.SIGTERM, signal.SIGINT)
 ROUND_S = 5.0
 """between rounds, as HAMi-core expects"""
 DEADLINE_S = 30.0
 """for one round; milliseconds on a working disk"""
 DRIVER_S = 10.0
 """for the driver to read all cards"""
-GRACE_S = 2.0
-"""for a scrape in progress at the end"""
 CLOSE_S = 3.0
 SHOWN = 5
 """problems in one message"""
@@ -64,16 +56,15 @@ def run(settings: MonitorSettings) -> int:
 async def _main(settings: MonitorSettings) -> int:
     for text in settings.warnings:
         log.warning("configuration", warning=text)
-    try:
-        access = load_access(kubeconfig=settings.kubeconfig, context=settings.context, environ=os.environ)
-    except AccessError as error:
-        log.error("cannot start", error=str(error))
-        return 2
-    async with KubeClient(access, user_agent=COMPONENT) as client:
-        return await MonitorProcess(settings, client).run()
+    return await run_with_client(
+        lambda client: MonitorProcess(settings, client).run(),
+        kubeconfig=settings.kubeconfig,
+        context=settings.context,
+        user_agent=COMPONENT,
+    )
 
 
-class MonitorProcess:
+class MonitorProcess(Worker):
     """One running monitor. Build it on the event loop that runs it."""
 
     def __init__(
@@ -84,11 +75,9 @@ class MonitorProcess:
         host: HostUsage | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        # /healthz says the same as /readyz: a monitor that cannot read the regions is of no use.
+        super().__init__(settings.metrics, settings.limits, missing=self.missing, fault=self.missing)
         self.settings = settings
-        self.listening = asyncio.Event()
-        self.address: Address | None = None
-        """of the metrics; set before `listening`"""
-        self.stopping = asyncio.Event()
         self.pods = Pods()
         self._reflector = Reflector(
             client,
@@ -98,6 +87,7 @@ class MonitorProcess:
             field_selector=f"spec.nodeName={settings.node_name}",
             on_error=self.pods.on_error,
         )
+        self._claims = PodClaims(client)
         self._collector = RegionCollector(settings.base, interval=settings.resync)
         self._host = host or HostUsage(settings.driver_root)
         self._now = now
@@ -107,67 +97,45 @@ class MonitorProcess:
         self._cards: tuple[CardUtilization, ...] = ()
         self._missing = "the node's pods are not known yet"
         self._logged: dict[str, str] = {}
-        self._registry = CollectorRegistry()
-        self._registry.register(MonitorMetrics(self._view, legacy=settings.legacy_metrics))
+        self.registry.register(MonitorMetrics(self._view, legacy=settings.legacy_metrics))
         self._used_time = UsedTime(settings.node_name, asyncio.get_running_loop().time)
-        self._registry.register(self._used_time)
+        self.registry.register(self._used_time)
 
     def missing(self) -> str:
         """Returns why container metrics are missing; empty if they are not."""
         return self._missing
 
-    async def run(self) -> int:
-        """Returns 0 after a signal, 1 after a fault."""
-        loop = asyncio.get_running_loop()
-        for number in STOPS:
-            loop.add_signal_handler(number, self.stopping.set)
-        work, stop = asyncio.create_task(self._work()), asyncio.create_task(self.stopping.wait())
-        try:
-            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
-            code = 0 if stop.done() else 1
-        finally:
-            work.cancel()
-            stop.cancel()
-            (fault, _) = await asyncio.gather(work, stop, return_exceptions=True)
-            await self._close()
-            for number in STOPS:
-                loop.remove_signal_handler(number)
-        if isinstance(fault, OSError):
-            log.error("cannot listen", address=str(self.settings.metrics), error=str(fault))
-        elif isinstance(fault, Exception):
-            log.error("a part of the monitor failed", exc_info=fault)
-        log.info("stopped")
-        return code
-
-    async def _work(self) -> None:
-        # /healthz says the same: a monitor that cannot read the regions is of no use.
-        routes = [metrics_route(partial(exposition.render, self._registry)), *health_routes(self.missing, self.missing)]
-        listener = Listener(self.settings.metrics, routes, limits=self.settings.limits, grace=GRACE_S)
-        try:
-            await listener.start()
-            self.address = listener.address
-            self.listening.set()
-            log.info("listening", what="metrics", address=str(listener.address))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._reflector.run())
-                group.create_task(self._collect_repeatedly())
-                group.create_task(self._read_driver_repeatedly())
-        finally:
-            await listener.stop()
+    async def work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reflector.run())
+            group.create_task(self._collect_repeatedly())
+            group.create_task(self._look_up_claims_repeatedly())
+            group.create_task(self._read_driver_repeatedly())
 
     async def _collect_repeatedly(self) -> None:
         await self.pods.ready.wait()
         while True:
-            granted = {owner: cards for pod in self.pods.all() for owner, cards in pod.granted.items()}
-            look = partial(self._collector.run, granted, self.pods.uids(), now=self._now())
+            pods = self.pods.all()
+            granted = self._claims.granted(pods, [card.uuid for card in self._cards])
+            look = partial(
+                self._collector.run, granted, self.pods.uids(), claimed=self._claims.owners(), now=self._now()
+            )
             try:
                 self._snapshot = await self._round_thread.call(look, deadline=DEADLINE_S)
                 self._missing = ""
             except (OSError, CallTimeout) as error:
                 # Old values would look like current ones.
                 self._snapshot, self._missing = Snapshot(), f"regions cannot be read: {error}"
-            self._used_time.on_round(self.pods.all(), self._snapshot.regions)
+            self._used_time.on_round(pods, self._snapshot.regions, granted)
             self._log_problem("regions", self._missing or "; ".join(self._snapshot.problems[:SHOWN]))
+            await asyncio.sleep(ROUND_S)
+
+    async def _look_up_claims_repeatedly(self) -> None:
+        """Beside the rounds, which must not wait for the apiserver."""
+        await self.pods.ready.wait()
+        while True:
+            problem = await self._claims.look_up(self.pods.all(), self._snapshot.claim_dirs)
+            self._log_problem("claims", problem)
             await asyncio.sleep(ROUND_S)
 
     async def _read_driver_repeatedly(self) -> None:
@@ -196,7 +164,7 @@ class MonitorProcess:
             cards=self._cards,
         )
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
         """A driver or disk that hangs does not keep the process from exiting."""
         with suppress(CallTimeout):
             await self._driver_thread.call(self._host.close, deadline=CLOSE_S)

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.device_usage import CardUtilization
-from tessera.monitor.pods import SeenPod
+from tessera.monitor.pods import Cards, SeenPod
 from tessera.monitor.regions import Region
 from tessera.services.gpu_time import CardKey, GpuTime
 
@@ -42,15 +42,16 @@ class UsedTime(Collector):
             self._time.put_card(CardKey(self._node, uuid), model)
         self._cards = frozenset(models)
 
-    def on_round(self, pods: Sequence[SeenPod], regions: Mapping[Owner, Region]) -> None:
-        """What the containers use from now on."""
+    def on_round(
+        self, pods: Sequence[SeenPod], regions: Mapping[Owner, Region], granted: Mapping[Owner, Cards | None]
+    ) -> None:
+        """What the containers use from now on; `granted` are their cards."""
         percent: Counter[tuple[str, str]] = Counter()
-        for pod in pods:
-            for owner, given in pod.granted.items():
-                region = regions.get(owner)
-                for device in () if region is None else region.devices:
-                    if device.uuid is not None and (given is None or device.uuid in given):
-                        percent[device.uuid, pod.uid] += device.use.sm
+        for owner, given in granted.items():
+            region = regions.get(owner)
+            for device in () if region is None else region.devices:
+                if device.uuid is not None and (given is None or device.uuid in given):
+                    percent[device.uuid, owner.uid] += device.use.sm
         for uuid, uid in self._counted - percent.keys():
             self._time.set_share(CardKey(self._node, uuid), uid, share=0.0)
         workloads = {pod.uid: pod.workload for pod in pods}

@@ -50,7 +50,7 @@ from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.extender import encode_binding_result, encode_filter_result, encode_preemption_result
-from tessera.wire.objects import Node, Pod
+from tessera.wire.objects import Node, Pod, Workload
 
 log = structlog.get_logger(__name__)
 
@@ -276,17 +276,20 @@ class Engine:
     def on_pod(self, pod: Pod) -> None:
         self.gangs.observe(pod)
         if pod.spec.resource_claims:
-            self.claims.reader.on_pod(pod)
+            self.claims.on_pod(pod)
 
     def on_pod_gone(self, uid: str) -> None:
         self.gangs.forget(uid)
-        self.claims.reader.on_pod_gone(uid)
+        self.claims.on_pod_gone(uid)
 
     def on_pool(self, node: str) -> None:
         self.nodes.refresh(node)
 
     def on_claim(self, node: str) -> None:
         self._observer.on_cards(node)
+
+    def on_claim_holder(self, uid: str, workload: Workload | None) -> None:
+        self._observer.on_claim(uid, workload)
 
     def on_claims_ready(self, pod: Pod) -> None:
         self.gangs.observe(pod)  # What it asks for is known now.

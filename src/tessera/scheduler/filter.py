@@ -119,7 +119,7 @@ class Filter:
                 return self._filter(args)
             named, request = CandidateList(args.node_names, self._candidate_lists), prepared.request
             if self._standing_answer(request, self._cycles.get(request.uid), named) is None:
-                is_there = await self.gangs.prepare(args.pod, request, named)
+                is_there = await self.gangs.prepare(args.pod, prepared, named)
                 if not is_there:
                     pod = f"pod {request.namespace}/{request.name}"
                     return encode_filter_result(error=f"{pod} was deleted or bound meanwhile")
@@ -192,10 +192,10 @@ class Filter:
                 self._leave_to_others(cycle)
                 return self._refuse_for_claims(pod, every, claims.elsewhere)
             named = self._selector.candidates([claims.node])
-        of_gang = self.gangs.decide(pod, request, named)
+        of_gang = self.gangs.decide(pod, prepared, named)
         if isinstance(of_gang, Misfit):
             self._leave_to_others(cycle)
-            return self._refuse_member(pod, request, every, misfit=of_gang, began=began)
+            return self._refuse_member(pod, prepared, every, misfit=of_gang, began=began)
         if of_gang is not None:
             taken = time.perf_counter() - began
             # A score compares nodes, and here the node was given.
@@ -282,8 +282,14 @@ class Filter:
         elif cycle is not None and cycle.state in UNSCHEDULABLE:
             self._cycles.forget(cycle)
 
-    def _refuse_member(self, pod: Pod, request: PodRequest, named: Named, *, misfit: Misfit, began: float) -> bytes:
-        """The gang waits as a whole: it wakes its members itself."""
+    def _refuse_member(
+        self, pod: Pod, prepared: PreparedRequest, named: Named, *, misfit: Misfit, began: float
+    ) -> bytes:
+        """The gang waits as a whole: it wakes its members itself, unless the claims of one change."""
+        request, claims = prepared.request, prepared.claims
+        if claims is not None and self.requests.claims is not None:
+            problem = claims.elsewhere if claims.node else ClaimNotReady("", misfit.text)
+            self.requests.claims.wait(pod, problem)
         refused = self._refusals.of(named.resolve(), misfit)
         is_first, refusals = self.gangs.note_refusal(request.uid, misfit.text)
         decision = FilterDecision(request, refused, named, refusals, time.perf_counter() - began, of_gang=True)

@@ -242,6 +242,7 @@ class SharedAsk:
 
 def _texts(constraint: Constraint) -> Iterator[str]:
     yield from (*constraint.use_models, *constraint.avoid_models, *constraint.use_uuids, *constraint.avoid_uuids)
+    yield from (uuid for uuid, _ in constraint.instances)
     yield constraint.mode or ""
     if isinstance(constraint.filter, AllOf):
         yield from constraint.filter.texts

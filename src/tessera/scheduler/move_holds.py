@@ -14,7 +14,7 @@ has answered with `held` is held again before the first decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,6 +139,10 @@ class HeldMoves:
             if found is not None:
                 return found
         return None
+
+    def are_free(self, pods: Collection[str]) -> bool:
+        """Whether all pods have left that hold places of these pods; true if these have none."""
+        return all(self._is_free(held) for held in self._held.values() if held.pod in pods)
 
     def ready(self) -> list[str]:
         """Uids of pods whose places are free for them."""

@@ -19,7 +19,7 @@ from tessera.core.selection import Candidates, Refused, Selected, Unfinished
 from tessera.core.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.wire.journal import ReleaseReason
-from tessera.wire.objects import Pod
+from tessera.wire.objects import Pod, Workload
 
 log = structlog.get_logger(__name__)
 
@@ -209,6 +209,9 @@ class SchedulerObserver:
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         """The API shows a pod that holds devices, or no longer does (None)."""
 
+    def on_claim(self, uid: str, workload: Workload | None) -> None:
+        """The API shows a ResourceClaim that holds devices for a workload, or no longer does (None)."""
+
     def on_cards(self, node: str) -> None:
         """The API shows a node, or a claim of its devices: its cards, or the pods that use them, may be others now."""
 
@@ -292,6 +295,9 @@ class ObserverGroup(SchedulerObserver):
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         self._tell("on_pod", uid, pod)
+
+    def on_claim(self, uid: str, workload: Workload | None) -> None:
+        self._tell("on_claim", uid, workload)
 
     def on_cards(self, node: str) -> None:
         self._tell("on_cards", node)

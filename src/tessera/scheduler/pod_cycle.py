@@ -233,7 +233,7 @@ class PodCycles:
         """Hold a placement for a member of a gang, under a uid that is no pod's, until `release_hold`."""
         self.ledger.reserve(request, placement, deadline=math.inf)
 
-    def claim_hold(self, facts: PodFacts, victims: frozenset[str], *, deadline: float) -> None:
+    def nominate_hold(self, facts: PodFacts, victims: frozenset[str], *, deadline: float) -> None:
         """Claim a placement over these victims for a member of a gang, under a uid that is no pod's. `hold` makes it a
         hold, `release_hold` ends it."""
         self.ledger.nominate(facts, victims, deadline=deadline)

@@ -82,6 +82,11 @@ class PreparedRequest(msgspec.Struct, frozen=True):
         return () if self.claims is None else self.claims.uids
 
     @property
+    def shared_claim(self) -> str:
+        """Key of a claim that is not allocated, and that other pods may use too; empty if there is none."""
+        return "" if self.claims is None else self.claims.shared
+
+    @property
     def classic(self) -> PodRequest:
         """The request without the claims."""
         return self.request if self.claims is None else self.claims.classic

@@ -52,7 +52,7 @@ from tessera.services.listener import Listener, health_routes
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.objects import Pod
+from tessera.wire.objects import Pod, Workload
 
 log = structlog.get_logger(__name__)
 
@@ -274,11 +274,14 @@ class Process(SchedulerObserver):
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         if pod is None:
             self._exposition.instances.drop(uid)
-            self._granted_time.on_pod(uid, None)
+            self._granted_time.on_holder(uid, None)
         else:
-            self._granted_time.on_pod(uid, pod.workload)
+            self._granted_time.on_holder(uid, pod.workload)
             text = pod.annotations.get(keys.MIG_ALLOCATIONS, "")
             self._exposition.instances.put(uid, node=pod.spec.node_name, text=text)
+
+    def on_claim(self, uid: str, workload: Workload | None) -> None:
+        self._granted_time.on_holder(uid, workload)
 
     def on_cards(self, node: str) -> None:
         self._granted_time.on_cards(node)

@@ -225,6 +225,9 @@ class Service:
         if self._lease is not None:
             self._read_again(self.engine.nodes)
             self._read_again(self.engine.quotas)
+            if self.settings.dra:
+                self._read_again(self.engine.claims.pools)
+                self._read_again(self.engine.claims.classes)
 
     async def _follow_lease(self) -> None:
         """Decide while the kube-scheduler beside this process leads, or always; in each tenure after a take-over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -43,6 +44,8 @@ NUMA_BIND = "nvidia.com/numa-bind"
 
 REMEMBERED = 256
 """cached names per kind"""
+SLICE_KEY = re.compile(r"tessera\.io/c\d+\.")
+"""how all of them begin"""
 
 
 def _slice_key(field: str) -> Callable[[int], str]:

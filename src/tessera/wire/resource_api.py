@@ -180,6 +180,9 @@ class ClaimReference(Partial, frozen=True):
     name: str = ""
     request: str = ""
 
+    def names(self, request: str) -> bool:
+        return self.request in ("", request)
+
 
 class ClaimResources(Partial, frozen=True):
     claims: tuple[ClaimReference, ...] | None = None

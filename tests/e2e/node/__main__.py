@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.e2e.node.container import ROOT, Interrupted, run_inside
 from tests.e2e.node.machine import obstacles
-from tests.e2e.node.release import IMAGE, NO_IMAGE
+from tests.e2e.node.release import IMAGE, NO_IMAGE, SUITES
 from tools.image import builder
 from tools.image.debian import Unbuildable
 from tools.kubernetes import build
@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     # Programs are started while threads of gRPC run; all that it could do about that is to print warnings.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     with tempfile.TemporaryDirectory(prefix="tessera-e2e-image-") as folder:
-        prepare_image(Path(folder))
+        if any(not each.endswith(".py") or Path(each).name in SUITES for each in chosen):
+            prepare_image(Path(folder))
         try:
             return run_inside(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *chosen)
         except Interrupted as interrupted:

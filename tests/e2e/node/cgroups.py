@@ -15,7 +15,7 @@ MOUNTS = Path("/proc/self/mounts")
 UNIFIED = Path("/sys/fs/cgroup")
 NEEDED = frozenset({"cpu", "cpuset", "memory", "pids"})
 """controllers without which kubelet does not start"""
-EMPTY_S = 20.0
+EMPTY_S = 120.0
 """for the kernel to let go of what ended in a group"""
 LOOK_S = 0.05
 

@@ -72,7 +72,6 @@ def run_inside(*command: str) -> int:
     Only the logs of a failed command stay."""
     code = 0
     with ExitStack() as stack:
-        stack.enter_context(_one_at_a_time())
         stack.enter_context(_interruptible())
         node_container = NodeContainer(Path(tempfile.mkdtemp(prefix="tessera-e2e-node-")))
         stack.callback(lambda: _clear(node_container, keep_logs=code != 0))
@@ -108,16 +107,6 @@ def _wait_for_orphans() -> None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Two runs at once would remove each other's mount points."""
-    folder = build.cache(os.environ)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "node.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
 def _interruptible() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         for each in STOPS:
@@ -136,19 +125,33 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _mount_points() -> Iterator[None]:
-    made: list[Path] = []
-    try:
+    """Folders for the container's mounts. Several containers may run at once: the last removes what the first had to
+    make, since a folder that is removed takes another container's mount with it."""
+    cache = build.cache(os.environ)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "node-mounts.lock").open("w") as changing, (cache / "node.lock").open("a+") as using:
+        fcntl.flock(changing, fcntl.LOCK_EX)
         for place in map(Path, PLACES):
             for folder in (*reversed(place.parents), place):
                 if not folder.exists():
+                    using.write(f"{folder}\n")
+                    using.flush()
                     folder.mkdir()
-                    made.append(folder)
-        yield
-    finally:
-        for folder in reversed(made):
-            # Another process may use it by now.
-            with suppress(OSError):
-                folder.rmdir()
+        fcntl.flock(using, fcntl.LOCK_SH)
+        fcntl.flock(changing, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(changing, fcntl.LOCK_EX)
+            # Another container is still there.
+            with suppress(BlockingIOError):
+                fcntl.flock(using, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                using.seek(0)
+                for made in reversed(using.read().splitlines()):
+                    # Another process may use it by now.
+                    with suppress(OSError):
+                        Path(made).rmdir()
+                using.truncate(0)
 
 
 def _clear(node_container: NodeContainer, *, keep_logs: bool) -> None:

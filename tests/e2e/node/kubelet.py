@@ -12,7 +12,7 @@ from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.container_init import ADDRESS
 from tests.e2e.node.control_plane import NODE, NodeControlPlane
 from tests.e2e.node.runtime import SOCKET
-from tests.e2e.processes import Program
+from tests.e2e.processes import FEWER_COLLECTIONS, Program
 
 HOME = Path("/var/lib/kubelet")
 PORT = 10250
@@ -34,7 +34,8 @@ def kubelet(node_container: NodeContainer, tools: Mapping[str, Path], plane: Nod
         f"--cert-dir={folder / 'certificates'}",
         "--v=2",
     )
-    return Program("kubelet", [str(tools["kubelet"]), *arguments], folder=node_container.logs, environ={"PATH": _PATH})
+    environ = {"PATH": _PATH, **FEWER_COLLECTIONS}
+    return Program("kubelet", [str(tools["kubelet"]), *arguments], folder=node_container.logs, environ=environ)
 
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

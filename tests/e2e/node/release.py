@@ -32,10 +32,12 @@ from tools.kubernetes import build
 
 IMAGE, NO_IMAGE = "TESSERA_E2E_IMAGE", "TESSERA_E2E_NO_IMAGE"
 """environment variables that hold the image's archive, or why there is none, inside the container"""
+SUITES = ("test_release_real.py", "test_mps_daemons_real.py")
+"""which of this folder install the chart, and need the image"""
 NAME = "e2e-tessera"
 """of the release; the accounts and roles of the other tests have the chart's usual names"""
 CARDS, MEMORY, SPLIT = 4, 81920, 10
-PATIENCE = "180s"
+PATIENCE = "600s"
 """for Helm to wait, on a machine that is busy"""
 IMPOSSIBLE = "the chart's containers cannot run here"
 """how the reason begins for which its tests are skipped"""
@@ -141,10 +143,9 @@ class Release:
 
     async def pods(self, component: str) -> dict[str, Json]:
         """By uid; those that end are left out."""
-        found = (await self.api.list(PODS.path(ACCOUNTS), dict[str, Any])).items
         return {
             uid_of(each): each
-            for each in found
+            for each in await self._own_pods()
             if each["metadata"]["labels"]["app.kubernetes.io/component"] == f"tessera-{component}"
             and "deletionTimestamp" not in each["metadata"]
         }
@@ -164,6 +165,10 @@ class Release:
 
         async def is_gone() -> bool:
             nonlocal left
+            # Its pods end last; a look at every kind of object takes a second.
+            left = {each["metadata"]["name"] for each in await self._own_pods()}
+            if left:
+                return False
             left = await asyncio.to_thread(self._objects) - self._before - LEFT_BEHIND
             return not left
 
@@ -171,6 +176,11 @@ class Release:
             await until(is_gone, what="nothing to be left of the release")
         except TimeoutError as error:
             raise AssertionError(f"left of the release: {sorted(left)}") from error
+
+    async def _own_pods(self) -> list[Json]:
+        """Those that end too."""
+        found = (await self.api.list(PODS.path(ACCOUNTS), dict[str, Any])).items
+        return [each for each in found if each["metadata"]["labels"].get("app.kubernetes.io/instance") == NAME]
 
     def _objects(self) -> set[str]:
         """Everything in its namespace, and everything anywhere that it labels; without events."""

@@ -13,11 +13,11 @@ from typing import Any
 from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.image import IMAGES, PAUSE
 from tests.e2e.node.machine import Machine
-from tests.e2e.processes import Program
+from tests.e2e.processes import FEWER_COLLECTIONS, Program
 
 SOCKET = Path("/run/tessera-e2e/containerd.sock")
 """in the container's own /run; paths of sockets must be short"""
-READY_S = 60.0
+READY_S = 240.0
 PODS = "10.78.0.0/24"
 
 UNUSED = (
@@ -37,7 +37,7 @@ class Runtime:
         self._folder = node_container.folder / "containerd"
         # The shim is looked for on PATH.
         path = os.pathsep.join((str(tools["containerd-shim-runc-v2"].parent), os.defpath, "/usr/sbin", "/sbin"))
-        self._environ = {"PATH": path}
+        self._environ = {"PATH": path, **FEWER_COLLECTIONS}
         self.program = Program(
             "containerd",
             [str(tools["containerd"]), f"--config={self._folder / 'config.toml'}"],

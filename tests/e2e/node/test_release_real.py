@@ -35,6 +35,7 @@ from tests.e2e.node.release import (
     obstacle,
 )
 from tests.e2e.node.shapes import talking
+from tests.e2e.processes import LOOK_S
 from tests.e2e.replica import until
 from tests.support.product import container, pod
 
@@ -104,6 +105,8 @@ async def admitted_all_the_time(plane: ControlPlane) -> AsyncIterator[None]:
                 answer = await tenant.post(PODS.path(TENANT), manifest, dryRun="All")
                 if answer.status != 201:
                     refusals.append(answer.message)
+                # As fast as possible, it would take most of the machine from what it watches.
+                await asyncio.sleep(LOOK_S)
 
     asking = asyncio.create_task(ask())
     yield

@@ -13,17 +13,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from tessera.core.defragmentation import Goal, plan_room, plan_whole_cards
-from tessera.core.devices import HAMI_CORE, Device, NodeFacts
+from tessera.core.defragmentation import plan_room, plan_whole_cards
+from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
+from tessera.core.move_planner import Goal
 from tessera.core.relocation import MovablePod
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Selected, Selector
 from tessera.core.victims import PodTraits
 from tests.support import strategies as some
 from tests.support.card_packing import PackedPod, fewest_moves
+from tests.support.instance_packing import PlacedInstance
+from tests.support.instance_packing import fewest_moves as fewest_instance_moves
 from tests.support.pod_book import PlainBook
 
 EXAMPLES = int(os.environ.get("DEFRAGMENTATIONS", "0"))
@@ -107,6 +110,74 @@ def test_whole_cards_are_freed_within_one_move_of_the_optimum(world: World) -> N
     plan = plan_whole_cards(world.ledger, world.book, world.movable)
     assert world.ledger.state() == before
     best = fewest_moves(world.pods, world.cards, capacity=CAPACITY, idle=world.idle)
+    assert not plan.problem
+    gain = len(plan.gained)
+    assert gain == len(best) - 1
+    event(f"{gain} cards, {plan.moves - best[gain]} moves more than needed")
+    assert best[gain] <= plan.moves <= best[gain] + 1
+
+
+SIZES = {1: some.MIG_PROFILES[0], 2: some.MIG_PROFILES[1], 4: some.MIG_PROFILES[2]}
+"""profiles, by memory slices"""
+STARTS = {1: range(6, -1, -1), 2: (0, 2, 4), 4: (4, 0)}
+"""the order in which the places of each are taken"""
+MOST_INSTANCES = 6
+
+
+@dataclass
+class MigWorld:
+    """Nodes with up to two cards in MIG mode, and pods with one instance each."""
+
+    ledger: Ledger
+    book: PlainBook
+    movable: dict[str, MovablePod]
+    pods: list[PlacedInstance]
+    cards: list[frozenset[tuple[int, int]]]
+
+
+@st.composite
+def mig_worlds(draw: st.DrawFn) -> MigWorld:
+    ledger, book = Ledger(some.VENDORS), PlainBook()
+    cards: dict[str, tuple[str, set[tuple[int, int]]]] = {}
+    for name in some.NODES[: draw(st.integers(1, 3))]:
+        devices = tuple(
+            Device(
+                f"{name}-{i}", "NVIDIA", i, 7, 8 * some.SLICE, model="A100", mode=MIG, mig_profiles=some.MIG_PROFILES
+            )
+            for i in range(draw(st.integers(1, 2)))
+        )
+        ledger.observe_node(NodeFacts(name, devices))
+        cards.update({device.uuid: (name, set()) for device in devices})
+    pods: list[PlacedInstance] = []
+    movable: dict[str, MovablePod] = {}
+    for _ in range(draw(st.integers(2, MOST_INSTANCES))):
+        size = draw(st.sampled_from((1, 1, 2, 2, 4)))
+        uuid = draw(st.sampled_from(sorted(cards)))
+        node, instances = cards[uuid]
+        taken = {begin + offset for pod, begin in instances for offset in range(pods[pod].size)}
+        free = [begin for begin in STARTS[size] if taken.isdisjoint(range(begin, begin + size))]
+        if not free:
+            continue
+        begin, uid, profile = draw(st.sampled_from(free)), f"pod-{len(pods)}", SIZES[size]
+        is_fixed = draw(st.integers(0, 9)) == 0
+        instances.add((len(pods), begin))
+        pods.append(PlacedInstance(size, is_fixed))
+        slot = MigSlot(profile.name, MigPlacement(begin, size))
+        grant = Grant(uuid, "NVIDIA", profile.memory, profile.cores, mig=slot)
+        ledger.observe_pod(PodFacts(uid, "team", uid, node, (Span(Role.APP),), {"NVIDIA": ((grant,),)}))
+        book.pods[uid] = PodTraits(uid, "team", uid, protection="fixed" if is_fixed else "")
+        asked = ContainerRequest("main", requests=(Request("NVIDIA", 1, memory=profile.memory),))
+        movable[uid] = MovablePod(PodRequest(uid, "team", uid, (asked,)))
+    return MigWorld(ledger, book, movable, pods, [frozenset(instances) for _, instances in cards.values()])
+
+
+@given(mig_worlds())
+@LIVES
+def test_cards_in_mig_mode_are_freed_within_one_move_of_the_optimum(world: MigWorld) -> None:
+    before = world.ledger.state()
+    plan = plan_whole_cards(world.ledger, world.book, world.movable)
+    assert world.ledger.state() == before
+    best = fewest_instance_moves(world.pods, world.cards, starts=STARTS)
     assert not plan.problem
     gain = len(plan.gained)
     assert gain == len(best) - 1

@@ -62,13 +62,13 @@ class Counted(RuleBasedStateMachine):
         facts = data.draw(some.foreign_pods(self.pool, f"pod-{self.count}"))
         self.workloads[facts.uid] = workload
         self.ledger.observe_pod(facts)
-        self.counted.on_pod(facts.uid, workload)
+        self.counted.on_holder(facts.uid, workload)
 
     @precondition(lambda self: self.workloads)
     @rule(data=st.data())
     def a_pod_is_shown_again(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.workloads)))
-        self.counted.on_pod(uid, self.workloads[uid])
+        self.counted.on_holder(uid, self.workloads[uid])
 
     @precondition(lambda self: self.workloads)
     @rule(data=st.data())
@@ -76,7 +76,7 @@ class Counted(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.workloads)))
         del self.workloads[uid]
         self.ledger.release(uid)
-        self.counted.on_pod(uid, None)
+        self.counted.on_holder(uid, None)
 
     @rule(seconds=st.floats(0.001, 10_000))
     def time_passes(self, seconds: float) -> None:

@@ -7,17 +7,24 @@ from typing import Any
 
 import pytest
 
-from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
+from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.grants import Grant, Span
+from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
-from tessera.core.relocation import MovablePod, replay_moves
-from tessera.core.requests import HostRequest
+from tessera.core.move_planner import DefragmentationPlan, Goal
+from tessera.core.relocation import MovablePod, cards_of, replay_moves
+from tessera.core.requests import HostRequest, Role
 from tessera.core.victims import PodTraits
 from tessera.vendors.node_reader import node_facts
-from tests.support.builders import NodeBuilder, gpu_pod, node, vendors
+from tests.support.builders import A100_40GB, NodeBuilder, gpu_pod, node, vendors
 from tests.support.pod_book import PlainBook
 
 CARD = 40_000
 """MiB"""
+INSTANCES = {1: ("1g.5gb", 4_864, 14), 2: ("2g.10gb", 9_856, 29), 4: ("3g.20gb", 20_096, 43)}
+"""profile, MiB and cores, by memory slices"""
+IN_MIG_MODE = ("nvidia.com/vgpu-mode", "mig")
 
 
 class World:
@@ -42,9 +49,29 @@ class World:
     def cards(self, *, most_moves: float = math.inf) -> DefragmentationPlan:
         return plan_whole_cards(self.ledger, self.book, self.movable, most_moves=most_moves)
 
-    def room(self, *, mem: int, count: int = 1, gpu: int = 1) -> DefragmentationPlan:
-        goal = Goal(gpu_pod("new", gpu=gpu, mem=mem).request(), count)
+    def room(self, *annotations: tuple[str, str], mem: int, count: int = 1, gpu: int = 1) -> DefragmentationPlan:
+        goal = Goal(gpu_pod("new", gpu=gpu, mem=mem).annotate(*annotations).request(), count)
         return plan_room(self.ledger, self.book, self.movable, goal)
+
+    def put_instance(self, name: str, card: str, slices: int, start: int, **traits: Any) -> World:
+        """A pod with an instance of so many memory slices."""
+        profile, memory, cores = INSTANCES[slices]
+        grant = Grant(card, "NVIDIA", memory, cores, mig=MigSlot(profile, MigPlacement(start, slices)))
+        uid, home = f"uid-{name}", card.rpartition("-")[0]
+        self.ledger.observe_pod(PodFacts(uid, "default", name, home, (Span(Role.APP),), {"NVIDIA": ((grant,),)}))
+        self.book.pods[uid] = PodTraits(uid, "default", name)._replace(**traits)
+        self.movable[uid] = MovablePod(gpu_pod(name, mem=memory).annotate(IN_MIG_MODE).request())
+        return self
+
+
+def mig_node(name: str, cards: int = 1) -> NodeBuilder:
+    return node(name).gpus(cards, memory=40_960, mode="mig", slots=7, profiles=A100_40GB)
+
+
+def instances(plan: DefragmentationPlan) -> list[tuple[str, str, int]]:
+    """Pods that move, their new cards, and where their instances begin there."""
+    targets = [(move.source.name, move.target.grants["NVIDIA"][0][0]) for step in plan.steps for move in step]
+    return [(name, grant.uuid, grant.mig.placement.start) for name, grant in targets if grant.mig is not None]
 
 
 def moved(plan: DefragmentationPlan) -> list[tuple[str, str]]:
@@ -65,6 +92,16 @@ def test_pods_do_not_move_to_idle_cards() -> None:
     world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(3, memory=CARD)).put("a", "n1-0", 10_000)
     plan = world.cards()
     assert (plan.moves, plan.fitting) == (0, 3)
+
+
+def test_a_pod_moves_to_an_idle_card_where_that_empties_two_others() -> None:
+    world = World(node("n1").gpus(4, memory=8_000)).put("fixed", "n1-0", 1_000, protection="stays")
+    world.put("a", "n1-0", 5_000).put("b", "n1-1", 3_000).put("c", "n1-1", 3_000).put("d", "n1-2", 4_000)
+    before = world.ledger.state()
+    plan = world.cards()
+    assert (plan.problem, plan.fitting, plan.moves, len(plan.gained)) == ("", 1, 4, 1)
+    assert cards_of(plan.steps[0][0].target) == ("n1-3",)
+    assert world.ledger.state() == before
 
 
 @pytest.mark.parametrize(
@@ -160,3 +197,51 @@ def test_a_plan_that_cannot_be_made_again_is_found_out() -> None:
     plan = world.cards()
     world.put("late", plan.steps[0][0].target.node + "-0", 20_000)
     assert "does not fit" in replay_moves(world.ledger, plan.steps, world.movable, ())
+
+
+# -- cards in MIG mode
+
+
+def test_an_instance_moves_to_another_card_so_that_a_card_is_whole() -> None:
+    for nodes, target in (((mig_node("n1"), mig_node("n2")), "n2-0"), ((mig_node("n1", 2),), "n1-1")):
+        plan = World(*nodes).put_instance("a", "n1-0", 1, 0).put_instance("b", target, 2, 0).cards()
+        assert (instances(plan), [facts.node for facts in plan.gained]) == ([("a", target, 6)], ["n1"])
+
+
+def test_a_card_in_mig_mode_that_no_pod_uses_is_counted_and_left_alone() -> None:
+    plan = World(mig_node("n1"), mig_node("n2", 2)).put_instance("a", "n1-0", 1, 0).cards()
+    assert (plan.fitting, plan.moves) == (2, 0)
+
+
+def test_instances_move_in_the_order_in_which_they_find_their_places() -> None:
+    """The two small ones would take the place of the larger one if they came first."""
+    world = World(mig_node("n1", 4)).put_instance("small", "n1-0", 1, 0).put_instance("other", "n1-1", 1, 0)
+    world.put_instance("large", "n1-2", 2, 2).put_instance("fixed", "n1-3", 2, 4, protection="stays")
+    plan = world.cards()
+    assert (plan.problem, len(plan.gained)) == ("", 3)
+    assert sorted(instances(plan)) == [("large", "n1-3", 0), ("other", "n1-3", 3), ("small", "n1-3", 6)]
+
+
+def test_an_instance_moves_to_another_place_of_its_card_so_that_a_larger_one_fits() -> None:
+    world = World(mig_node("n1")).put_instance("a", "n1-0", 1, 6).put_instance("b", "n1-0", 1, 3, protection="stays")
+    plan = world.room(IN_MIG_MODE, mem=20_096)
+    [gained] = plan.gained
+    slot = gained.grants["NVIDIA"][0][0].mig
+    assert (instances(plan), slot) == ([("a", "n1-0", 2)], MigSlot("3g.20gb", MigPlacement(4, 4)))
+
+
+def test_no_place_of_the_card_is_left_for_an_instance_in_the_way() -> None:
+    world = World(mig_node("n1")).put_instance("a", "n1-0", 1, 1).put_instance("half", "n1-0", 4, 4)
+    assert world.room(IN_MIG_MODE, mem=20_096).moves == 0
+
+
+def test_a_node_with_a_card_in_mig_mode_does_not_keep_others_from_moving() -> None:
+    """There are too many pods for one search, so cards are looked at a few at a time."""
+    names = [f"n{number:02}" for number in range(1, 30)]
+    world = World(mig_node("n00"), *(node(name).gpus(1, memory=CARD) for name in names))
+    world.put_instance("a", "n00-0", 1, 1)
+    for number, name in enumerate(names[1:]):
+        world.put(f"p{number}", f"{name}-0", 21_000 + 500 * number)
+    world.put("small", "n01-0", 2_000)
+    plan = world.cards()
+    assert (plan.problem, [name for name, _ in moved(plan)]) == ("", ["small"])

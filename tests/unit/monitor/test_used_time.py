@@ -37,7 +37,8 @@ class World:
         self.registry.register(self.time)
 
     def round(self, *shown: tuple[SeenPod, Region], seconds: float = 10.0) -> None:
-        self.time.on_round([each for each, _ in shown], {Owner(each.uid, "main"): seen for each, seen in shown})
+        pods, regions = [each for each, _ in shown], {Owner(each.uid, "main"): seen for each, seen in shown}
+        self.time.on_round(pods, regions, {owner: cards for each in pods for owner, cards in each.granted.items()})
         self.now += seconds
 
     def text(self) -> str:

@@ -267,7 +267,7 @@ def test_a_claim_that_was_read_before_its_class_was_known_is_read_again_once_it_
     world.claim("c", of_class="gold", **PART)
     world.create(USER)
     refusal(world, USER)
-    world.api.change_claim("default/c", _allocated(world, "n1").status)
+    world.api.change_claim("default/c", world.allocation("n1"))
     world.watch()
     world.claims.classes.put("gold", device_class("gold"))
     world.api.change_claim("default/c", ClaimStatus())
@@ -332,8 +332,8 @@ async def test_a_claim_that_another_pod_is_about_to_allocate_is_waited_for() -> 
 def test_a_claim_has_at_most_so_many_consumers() -> None:
     world = ready()
     consumers = tuple(Consumer(resource="pods", name=f"u{i}", uid=f"u{i}") for i in range(MOST_CONSUMERS))
-    allocated = _allocated(world, "n1")
-    world.api.change_claim("default/c", ClaimStatus(allocated.status.allocation, consumers))
+    allocated = world.allocation("n1")
+    world.api.change_claim("default/c", ClaimStatus(allocated.allocation, consumers))
     world.watch()
     assert refusal(world, claiming(pod("q"), "c")) == "ResourceClaim c is used by 256 pods; at most 256"
 
@@ -341,8 +341,8 @@ def test_a_claim_has_at_most_so_many_consumers() -> None:
 @in_fake_time
 async def test_a_claim_that_was_allocated_by_another_scheduler_counts_as_it_is_and_is_used_there() -> None:
     world = ready()
-    allocated = _allocated(world, "n2", memory=1000)
-    world.api.change_claim("default/c", allocated.status)
+    allocated = world.allocation("n2", memory=1000)
+    world.api.change_claim("default/c", allocated)
     assert await world.bound(USER) != ""
     world.watch()
     assert (world.cards("n1"), world.cards("n2")) == (FREE, {"n2-0": (1, 1000, 30)})
@@ -354,7 +354,7 @@ async def test_a_claim_that_was_allocated_by_another_scheduler_counts_as_it_is_a
 @in_fake_time
 async def test_what_is_reserved_for_a_claim_is_given_back_when_the_claim_has_its_own() -> None:
     world = ready(memory=80000)
-    world.api.change_claim("default/c", _allocated(world, "n1", memory=80000).status)
+    world.api.change_claim("default/c", world.allocation("n1", memory=80000))
     world.watch()
     assert world.held() == {"uid-claim-c": 80000, "uid-p": 0}
     assert await world.bound(USER) == ""
@@ -364,7 +364,7 @@ async def test_what_is_reserved_for_a_claim_is_given_back_when_the_claim_has_its
 @in_fake_time
 async def test_a_claim_that_was_released_since_it_got_its_own_part_is_not_allocated_without_a_decision() -> None:
     world = ready(memory=80000)
-    world.api.change_claim("default/c", _allocated(world, "n1", memory=80000).status)
+    world.api.change_claim("default/c", world.allocation("n1", memory=80000))
     world.watch()
     world.api.change_claim("default/c", ClaimStatus())
     world.watch()
@@ -385,7 +385,7 @@ async def test_an_allocation_that_its_pod_cannot_use_is_released_and_decided_aga
     asking = claiming(gpu_pod(mem=60000), "c")
     world.create(asking)
     mine = Consumer(resource="pods", name="p", uid="uid-p")
-    world.api.change_claim("default/c", ClaimStatus(_allocated(world, "n1").status.allocation, (mine,)))
+    world.api.change_claim("default/c", ClaimStatus(world.allocation("n1").allocation, (mine,)))
     world.create(gpu_pod("q", mem=70000))
     world.chosen(gpu_pod("q", mem=70000), ["n1"])
     names = ["n2"] if why == "not a candidate" else ["n1", "n2"]
@@ -412,7 +412,7 @@ async def test_claims_of_one_pod_on_two_nodes_are_released() -> None:
     world = ClaimWorld(agent_node().gpus(1), agent_node("n2").gpus(1))
     for name, where in (("c", "n1"), ("d", "n2")):
         world.claim(name, **PART)
-        world.api.change_claim(f"default/{name}", _allocated(world, where).status)
+        world.api.change_claim(f"default/{name}", world.allocation(where))
     world.create(asking := claiming(pod(), "c", "d"))
     assert refusal(world, asking) == "ResourceClaim d is allocated on node n2, ResourceClaim c on node n1"
     await world.work()
@@ -430,7 +430,7 @@ async def test_claims_of_a_pod_whose_bind_is_under_way_are_not_released() -> Non
     world.api.script("write_claim_status", Step(), Step(delay=60.0))
     binding = asyncio.ensure_future(world.bound(asking))
     await asyncio.sleep(1.0)
-    world.api.change_claim("default/d", _allocated(world, "n2").status)
+    world.api.change_claim("default/d", world.allocation("n2"))
     world.watch()
     refusal(world, asking)  # kube-scheduler has given the bind up, and asks again
     await settle()
@@ -495,8 +495,8 @@ async def test_a_take_over_touches_what_an_earlier_decider_may_be_about_to_write
     for name, asks in (("used", PART), ("half", PART), ("net", {"of_class": "net"}), ("early", {"of_class": "none"})):
         world.claim(name, **asks)
     mine = Consumer(resource="pods", name="p", uid="uid-p")
-    world.api.change_claim("default/used", _allocated(world, "n1", "used").status)
-    half = _allocated(world, "n1", "half").status.allocation
+    world.api.change_claim("default/used", world.allocation("n1", "used"))
+    half = world.allocation("n1", "half").allocation
     world.api.change_claim("default/half", ClaimStatus(half, (mine,)))
     before = dict(world.api.claims)
     assert await world.engine.takeover.run(0) is not None
@@ -770,14 +770,3 @@ def test_without_dra_claims_are_another_scheduler_s() -> None:
     world = ClaimWorld(agent_node().gpus(1), node("plain"))
     world.engine.requests.claims = None
     assert world.filtered(USER)["NodeNames"] == ["n1", "plain"]
-
-
-def _allocated(world: ClaimWorld, where: str, name: str = "c", **asks: Any) -> ResourceClaim:
-    """The claim as another scheduler allocates it, with devices of one node."""
-    amounts = {**PART, **asks}
-    result = {
-        "request": "gpu", "driver": DRIVER, "pool": where, "device": f"{where}-0", "shareID": f"{where}-{name}",
-        "consumedCapacity": {"memory": f"{amounts['memory']}Mi", "cores": str(amounts["cores"])},
-    }  # fmt: skip
-    status = {"allocation": {"devices": {"results": [result]}}}
-    return msgspec.structs.replace(world.stored(name), status=msgspec.convert(status, ClaimStatus))

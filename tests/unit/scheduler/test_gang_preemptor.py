@@ -15,7 +15,7 @@ from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_preemption import GangSearch, GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
-from tessera.scheduler.gangs import claims, preemptor
+from tessera.scheduler.gangs import nominations, preemptor
 from tessera.scheduler.gangs.gang import Gang, GangState
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
@@ -48,7 +48,7 @@ class GangCluster(Cluster):
 
     async def nominated(self) -> dict[str, str | None]:
         """By name, once all is written."""
-        await self.engine.gangs.claims.nominated_nodes.write(self.api)
+        await self.engine.gangs.nominations.nominated_nodes.write(self.api)
         self.watch()
         return {key.removeprefix("default/"): node for key, node in sorted(self.api.nominated.items())}
 
@@ -411,7 +411,7 @@ async def test_a_replacement_in_a_gang_that_runs_never_evicts_its_own_gang() -> 
 def _pausing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches and claims pause at each step."""
     monkeypatch.setattr(preemptor, "SLICE_SECONDS", -1.0)
-    monkeypatch.setattr(claims, "MEMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(nominations, "MEMBERS_AT_ONCE", 1)
 
 
 async def until_claimed(cluster: GangCluster, count: int) -> None:

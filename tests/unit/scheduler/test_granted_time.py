@@ -23,7 +23,7 @@ class World:
     def observe(self, pod: PodBuilder) -> None:
         self.cluster.observe(pod)
         api = pod.api()
-        self.counted.on_pod(api.metadata.uid, api.workload)
+        self.counted.on_holder(api.metadata.uid, api.workload)
 
     async def text(self) -> str:
         return b"".join([piece async for piece in self.counted.stream()]).decode()
@@ -61,7 +61,7 @@ async def test_a_pod_counts_by_its_larger_share_until_it_is_gone() -> None:
     world.now = 10.0
     assert await world.granted() == pytest.approx({"default": 3.0, "idle": 17.0})
     world.cluster.ledger.release("uid-p")
-    world.counted.on_pod("uid-p", None)
+    world.counted.on_holder("uid-p", None)
     world.now = 20.0
     assert await world.granted() == pytest.approx({"default": 3.0, "idle": 37.0})
 
@@ -110,7 +110,7 @@ async def test_a_process_that_was_frozen_does_not_count_the_time_of_its_successo
     await world.granted()
     world.now, world.is_held = 600.0, False
     world.cluster.ledger.release("uid-p")
-    world.counted.on_pod("uid-p", None)
+    world.counted.on_holder("uid-p", None)
     assert await world.granted() == pytest.approx({"default": 5.0, "idle": 15.0})
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from tessera.core.devices import MigPlacement, MigSlot
 from tessera.scheduler.move_holds import MoveHolds
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.moves import HeldCard, HeldInstance, HoldState, MoveHold, decode_move_hold, encode_move_hold
-from tests.support.builders import NOW, PodBuilder, gpu_pod, mig_profile, node
+from tests.support.builders import A100_40GB, NOW, PodBuilder, gpu_pod, mig_profile, node
 from tests.support.journalled_scheduler import JournalledWorld
 from tests.support.journals import assert_same_ledger, records_of, replayed
 from tests.support.stepwise_scheduler import World
@@ -289,6 +290,35 @@ async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for
     assert [world.cards(name)[f"{name}-0"][1] for name in names] == [30_000, 30_000]
 
 
+async def test_what_pods_leave_is_held_for_the_gang_that_waits_until_all_of_them_have_left() -> None:
+    names = ("n1", "n2")
+    world = World(*(node(name).gpus(1, memory=CARD) for name in names))
+    moves = Moves(world)
+    members = [gpu_pod(f"m{number}", mem=35_000).in_gang("g", 2) for number in (0, 1)]
+    old = [gpu_pod(f"old-{name}", mem=10_000).on(name, f"{name}-0,NVIDIA,10000,0:;") for name in names]
+    world.create(*old, *members)
+    assert all(set(world.filtered(member)["FailedNodes"]) == set(names) for member in members)
+    for member, name in zip(members, names, strict=True):
+        claim = structs.replace(
+            hold_for(member, f"uid-old-{name}"), cards=(HeldCard(f"{name}-0", "NVIDIA", 1, 35_000),)
+        )
+        await world.api.annotate_node(name, {f"{keys.MOVE_PREFIX}uid-{member.name}": encode_move_hold(claim)})
+        moves.holds.put_node(world.api.nodes[name])
+    world.api.delete_pod("default/old-n1")
+    world.watch()
+    assert all(set(world.filtered(member)["FailedNodes"]) == set(names) for member in members)
+    other = gpu_pod("other", mem=10_000)
+    world.create(other)
+    assert set(world.filtered(other)["FailedNodes"]) == set(names), "the place that is free already is still held"
+    world.api.delete_pod("default/old-n2")
+    world.watch()
+    [woken] = [[pod.name for pod in pods] async for pods in world.engine.gangs.retry()]
+    assert woken == ["m0", "m1"]
+    assert {world.chosen(member) for member in members} == set(names)
+    assert not world.cycles.moves
+    await moves.settle()
+
+
 async def test_places_that_are_too_few_for_a_gang_are_released_and_it_is_planned_like_any_other() -> None:
     moves = Moves()
     await moves.annotate(HOLD)
@@ -306,9 +336,8 @@ async def test_places_that_are_too_few_for_a_gang_are_not_held_for_it() -> None:
     coordinator = moves.world.engine.gangs
     gang = coordinator.registry.of("uid-m0")
     assert gang is not None
-    workload = member.api().workload
-    named = moves.world.selector.candidates(("n1", "n2"))
-    assert not coordinator._holds.hold_moved(gang, member.request(), workload, named)
+    gang.members["uid-m0"].candidates = moves.world.selector.candidates(("n1", "n2"))
+    assert not coordinator._holds.hold_moved(gang, member.api().workload)
     assert (gang.free_holds, moves.used) == (0, 0)
 
 
@@ -326,6 +355,20 @@ async def test_a_mig_place_is_held_and_another_that_overlaps_it_refused() -> Non
     await moves.annotate(None)
     await moves.annotate(plain)
     assert moves.answer.state is HoldState.REFUSED, "no place on a card in MIG mode"
+
+
+async def test_an_instance_gets_the_place_that_was_held_though_the_plain_rule_would_take_another() -> None:
+    card = node("n2").gpus(1, memory=40_960, mode="mig", profiles=A100_40GB)
+    moves = Moves(JournalledWorld(node("n1").gpus(1, memory=CARD), card))
+    held = HeldCard("n2-0", "NVIDIA", 1, 4_864, 14, mig=(HeldInstance("1g.5gb", 2, 1),))
+    await moves.annotate(structs.replace(HOLD, cards=(held,)))
+    new = successor(memory=4_000).annotate(("nvidia.com/vgpu-mode", "mig"))
+    moves.world.create(new)
+    assert moves.world.chosen(new) == "n2"
+    slot = moves.world.placement(new).grants["NVIDIA"][0][0].mig
+    assert slot == MigSlot("1g.5gb", MigPlacement(2, 1)), "and not at 6"
+    assert isinstance(moves.world, JournalledWorld)
+    assert_same_ledger(replayed(records_of(moves.world.journal)), moves.world.ledger)
 
 
 async def test_the_place_is_the_one_that_was_held_and_a_replay_finds_it_too() -> None:

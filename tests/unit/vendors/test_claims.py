@@ -522,10 +522,10 @@ def test_a_refusal_names_the_request_whose_selectors_match_no_card() -> None:
     asked = claim("team", gpu=exactly(f"{attribute('model')} == 'A100'", memory="1Gi"))
     published, other = claims.node(fleet(), agent()), claims.node(fleet(C), agent(node="m"), managed=False)
     assert refusal(asked, published, other) == (
-        "ResourceClaim team, request gpu: 2 of 3 NVIDIA cards are for claims; the selectors match none of them"
+        "claim team, request gpu: 2 of 3 NVIDIA cards are for claims; the selectors match none of them"
     )
     assert refusal(asked, other) == (
-        "ResourceClaim team, request gpu: 0 of 1 NVIDIA cards are for claims; "
+        "claim team, request gpu: 0 of 1 NVIDIA cards are for claims; "
         "nodes publish them with --dra and --dra-allocator=tessera"
     )
 

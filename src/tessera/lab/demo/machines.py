@@ -57,10 +57,11 @@ ASCEND_NODE, ASCEND_CHIPS = "ascend-1", 2
 def demo_nodes(folder: Path) -> list[SimulatedNode]:
     """All nodes. Each keeps its files in its own subfolder."""
     chips = ascend_chips(ASCEND_NODE, ASCEND_CHIPS)
-    return [*(_node(machine, folder / machine.name) for machine in MACHINES), AscendNode(ASCEND_NODE, chips)]
+    return [*(make_node(machine, folder / machine.name) for machine in MACHINES), AscendNode(ASCEND_NODE, chips)]
 
 
-def _node(machine: Machine, folder: Path) -> AgentNode:
+def make_node(machine: Machine, folder: Path) -> AgentNode:
+    """A node with the real agent, which keeps its files in the folder."""
     folder.mkdir()
     file = folder / CARDS_FILE
     document = {"cards": [*machine.cards], "links": [*machine.links]}

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tessera.core.defragmentation import DefragmentationPlan, Goal, plan_room, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.ledger import GrantState, facts_of
+from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, Trial
 from tessera.core.requests import HostRequest
 from tessera.core.victims import PodTraits

@@ -5,7 +5,7 @@
 
 A round ends when none that waits gains, the budget is used up, or the cluster deviates from a plan. None begins while
 places are held for moves, by any process: two plans never run into each other, and what an earlier process left is over
-first. What is gained is held for a single pod until it has it, and for a gang until the last move is made.
+first. What is gained is held for the pod or gang that waits until it has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum
 
 import structlog
 
-from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove, plan_for_waiting
+from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove, movable_pods, plan_for_waiting
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
@@ -128,13 +128,16 @@ class Defragmenter:
         """The first that gains by moves, and how."""
         tried: set[Hashable] = set()
         left = self._left()
+        if not left or not demand:
+            return None
+        # On objects of this round alone, so that lease and listener are served meanwhile.
+        movable = await asyncio.to_thread(movable_pods, cluster, with_bare=False)
         for who in demand:
             names, _ = cluster.candidates(cluster.documents[who.keys[0]])
             kind = (who.request.shape, who.request.namespace, tuple(names), len(who.keys), who.priority)
-            if not left or len(tried) == MOST_PLANS or kind in tried:
+            if len(tried) == MOST_PLANS or kind in tried:
                 continue
             tried.add(kind)
-            # On objects of this round alone, so that lease and listener are served meanwhile.
             plan = await asyncio.to_thread(
                 plan_for_waiting,
                 cluster,
@@ -143,6 +146,7 @@ class Defragmenter:
                 count=len(who.keys),
                 most_moves=min(left, self._options.most_moves),
                 highest_priority=who.priority,
+                movable=movable,
             )
             if plan is not None:
                 return who, plan
@@ -184,8 +188,7 @@ class Defragmenter:
         self.figures.moves += sum(each.stage is MoveStage.MOVED for each in made)
         if not all(each.stage is MoveStage.MOVED for each in made):
             return False
-        if not who.is_gang:
-            await self._await_bound(cluster, who)
+        await self._await_bound(cluster, who)
         log.info("moves made", waiting=who.name, moves=len(made))
         return True
 
@@ -198,22 +201,23 @@ class Defragmenter:
             raise Deviation("no evictions are left in this hour")
 
     async def _await_bound(self, cluster: OfflineCluster, who: Demand) -> None:
-        """Until the pod that waited has a node, or is gone."""
-        [key] = who.keys
-        uid = cluster.pods[key].metadata.uid
+        """Until the pods that waited have a node, or are gone."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._options.step_timeout_s
-        while clock() < deadline:
-            try:
-                pod = await self._client.get(PODS.path(*key.split("/")), Pod)
-            except ApiError as error:
-                if error.status != NOT_FOUND:
-                    raise
-                return
-            if pod.spec.node_name or pod.metadata.uid != uid:
-                return
-            await asyncio.sleep(POLL_S)
-        raise Deviation(f"{key} is not bound in time")
+        for key in who.keys:
+            while await self._waits(key, cluster.pods[key].metadata.uid):
+                if clock() >= deadline:
+                    raise Deviation(f"{key} is not bound in time")
+                await asyncio.sleep(POLL_S)
+
+    async def _waits(self, key: str, uid: str) -> bool:
+        try:
+            pod = await self._client.get(PODS.path(*key.split("/")), Pod)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return False
+        return not pod.spec.node_name and pod.metadata.uid == uid
 
     def _gained(self, cluster: OfflineCluster, who: Demand, plan: DefragmentationReport) -> list[AskedHold]:
         """A hold for each place that the moves gain, over the pods that still have it."""

@@ -33,10 +33,6 @@ class Demand:
     request: PodRequest
     """of each of the pods"""
 
-    @property
-    def is_gang(self) -> bool:
-        return len(self.keys) > 1
-
 
 def waiting_demand(cluster: OfflineCluster, *, patience_s: float) -> list[Demand]:
     """What waits for longer than `patience_s` at the time of the cluster's state."""

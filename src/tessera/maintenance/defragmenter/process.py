@@ -11,60 +11,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from tessera.inspect.collector import collect
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError
-from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import AccessError, KubeError
+from tessera.kube.errors import KubeError
 from tessera.kube.lease_election import LeaseElection
 from tessera.kube.leases import boottime
+from tessera.kube.session import run_with_client
 from tessera.maintenance.defragmenter.controller import Defragmenter, Outcome, RoundOptions
 from tessera.maintenance.defragmenter.eviction_budget import EvictionBudget
 from tessera.maintenance.defragmenter.metrics import DefragmenterMetrics, ScrapeView
 from tessera.maintenance.defragmenter.settings import DefragmenterSettings
-from tessera.services import exposition
-from tessera.services.addresses import Address
-from tessera.services.listener import Listener, health_routes, metrics_route
+from tessera.services.worker import Worker
 
 log = structlog.get_logger(__name__)
 
 COMPONENT = "tessera-defrag"
-STOPS = (signal.SIGTERM, signal.SIGINT)
 RENEWALS = 6
 """in the duration of the Lease"""
-GRACE_S = 2.0
-"""for a scrape in progress at the end"""
 
 
 def run(settings: DefragmenterSettings) -> int:
     """Runs until stopped. Returns the exit code."""
-    return asyncio.run(_main(settings))
+    return asyncio.run(
+        run_with_client(
+            lambda client: DefragmenterProcess(settings, client).run(),
+            kubeconfig=settings.kubeconfig,
+            context=settings.context,
+            user_agent=COMPONENT,
+        )
+    )
 
 
-async def _main(settings: DefragmenterSettings) -> int:
-    try:
-        access = load_access(kubeconfig=settings.kubeconfig, context=settings.context, environ=os.environ)
-    except AccessError as error:
-        log.error("cannot start", error=str(error))
-        return 2
-    async with KubeClient(access, user_agent=COMPONENT) as client:
-        return await DefragmenterProcess(settings, client).run()
-
-
-class DefragmenterProcess:
+class DefragmenterProcess(Worker):
     """One running process. Build it on the event loop that runs it."""
 
     def __init__(
@@ -75,11 +63,8 @@ class DefragmenterProcess:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = boottime,
     ) -> None:
+        super().__init__(settings.metrics, settings.limits, missing=lambda: self._fault)
         self.settings = settings
-        self.listening = asyncio.Event()
-        self.address: Address | None = None
-        """of the metrics; set before `listening`"""
-        self.stopping = asyncio.Event()
         self.rounds: Counter[Outcome] = Counter()
         self._leading: asyncio.Task[None] | None = None
         """makes rounds while the Lease is held"""
@@ -104,45 +89,13 @@ class DefragmenterProcess:
         self.defragmenter = Defragmenter(client, self._look, None if settings.dry_run else self._budget, options, now)
         self._last_round = 0.0
         self._fault = ""
-        self._registry = CollectorRegistry()
-        self._registry.register(DefragmenterMetrics(self._view))
+        self.registry.register(DefragmenterMetrics(self._view))
 
-    async def run(self) -> int:
-        """Returns 0 after a signal, 1 after a fault."""
-        loop = asyncio.get_running_loop()
-        for number in STOPS:
-            loop.add_signal_handler(number, self.stopping.set)
-        work, stop = asyncio.create_task(self._work()), asyncio.create_task(self.stopping.wait())
-        try:
-            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
-            code = 0 if stop.done() else 1
-        finally:
-            work.cancel()
-            stop.cancel()
-            (fault, _) = await asyncio.gather(work, stop, return_exceptions=True)
-            for number in STOPS:
-                loop.remove_signal_handler(number)
-        if isinstance(fault, OSError):
-            log.error("cannot listen", address=str(self.settings.metrics), error=str(fault))
-        elif isinstance(fault, Exception):
-            log.error("a part of the process failed", exc_info=fault)
-        log.info("stopped")
-        return code
-
-    async def _work(self) -> None:
-        routes = [metrics_route(partial(exposition.render, self._registry)), *health_routes(lambda: self._fault)]
-        listener = Listener(self.settings.metrics, routes, limits=self.settings.limits, grace=GRACE_S)
-        try:
-            await listener.start()
-            self.address = listener.address
-            self.listening.set()
-            log.info("listening", what="metrics", address=str(listener.address))
-            if self.settings.dry_run:
-                await self._make_rounds()
-            else:
-                await self._lead_repeatedly()
-        finally:
-            await listener.stop()
+    async def work(self) -> None:
+        if self.settings.dry_run:
+            await self._make_rounds()
+        else:
+            await self._lead_repeatedly()
 
     # -- the Lease
 

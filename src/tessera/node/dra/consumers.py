@@ -6,7 +6,7 @@ and the container would run without a slice that it was granted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from tessera.wire.resource_api import ClaimingPod
 
@@ -32,7 +32,7 @@ def find_conflict(pod: ClaimingPod, claim: str, requests: Mapping[str, Collectio
             (named, request)
             for each in container.resources.claims or ()
             if (named := names.get(each.name)) is not None
-            for request in _used(each.request, requests.get(named, ()))
+            for request in filter(each.names, requests.get(named, ()))
         }
         if len(used) > 1 and any(named == claim for named, _ in used):
             listed = ", ".join(sorted(f"{request} of {named}" for named, request in used))
@@ -41,7 +41,3 @@ def find_conflict(pod: ClaimingPod, claim: str, requests: Mapping[str, Collectio
                 " and can use one: write one request with a count, or name one request for each container"
             )
     return ""
-
-
-def _used(asked: str, known: Collection[str]) -> Iterable[str]:
-    return known if not asked else [each for each in known if each == asked]

@@ -21,8 +21,8 @@ import structlog
 
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.writable_dirs import (
-    CLAIM_PREFIX,
     WritableDirs,
+    claim_dir_name,
     ids_dir_name,
     is_ids_dir_name,
     region_file_name,
@@ -116,7 +116,7 @@ class DirRetention:
 def dir_name(claim: Claim) -> str:
     """Returns the name of the directory that is made for a claim."""
     if claim.of_resource_claim:
-        return f"{CLAIM_PREFIX}{claim.pod.uid}-{claim.container}"
+        return claim_dir_name(claim.pod.uid, claim.container)
     return f"{claim.pod.uid}_{claim.container}"
 
 

@@ -180,10 +180,12 @@ class ClaimBook:
             if not record.is_allocated:
                 self._listener.on_claim(record)
 
-    def recount(self, pool: str) -> None:
-        """The devices of a pool have changed: count its claims again."""
-        for key in list(self._by_pool.get(pool, ())):
-            self._charge(self._records[key])
+    def recount(self, pool: str) -> list[ClaimRecord]:
+        """The devices of a pool have changed: count its claims again, and return them."""
+        found = [self._records[key] for key in self._by_pool.get(pool, ())]
+        for record in found:
+            self._charge(record)
+        return found
 
     def facts(self, claim: ResourceClaim) -> PodFacts | None:
         """What a claim holds; None if it has no devices of ours."""

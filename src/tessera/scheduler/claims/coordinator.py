@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from tessera.core.requests import PodRequest
-from tessera.scheduler.claims.book import ClaimBook, ClaimRecord
+from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, owner_uid
 from tessera.scheduler.claims.informers import ClaimInformer, ClassInformer
 from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.claims.pools import ClaimPools
@@ -22,7 +22,10 @@ from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.drafts import BadPod
-from tessera.wire.objects import Pod
+from tessera.wire.objects import Pod, Workload
+
+RESOURCE_CLAIM = "ResourceClaim"
+"""kind of the owner of what a claim holds that pods of several workloads use"""
 
 
 class ClaimCoordinatorListener(Protocol):
@@ -34,6 +37,10 @@ class ClaimCoordinatorListener(Protocol):
 
     def on_claim(self, node: str) -> None:
         """A claim that has devices of a node has changed; other pods may use it than before."""
+        ...
+
+    def on_claim_holder(self, uid: str, workload: Workload | None) -> None:
+        """What a claim holds, or for whom, may have changed; None if it holds nothing."""
         ...
 
     def on_claims_ready(self, pod: Pod) -> None:
@@ -72,6 +79,8 @@ class ClaimCoordinator:
         self._waking: dict[str, PodRequest] = {}
         """those that are being woken"""
         self.has_ready = asyncio.Event()
+        self._workloads: dict[str, Workload] = {}
+        """of all pods with claims, by uid"""
 
     @property
     def informers(self) -> dict[str, ClaimPools | ClassInformer | ClaimInformer]:
@@ -109,14 +118,42 @@ class ClaimCoordinator:
 
     # -- what the parts tell
 
+    def on_pod(self, pod: Pod) -> None:
+        """The API shows a pod with claims."""
+        uid = pod.metadata.uid
+        self.reader.on_pod(pod)
+        if uid not in self._workloads:
+            self._workloads[uid] = pod.workload
+            for record in map(self.book.get, self.reader.keys(pod)):
+                if record is not None and uid in record.consumers:
+                    self._tell_holder(record)
+
+    def on_pod_gone(self, uid: str) -> None:
+        self.reader.on_pod_gone(uid)
+        self._workloads.pop(uid, None)
+
     def on_claim(self, record: ClaimRecord) -> None:
         self.reader.on_claim(record)
+        self._tell_holder(record)
         if record.facts is not None:
             self._listener.on_claim(record.facts.node)
 
     def on_pool(self, node: str) -> None:
-        self.book.recount(node)
+        changed = self.book.recount(node)
         self._listener.on_pool(node)
+        for record in changed:
+            self._tell_holder(record)
+
+    def _tell_holder(self, record: ClaimRecord) -> None:
+        self._listener.on_claim_holder(record.uid, None if record.facts is None else self._workload(record))
+
+    def _workload(self, record: ClaimRecord) -> Workload:
+        """Of the pods that use the claim, if it is one; else the claim itself, or unknown if it was made for a pod."""
+        found = {self._workloads[uid] for uid in record.consumers if uid in self._workloads}
+        namespace, name = record.claim.metadata.namespace, record.claim.metadata.name
+        if len(found) == 1:
+            return found.pop()
+        return Workload(namespace) if owner_uid(record.claim) else Workload(namespace, RESOURCE_CLAIM, name)
 
     def on_claims_ready(self, pod: Pod) -> None:
         self._listener.on_claims_ready(pod)

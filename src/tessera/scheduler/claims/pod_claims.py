@@ -38,6 +38,8 @@ class ClaimUse(NamedTuple):
     """None if it is allocated"""
     positions: range = range(0)
     """of its requests, as in `PodRequest.containers`"""
+    is_own: bool = False
+    """it was made for the pod"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class PodClaims:
     def elsewhere(self) -> ClaimNotReady:
         """Why no other node will do."""
         return ClaimNotReady("", f"{self.pinned_by} is allocated on node {self.node}", is_stuck=True)
+
+    @property
+    def shared(self) -> str:
+        """Key of a claim that is not allocated, and that other pods may use too; empty if there is none."""
+        return next((use.key for use in self.uses if use.ask is not None and not use.is_own), "")
 
     @property
     def uids(self) -> tuple[str, ...]:

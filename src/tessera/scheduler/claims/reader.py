@@ -70,7 +70,8 @@ class PodClaimReader:
             positions = range(position, position + len(ask.requests))
             position = positions.stop
             asks.append(ask)
-            uses.append(ClaimUse(record.key, record.uid, record.fence, ask, positions))
+            is_own = owner_uid(record.claim) == pod.metadata.uid
+            uses.append(ClaimUse(record.key, record.uid, record.fence, ask, positions, is_own))
         if not uses:
             return prepared
         classic = prepared.request

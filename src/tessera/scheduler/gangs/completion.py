@@ -10,9 +10,9 @@ from collections.abc import Generator
 
 from tessera.core.gangs import GangMisfit
 from tessera.scheduler.gangs.barrier import HELD_SECONDS, GangBarrier
-from tessera.scheduler.gangs.claims import GangClaims
 from tessera.scheduler.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.gangs.holds import PLAN_AGAIN, GangHolds
+from tessera.scheduler.gangs.nominations import GangNominations
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
@@ -29,7 +29,7 @@ class GangCompletion:
         self,
         holds: GangHolds,
         cycles: PodCycles,
-        claims: GangClaims,
+        nominations: GangNominations,
         *,
         barrier: GangBarrier,
         turns: GangTurns,
@@ -37,7 +37,7 @@ class GangCompletion:
     ) -> None:
         self._holds = holds
         self._cycles = cycles
-        self._claims = claims
+        self._nominations = nominations
         self._barrier = barrier
         self._turns = turns
         self._reports = reports
@@ -77,7 +77,7 @@ class GangCompletion:
         """Bring the state to what the API shows."""
         bound = gang.count(MemberState.BOUND)
         if gang.state is NOMINATED and (bound or gang.present() < gang.required):
-            self._claims.renounce(gang, "its members are others now")
+            self._nominations.renounce(gang, "its members are others now")
         if bound and bound + gang.count(MemberState.DONE) >= gang.group.minimum and gang.group.is_sized:
             if gang.state is not WHOLE:
                 gang.state = WHOLE

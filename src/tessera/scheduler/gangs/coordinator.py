@@ -4,7 +4,7 @@
                          common reason
     bind of a member     waits until every required member has come, then all are written together (`barrier`)
     over time            a plan without progress is given up, and tried again (`plans`); a starving gang gets its
-                         turn (`turns`); one that may preempt claims places over victims (`claims`)
+                         turn (`turns`); one that may preempt is nominated for places of victims (`nominations`)
 
 `gang` draws the states.
 """
@@ -21,22 +21,22 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
 from tessera.scheduler.gangs.barrier import GangBarrier
-from tessera.scheduler.gangs.claims import GangClaims
 from tessera.scheduler.gangs.completion import GangCompletion
 from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes, Member, MemberState
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.gangs.planner import GangPlanner
+from tessera.scheduler.gangs.nominations import GangNominations
+from tessera.scheduler.gangs.planner import GangPlanner, shared_claim_text
 from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.gangs.reports import GangReports, gang_misfit
 from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.objects import Pod
+from tessera.wire.objects import Pod, Workload
 from tessera.wire.pod_groups import BadPodGroup, PodGroup, read_pod_group
 
 WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.PLANNED
@@ -69,10 +69,10 @@ class GangCoordinator:
         self._reports = reports = GangReports(observer)
         self._turns = turns = GangTurns(self.registry, holds, cycles.clock, times)
         self._plans = plans = GangPlans(holds, turns, cycles.clock, times=times, reports=reports)
-        self.claims = GangClaims(holds, cycles, book, reports)
+        self.nominations = GangNominations(holds, cycles, book, reports)
         self.barrier = GangBarrier(self.registry, holds, cycles, plans, times=times, reports=reports)
         self._completion = GangCompletion(
-            holds, cycles, self.claims, barrier=self.barrier, turns=turns, reports=reports
+            holds, cycles, self.nominations, barrier=self.barrier, turns=turns, reports=reports
         )
         self._planner = GangPlanner(holds, cycles, plans, turns=turns, completion=self._completion, reports=reports)
 
@@ -104,7 +104,7 @@ class GangCoordinator:
         if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
             self.forget(uid)
             return
-        gang, member = self._join(group, prepared.request)
+        gang, member = self._join(group, prepared)
         is_new = not member.is_shown
         member.is_shown = True
         if phase == SUCCEEDED or not prepared.needs_placement:
@@ -148,23 +148,25 @@ class GangCoordinator:
             return False
         return self._is_sliced(group if gang is None else gang.group, gang)
 
-    async def prepare(self, pod: Pod, request: PodRequest, named: CandidateNames) -> bool:
+    async def prepare(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> bool:
         """Plan the gang whose turn it is, and that of the pod which kube-scheduler asks for, between other work.
         `decide` follows at once, unless the pod was deleted or bound meanwhile: False."""
+        request = prepared.request
         was_shown, overtaken = self._is_shown(request.uid), self._overtaken(request.uid)
         if overtaken is not None:
             await self._planner.plan_in_slices(overtaken, None)
         group = read_pod_group(pod)
         if isinstance(group, PodGroup) and (self._is_shown(request.uid) or not was_shown):
-            gang, member = self._meet(group, request)
+            gang, member = self._meet(group, prepared)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = named.resolve()
-                if not self._follow_moves(gang, pod, request, named):
+                if not self._follow_moves(gang, pod.workload):
                     await self._planner.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
-    def decide(self, pod: Pod, request: PodRequest, named: CandidateNames) -> Placement | Misfit | None:
+    def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placement | Misfit | None:
         """A member's place, or why it has none; None if it is decided like a single pod."""
+        request = prepared.request
         overtaken = self._overtaken(request.uid)
         if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
             self._planner.plan(overtaken, None)
@@ -174,14 +176,16 @@ class GangCoordinator:
             return None
         if isinstance(group, BadPodGroup):
             return gang_misfit(group.text)
-        gang, member = self._meet(group, request)
+        gang, member = self._meet(group, prepared)
         difference = self.registry.difference(gang, group)
         problem = gang_misfit(f"gang {gang.name}: {difference}") if difference else None
+        if gang.state is PLANNED and member.shared_claim:
+            self._plans.give_up(gang, shared_claim_text(member.shared_claim))
         if gang.state in (WAITING, NOMINATED):
             member.candidates = named.resolve()
         if problem is None and gang.state is NOMINATED:
             problem = gang.misfit
-        elif problem is None and gang.state is WAITING and not self._follow_moves(gang, pod, request, named):
+        elif problem is None and gang.state is WAITING and not self._follow_moves(gang, pod.workload):
             problem = self._planner.plan(gang, member)
         if problem is None and gang.state is PLANNED:
             placement: Placement | Misfit | None
@@ -252,9 +256,9 @@ class GangCoordinator:
         for gang in self.registry:
             if gang.state is PLANNED:
                 self._plans.give_up(gang, "this replica stopped deciding", pause=False)
-            self.claims.renounce(gang, "this replica stopped deciding")
+            self.nominations.renounce(gang, "this replica stopped deciding")
             self._holds.give_up(gang)
-        self.claims.nominated_nodes.forget()
+        self.nominations.nominated_nodes.forget()
 
     def tick(self) -> None:
         """End what only time ends. Called every 15 s."""
@@ -283,7 +287,7 @@ class GangCoordinator:
         for gang in sorted(self.registry, key=lambda gang: (gang.since, gang.name)):
             if not gang.members or self.registry.get(gang.namespace, gang.group.name) is not gang:
                 continue
-            if gang.state is NOMINATED and self.claims.has_left(gang) and await self.claims.redeem(gang):
+            if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
                 self._plans.begin(gang)
             asleep = [member for member in gang.members.values() if member.is_refused]
             if not asleep or gang.state is NOMINATED:
@@ -292,7 +296,8 @@ class GangCoordinator:
                 if gang.is_unfinished:
                     await self._holds.prepare(gang)
                 self._end_if_overdue(gang)
-                problem = await self._planner.plan_in_slices(gang, None) if gang.state is WAITING else None
+                is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
+                problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
                 if problem is not None and gang.fitting is not None and gang.state is WAITING:
                     self.registry.note_short(gang)
                 await asyncio.sleep(0)
@@ -328,33 +333,35 @@ class GangCoordinator:
         cycle = self.cycles.get(uid)
         return cycle is not None and cycle.is_shown
 
-    def _follow_moves(self, gang: Gang, pod: Pod, request: PodRequest, named: CandidateNames) -> bool:
-        """WAITING -> PLANNED: the members were moved, and go where places are held for them."""
+    def _follow_moves(self, gang: Gang, workload: Workload) -> bool:
+        """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held."""
         if not len(self.cycles.moves) or self._completion.is_begun(gang):
             return False
-        is_held = self._holds.hold_moved(gang, request, pod.workload, named)
+        is_held = self._holds.hold_moved(gang, workload)
         if is_held:
             self._plans.begin(gang)
         return is_held
 
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)
-        self.claims.end_if_overdue(gang)
+        self.nominations.end_if_overdue(gang)
 
-    def _meet(self, group: PodGroup, request: PodRequest) -> tuple[Gang, Member]:
+    def _meet(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
         """kube-scheduler asks for a member."""
-        gang, member = self._join(group, request)
+        request = prepared.request
+        gang, member = self._join(group, prepared)
         member.request, member.is_refused = request, False
         self._holds.take_back(gang, request.uid)
         self._completion.look_again(gang)
         self._end_if_overdue(gang)
         return gang, member
 
-    def _join(self, group: PodGroup, request: PodRequest) -> tuple[Gang, Member]:
+    def _join(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
+        request = prepared.request
         known = self.registry.of(request.uid)
         if known is not None and (known.namespace, known.group.name) != (request.namespace, group.name):
             self.forget(request.uid)
-        return self.registry.join(group, request, now=self.cycles.clock.monotonic())
+        return self.registry.join(group, prepared, now=self.cycles.clock.monotonic())
 
     def _overtaken(self, uid: str) -> Gang | None:
         """The gang whose turn it is, if kube-scheduler asks for another pod before it got what has become free."""

@@ -4,7 +4,7 @@
                       |                            the victims have left
                       |                NOMINATED ------------------------------------.
                       |                 ^  |                                         |
-                      v  victims for it |  | renounced (`claims`)                    |
+                      v  victims for it |  | renounced (`nominations`)               |
                       |<----------------|--'                                         |
                       |-----------------'                                            v
                       |      the whole gang fits: a hold for every member            |
@@ -26,7 +26,7 @@ A *hold* is a place in the ledger for one member, kept under a name of its own. 
 call (`assignment`). There are holds for members that do not exist yet: the next one of that shape takes one.
 
     WAITING       nothing is held (except for the gang whose turn it is, see `turns`); members are refused
-    NOMINATED     every member has a claim on what victims still hold; members are refused
+    NOMINATED     every member is nominated for what victims still hold; members are refused
     PLANNED       members get their holds, and their binds wait; nothing is written
     COMPLETING    Bindings are, or may be, written: no bind waits, and what is missing has its holds
     WHOLE         members come and go like single pods: a replacement waits for no other member
@@ -96,6 +96,8 @@ class Member:
     """filter refused it, and it sleeps until it is woken"""
     text: str = ""
     """of its last refusal"""
+    shared_claim: str = ""
+    """key of a ResourceClaim that is not allocated, and that other pods may use too"""
     refusals: int = 0
     candidates: Candidates | None = None
     """of its last filter call while the gang had no plan"""
@@ -141,12 +143,12 @@ class Gang:
     """of the members, by state"""
     holds: dict[Hashable, list[Hold]] = field(default_factory=dict)
     """free ones, by shape"""
-    claims: list[Hold] = field(default_factory=list)
+    nominations: list[Hold] = field(default_factory=list)
     """places whose victims have not left yet"""
     victims: frozenset[str] = frozenset()
-    """uids of pods that the claims wait for"""
-    is_claimed: bool = False
-    """all members have their claims"""
+    """uids of pods that the nominations wait for"""
+    is_nominated: bool = False
+    """all members have their nominations"""
     shown: dict[str, PodRequest] = field(default_factory=dict)
     """members whose nominated node the API shows, by uid"""
     waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
@@ -231,6 +233,10 @@ class Gang:
     def present(self) -> int:
         """Members that exist and are not gated."""
         return self.count(MemberState.PENDING, MemberState.BOUND)
+
+    def shared_claim(self) -> str:
+        """A ResourceClaim that is not allocated, and not made for the member that names it; empty if there is none."""
+        return next((member.shared_claim for member in self.pending() if member.shared_claim), "")
 
     def remove_hold(self, hold: Hold) -> None:
         shape = hold.request.shape

@@ -163,20 +163,25 @@ class GangHolds:
         held = self.named(gang, request)
         self.put(gang, Hold(held.uid, held, placement, request.uid))
 
-    def hold_moved(self, gang: Gang, request: PodRequest, workload: Workload, named: CandidateNames) -> bool:
-        """Hold for the gang what is held for the successors of its members, which were moved (`move_holds`): whether it
-        is enough for the gang. The members are alike: one controller made them."""
-        moves = self._cycles.moves
-        while len(moves) and (found := moves.take(workload, request, named)) is not None:
-            held = self.named(gang, request)
-            self.put(gang, Hold(held.uid, held, found[1]))
+    def hold_moved(self, gang: Gang, workload: Workload) -> bool:
+        """Hold for the gang what is held because pods are moved (`move_holds`): whether it is enough for the gang. That
+        is held for its members by name, and taken once all of it is free; or for the successors of its members, which
+        are alike because one workload made them."""
+        moves, members = self._cycles.moves, self.unplaced(gang)
+        if not moves.are_free({member.request.uid for member in members}):
+            return False
+        for member in members:
+            named = member.candidates
+            while len(moves) and named and (found := moves.take(workload, member.request, named)) is not None:
+                held = self.named(gang, member.request)
+                self.put(gang, Hold(held.uid, held, found[1]))
         if gang.free_holds and gang.free_holds + gang.present() - len(self.unplaced(gang)) >= gang.required:
             return True
         self.release(gang)
         return False
 
     def named(self, gang: Gang, request: PodRequest) -> PodRequest:
-        """The request under the next name of the gang's holds and claims."""
+        """The request under the next name of the gang's holds and nominations."""
         uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{next(self._serial)}"
         return request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
 

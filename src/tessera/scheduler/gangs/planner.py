@@ -35,6 +35,12 @@ SPARE_REPLANS = 8
 """beside two per member: a plan that kube-scheduler's own reasons refuse more often is given up"""
 
 
+def shared_claim_text(key: str) -> str:
+    """Why members wait for a claim that each of them might allocate: the first would wait in its bind for the others,
+    and they for the claim."""
+    return f"a gang allocates only claims of templates, and ResourceClaim {key} is not allocated"
+
+
 class GangPlanner:
     """For all gangs."""
 
@@ -96,6 +102,9 @@ class GangPlanner:
         if self._completion.is_begun(gang):
             yield from self._completion.begin(gang)
             return None
+        shared = gang.shared_claim()
+        if shared:
+            return self._reports.wait(gang, shared_claim_text(shared))
         present, required = gang.present(), gang.required
         now, term = self._cycles.clock.monotonic(), self._cycles.term
         missing = max(required - present, 0)

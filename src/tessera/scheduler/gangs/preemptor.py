@@ -1,12 +1,13 @@
 """Evicts pods of lower priority for a gang that does not fit: victims for all of its members, or none.
 
-    a complete gang does not fit --> search (in slices) --> all places claimed --> all victims evicted --> they leave,
+    a complete gang does not fit --> search (in slices) --> all are nominated --> all victims evicted --> they leave,
               ^                                                   |                  and the gang is planned
               '--------- a victim stays: all is renounced --------'
 
 A gang preempts if all required members exist and kube-scheduler has asked for them, none is gated, and all may preempt;
 the lowest of their priorities counts. Nothing changes until the whole set is found, and nothing is evicted before all
-places are claimed (`claims`). If one eviction fails, nothing further is evicted. Single pods: `scheduler/preemptor`.
+members are nominated (`nominations`). If one eviction fails, nothing further is evicted. `scheduler/preemptor` is for
+single pods.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class GangPreemptor:
         self._gangs = gangs
         self._cycles: PodCycles = gangs.cycles
         self._preemption = preemption
-        self._book = gangs.claims.book
+        self._book = gangs.nominations.book
         self._evictor = evictor
         self._api = api
         self._settings = settings
@@ -65,7 +66,7 @@ class GangPreemptor:
         if not self._settings.is_enabled:
             return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._gangs.claims.nominated_nodes.run(self._api))
+            tasks.create_task(self._gangs.nominations.nominated_nodes.run(self._api))
             while True:
                 await self._serve(tasks)
 
@@ -124,7 +125,7 @@ class GangPreemptor:
                 return
 
     async def _nominate(self, gang: Gang) -> GangVictims | None:
-        """The victims over which the gang has its claims now; None if it has none."""
+        """The victims over which the gang has its nominations now; None if it has none."""
         gang.may_preempt = False
         ledger, clock = self._cycles.ledger, self._cycles.clock
         for _ in range(ATTEMPTS):
@@ -138,14 +139,14 @@ class GangPreemptor:
                 return None
             if found is None:
                 gang.search_at = clock.monotonic() + AGAIN_SECONDS + 20 * seconds
-                self._gangs.claims.report_none(gang, seconds)
+                self._gangs.nominations.report_none(gang, seconds)
                 return None
             if not found.victims and not found.leaving:
                 self._cycles.unschedulable.on_room()  # It fits as it is.
                 return None
             # The search may have paused, and nodes may have changed since.
             is_settled = not self._has_changed(found, position)
-            if is_settled and await self._gangs.claims.nominate(
+            if is_settled and await self._gangs.nominations.nominate(
                 gang, found, priority=priority, seconds=self._settings.nomination_seconds, searched=seconds
             ):
                 self._before_evict()
@@ -180,32 +181,35 @@ class GangPreemptor:
         return any(entry is None or entry.facts.node in changed for entry in entries)
 
     async def _evict(self, gang: Gang, found: GangVictims) -> bool:
-        """Whether all victims leave; otherwise all claims are renounced, and the gang is looked at again."""
-        claims = gang.claims
+        """Whether all victims leave; otherwise all nominations are renounced, and the gang is looked at again."""
+        nominations = gang.nominations
         members = [member.request for member in gang.pending()]
         if not members:
-            return False  # They are gone, and so are the claims.
+            return False  # They are gone, and so are the nominations.
         preemptor = min(members, key=lambda request: request.preempts_below or 0)
         victims = [traits for uid in found.victims if (traits := self._book.traits(uid)) is not None]
         problem = await self._evictor.evict(
-            victims, preemptor=preemptor, gang=gang.name, obstacle=lambda victim: self._obstacle(victim, gang, claims)
+            victims,
+            preemptor=preemptor,
+            gang=gang.name,
+            obstacle=lambda victim: self._obstacle(victim, gang, nominations),
         )
-        if problem and gang.claims is claims:
-            self._gangs.claims.renounce(gang, problem)
+        if problem and gang.nominations is nominations:
+            self._gangs.nominations.renounce(gang, problem)
         if problem:
             # Pods that stay are spared for a while, so this ends.
             self._gangs.registry.note_short(gang)
             return False
-        if gang.claims is claims:
-            self._gangs.claims.show(gang)
+        if gang.nominations is nominations:
+            self._gangs.nominations.show(gang)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
 
-    def _obstacle(self, victim: PodTraits, gang: Gang, claims: list[Hold]) -> str:
+    def _obstacle(self, victim: PodTraits, gang: Gang, nominations: list[Hold]) -> str:
         """Why a victim must not be evicted any more; empty if it may."""
         if not self._is_ready():
             return "this replica does not decide any more"
-        if gang.claims is not claims or gang.state is not GangState.NOMINATED:
+        if gang.nominations is not nominations or gang.state is not GangState.NOMINATED:
             return f"gang {gang.name} is not nominated any more"
         return ""
 

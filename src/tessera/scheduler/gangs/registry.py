@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from tessera.core.requests import PodRequest
 from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.pod_groups import PodGroup
 
 LOOK_UP_SECONDS = 5.0
@@ -42,8 +42,9 @@ class GangRegistry:
         """By uid."""
         return [(uid, gang.members[uid]) for uid, gang in self._gang_of.items()]
 
-    def join(self, group: PodGroup, request: PodRequest, *, now: float) -> tuple[Gang, Member]:
+    def join(self, group: PodGroup, prepared: PreparedRequest, *, now: float) -> tuple[Gang, Member]:
         """The gang of a pod that is not a member of another one, and the pod as its member."""
+        request = prepared.request
         key = (request.namespace, group.name)
         gang = self._gangs.get(key)
         if gang is None:
@@ -56,6 +57,10 @@ class GangRegistry:
             self._gang_of[request.uid] = gang
         elif len(gang.members) == 1 and gang.state is GangState.WAITING:
             gang.group = self._sized(request.namespace, group)
+        member.shared_claim = prepared.shared_claim
+        if member.request.containers != request.containers:
+            # A claim was allocated or released, so the member asks for something else than before.
+            member.request, gang.tried = request, None
         return gang, member
 
     def leave(self, uid: str) -> Gang | None:

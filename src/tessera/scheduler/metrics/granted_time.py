@@ -1,8 +1,9 @@
 """GPU-seconds that were granted, by workload and model, and those that were not: who had the cards, for how long.
 
 A pod's share of a card is the larger of its shares of memory and of cores, because either can keep others out. It
-counts from the moment at which the API shows the pod on its node until the pod has ended or is gone. Only the replica
-that decides counts, so that a sum over all replicas is right.
+counts from the moment at which the API shows the pod on its node until the pod has ended or is gone. What a
+ResourceClaim holds counts while it is allocated, once, however many pods use it. Only the replica that decides counts,
+so that a sum over all replicas is right.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ class GrantedTime:
         self.time = GpuTime(time)
         self._devices: dict[str, Mapping[str, Device]] = {}
         """by node, as the ledger had them"""
-        self._pods: dict[str, tuple[Workload, str, Mapping[str, Holding]]] = {}
+        self._holders: dict[str, tuple[Workload, str, Mapping[str, Holding]]] = {}
         """by uid: workload, node, and what is counted of its cards"""
 
-    def on_pod(self, uid: str, workload: Workload | None) -> None:
-        """The ledger has what the API shows of a pod; without a workload the pod holds nothing any more."""
+    def on_holder(self, uid: str, workload: Workload | None) -> None:
+        """The ledger has what the API shows of a pod or claim; without a workload it holds nothing any more."""
         entry = self._ledger.pod(uid) if workload is not None else None
-        known = self._pods.get(uid)
-        if known is not None and entry is not None and known[2] is entry.holdings:
+        known = self._holders.get(uid)
+        if known is not None and entry is not None and known[2] is entry.holdings and known[0] == workload:
             return
-        if known is not None and (entry is None or known[1] != entry.facts.node):
+        if known is not None and (entry is None or known[:2] != (workload, entry.facts.node)):
             self._release(uid)
         if entry is not None and workload is not None:
             self._charge(uid, workload, entry.facts.node)
@@ -87,7 +88,7 @@ class GrantedTime:
         else:
             self._devices.pop(node, None)
         for entry in self._ledger.pods_on(node):
-            counted = self._pods.get(entry.facts.uid)
+            counted = self._holders.get(entry.facts.uid)
             if counted is not None:
                 self._charge(entry.facts.uid, counted[0], node)
 
@@ -107,7 +108,7 @@ class GrantedTime:
     def _charge(self, uid: str, workload: Workload, node: str) -> None:
         entry = self._ledger.pod(uid)
         held = entry.holdings if entry is not None else {}
-        _, _, before = self._pods.get(uid, (workload, node, {}))
+        _, _, before = self._holders.get(uid, (workload, node, {}))
         for uuid in before:
             if uuid not in held:
                 self.time.set_share(CardKey(node, uuid), uid, share=0.0)
@@ -116,10 +117,10 @@ class GrantedTime:
             device = devices[uuid]
             share = share_of(holding.use, device, self._ledger.rules.get(device.vendor))
             self.time.set_share(CardKey(node, uuid), uid, share=share, workload=workload)
-        self._pods[uid] = (workload, node, held)
+        self._holders[uid] = (workload, node, held)
 
     def _release(self, uid: str) -> None:
-        _, node, held = self._pods.pop(uid)
+        _, node, held = self._holders.pop(uid)
         for uuid in held:
             self.time.set_share(CardKey(node, uuid), uid, share=0.0)
 

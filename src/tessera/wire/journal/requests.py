@@ -13,6 +13,7 @@ from tessera.core import requests as core_requests
 from tessera.core.device_rules import Rules
 from tessera.core.requests import PodRequest, Role
 from tessera.wire.cel import AllOf
+from tessera.wire.journal.cluster import MigSlot
 from tessera.wire.journal.value import Value
 
 
@@ -67,6 +68,8 @@ class Constraint(Value, frozen=True):
     """set for claims, which accept published cards only"""
     selectors: tuple[str, ...] = ()
     """expressions in CEL"""
+    instances: tuple[tuple[str, MigSlot], ...] = ()
+    """set for pods that take what is held for them on cards in MIG mode"""
 
     @classmethod
     def of(cls, constraint: core_requests.Constraint) -> Constraint:
@@ -77,7 +80,12 @@ class Constraint(Value, frozen=True):
             constraint.avoid_uuids,
             constraint.mode,
             dict(constraint.extra),
-            *((constraint.filter.driver, constraint.filter.texts) if isinstance(constraint.filter, AllOf) else ()),
+            *(
+                (constraint.filter.driver, constraint.filter.texts)
+                if isinstance(constraint.filter, AllOf)
+                else ("", ())
+            ),
+            tuple((uuid, MigSlot.of(slot)) for uuid, slot in constraint.instances),
         )
 
     def value(self) -> core_requests.Constraint:
@@ -89,6 +97,7 @@ class Constraint(Value, frozen=True):
             self.mode,
             tuple(self.extra.items()),
             AllOf(self.driver, self.selectors) if self.driver else None,
+            tuple((uuid, slot.value()) for uuid, slot in self.instances),
         )
 
 

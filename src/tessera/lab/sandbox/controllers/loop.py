@@ -65,7 +65,9 @@ class ControllerLoop:
         self._store = verbs.cluster.store
         self._dependents = Dependents(self._store)
         self._collector = GarbageCollector(verbs, self._dependents)
-        self._claims = ResourceClaimController(verbs, self._collector, call=RequestContext(user=USER))
+        self._claims = ResourceClaimController(
+            verbs, self._collector, call=RequestContext(user=USER), record=self._record
+        )
         self._queue: dict[ObjectKey, None] = {}
         self._some = asyncio.Event()
         self._failures: dict[ObjectKey, int] = {}

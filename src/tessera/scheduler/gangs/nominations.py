@@ -1,11 +1,11 @@
-"""Places that a gang claims while their victims still hold them: all members' places, or none.
+"""Places that a gang is nominated for while their victims still hold them: all members' places, or none.
 
-    WAITING --- nominate: a claim for every member ---> NOMINATED --- redeem: the victims have left ---> holds
+    WAITING --- nominate: a nomination for every member ---> NOMINATED --- redeem: the victims have left ---> holds
        ^                                                   |
        '--- renounce: a victim stays, a member is gone, the time is over, or this replica stops deciding
 
-A claim is a nomination in the ledger (`core.nominations`) under a uid that no pod has, like a hold. So no other pod
-takes what is claimed, and what fits beside it goes in. Claims live in this process only.
+Each is a nomination in the ledger (`core.nominations`) under a uid that no pod has, like a hold. So no other pod takes
+what it is for, and what fits beside it goes in. Nominations live in this process only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.victim_book import VictimBook
 
 
-class GangClaims:
+class GangNominations:
     """Of all gangs."""
 
     def __init__(self, holds: GangHolds, cycles: PodCycles, book: VictimBook, reports: GangReports) -> None:
@@ -44,8 +44,7 @@ class GangClaims:
     # -- nominate
 
     async def nominate(self, gang: Gang, found: GangVictims, *, priority: int, seconds: float, searched: float) -> bool:
-        """Claim all places, in slices; False, and nothing is claimed, if the victims or the places are not what they
-        were.
+        """For all places, in slices; False, and there is no nomination, if victims or places are not what they were.
 
         `seconds`: for which they are held beyond the victims' grace.
         """
@@ -53,32 +52,32 @@ class GangClaims:
         gone = frozenset((*found.victims, *found.leaving))
         victims, leaving = self._traits(found.victims), self._traits(found.leaving)
         grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
-        gang.state, gang.tried, gang.is_claimed = GangState.NOMINATED, None, False
+        gang.state, gang.tried, gang.is_nominated = GangState.NOMINATED, None, False
         gang.deadline = self._cycles.clock.monotonic() + grace + seconds
         gang.victims = frozenset(uid for uid in gone if self._ledger.pod(uid) is not None)
-        claims = gang.claims
+        nominations = gang.nominations
         for number, (request, placement) in enumerate(found.places, 1):
-            if not self._claim(gang, request, placement.node, gone):
+            if not self._nominate_one(gang, request, placement.node, gone):
                 break
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-                if gang.claims is not claims:
+                if gang.nominations is not nominations:
                     return False  # They were renounced.
-        if len(claims) < len(found.places) or not self._may_leave(found.victims, priority, own=claims):
+        if len(nominations) < len(found.places) or not self._may_leave(found.victims, priority, own=nominations):
             self._withdraw(gang)
             gang.state, gang.victims = GangState.WAITING, frozenset()
             return False
-        gang.is_claimed = True
+        gang.is_nominated = True
         count = len(gang.victims)
         text = f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit"
         self._reports.wait(gang, text, gang.places)
-        nodes = [claim.placement.node for claim in claims]
+        nodes = [nomination.placement.node for nomination in nominations]
         self._report(gang, nodes, victims=victims, waits_for=leaving, seconds=searched)
         return True
 
     def _may_leave(self, victims: Iterable[str], priority: int, *, own: Sequence[Hold] = ()) -> bool:
-        """Whether all of these may still be evicted, and their groups leave whole; `own` are the gang's claims."""
-        chosen, mine = frozenset(victims), {claim.uid for claim in own}
+        """Whether all of these may still be evicted, and their groups leave whole; `own` are the gang's nominations."""
+        chosen, mine = frozenset(victims), {nomination.uid for nomination in own}
         spent: Counter[str] = Counter()
         others = (each for each in self._ledger.nominations.all() if each.facts.uid not in mine)
         promised = {uid for each in others for uid in each.victims}
@@ -97,7 +96,7 @@ class GangClaims:
                 return False
         return True
 
-    def _claim(self, gang: Gang, request: PodRequest, node: str, gone: frozenset[str]) -> bool:
+    def _nominate_one(self, gang: Gang, request: PodRequest, node: str, gone: frozenset[str]) -> bool:
         ledger = self._ledger
         held = self._holds.named(gang, request)
         view = ledger.node_after(node, gone, claimant=held.uid)
@@ -108,51 +107,51 @@ class GangClaims:
         cards = {grant.uuid for grants in placement.grants.values() for each in grants for grant in each}
         here = [entry for entry in ledger.pods_on(node) if entry.facts.uid in gone]
         if not ledger.quotas.limits_anything:
-            # What holds other cards may stay or leave: the claim does not depend on it.
+            # What holds other cards may stay or leave: the nomination does not depend on it.
             here = [entry for entry in here if not cards.isdisjoint(entry.holdings)]
         victims = frozenset(entry.facts.uid for entry in here)
-        self._cycles.claim_hold(facts_of(held, placement), victims, deadline=gang.deadline)
-        gang.claims.append(Hold(held.uid, held, placement, request.uid))
+        self._cycles.nominate_hold(facts_of(held, placement), victims, deadline=gang.deadline)
+        gang.nominations.append(Hold(held.uid, held, placement, request.uid))
         return True
 
     def show(self, gang: Gang) -> None:
         """The victims leave: kube-scheduler is told where the members go, as far as they are still nominated."""
-        for claim in gang.claims:
-            member = gang.members.get(claim.member)
+        for nomination in gang.nominations:
+            member = gang.members.get(nomination.member)
             if member is not None:
-                gang.shown[claim.member] = member.request
-                self.nominated_nodes.set(member.request, claim.placement.node)
+                gang.shown[nomination.member] = member.request
+                self.nominated_nodes.set(member.request, nomination.placement.node)
 
     # -- redeem, renounce
 
     def has_left(self, gang: Gang) -> bool:
-        """Whether all places are claimed, and nothing that they rely on is there any more."""
-        return gang.is_claimed and all(self._ledger.pod(uid) is None for uid in gang.victims)
+        """Whether all members are nominated, and nothing that they rely on is there any more."""
+        return gang.is_nominated and all(self._ledger.pod(uid) is None for uid in gang.victims)
 
     async def redeem(self, gang: Gang) -> bool:
-        """Turn all claims into holds, in slices; False if one place is gone, and then all are renounced."""
-        ledger, claims = self._ledger, gang.claims
-        for number, claim in enumerate(list(claims), 1):
-            view = ledger.node(claim.placement.node, claimant=claim.uid)
-            rooms = ledger.rooms(claim.request.namespace, claim.request.vendors, claimant=claim.uid)
-            placement = None if view is None else fit_pod(view, claim.request, ledger.rules, rooms)
+        """Turn all nominations into holds, in slices; False if one place is gone, and then all are renounced."""
+        ledger, nominations = self._ledger, gang.nominations
+        for number, nomination in enumerate(list(nominations), 1):
+            view = ledger.node(nomination.placement.node, claimant=nomination.uid)
+            rooms = ledger.rooms(nomination.request.namespace, nomination.request.vendors, claimant=nomination.uid)
+            placement = None if view is None else fit_pod(view, nomination.request, ledger.rules, rooms)
             if not isinstance(placement, Placement):
-                self.renounce(gang, f"a place on node {claim.placement.node} is gone")
+                self.renounce(gang, f"a place on node {nomination.placement.node} is gone")
                 return False
-            claims.remove(claim)
-            self._holds.put(gang, replace(claim, placement=placement))
+            nominations.remove(nomination)
+            self._holds.put(gang, replace(nomination, placement=placement))
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-                if gang.claims is not claims:
+                if gang.nominations is not nominations:
                     return False  # They were renounced.
         gang.victims, gang.shown = frozenset(), {}
         return True
 
     def renounce(self, gang: Gang, why: str) -> None:
-        """NOMINATED -> WAITING: what was claimed is free for other pods."""
+        """NOMINATED -> WAITING: what it was nominated for is free for other pods."""
         if gang.state is not GangState.NOMINATED:
             return
-        nodes = [claim.placement.node for claim in gang.claims]
+        nodes = [nomination.placement.node for nomination in gang.nominations]
         self._withdraw(gang)
         gang.state, gang.tried, gang.victims = GangState.WAITING, None, frozenset()
         self._hide(gang)
@@ -172,11 +171,11 @@ class GangClaims:
             self.renounce(gang, "The devices were held for too long: the nomination ends")
 
     def _withdraw(self, gang: Gang) -> None:
-        claims, gang.claims = gang.claims, []
-        for claim in claims:
-            self._cycles.release_hold(claim.uid)
+        nominations, gang.nominations = gang.nominations, []
+        for nomination in nominations:
+            self._cycles.release_hold(nomination.uid)
         self._holds.release(gang)
-        if claims:
+        if nominations:
             self._cycles.unschedulable.on_room()
 
     def report_none(self, gang: Gang, seconds: float) -> None:

@@ -1,0 +1,364 @@
+"""One plan of moves in the making: for each copy of a pod the cheapest pods that leave, each with another place.
+
+The cheapest pods are found whose leaving makes a copy fit (`node_preemption`, with the number of pods first), and each
+of them must find another place (`relocation`) beside the copy. Of all nodes the cheapest are tried first. Where no pod
+finds a place directly, others may make room for it in turn (`DEPTH`). A pod moves at most once. The plan is made again
+on copies by the plain rule before it is returned; the ledger, on which it is tried, is as before then.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger, facts_of
+from tessera.core.node_preemption import NodeSearch
+from tessera.core.relocation import NO_HOST, MovablePod, Move, Trial, hold_uid, replay_moves
+from tessera.core.requests import WHOLE_CARD_CORES, HostRequest, PodRequest
+from tessera.core.selection import Candidates
+from tessera.core.victims import NO_PRIORITY, Cost, PodBook, PodTraits, VictimSet
+
+ANY_PRIORITY = 2**31
+"""above every priority that an API can show"""
+DEPTH = 2
+"""how many pods may make room for each other one behind the other"""
+MOST_TRIES = 64
+"""nodes tried for one copy where pods make room in turn, the cheapest first; a tenth of it for those behind"""
+MOST_WORK = 300_000
+"""nodes looked at, after which no pods make room in turn: some seconds"""
+SEARCH_WORK = 10
+"""times as long as a look at a node takes a search on it"""
+RECHECK_STEPS = 8
+"""after which pods are looked at again that fitted nowhere else"""
+NOT_MOVABLE = "is not moved"
+NO_OTHER_PLACE = "fits nowhere else"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is to fit."""
+
+    request: PodRequest
+    count: float = math.inf
+    candidates: Candidates | None = None
+    """None: all nodes"""
+    host: HostRequest = NO_HOST
+
+
+@dataclass(frozen=True, slots=True)
+class DefragmentationPlan:
+    """Steps to be made one after the other, and what they gain."""
+
+    steps: tuple[tuple[Move, ...], ...] = ()
+    """the pods of one step leave together: one pod, or a gang"""
+    gained: tuple[PodFacts, ...] = ()
+    """copies that fit afterwards, beside those that fit already"""
+    fitting: int = 0
+    """copies that fit as it is"""
+    kept: tuple[tuple[str, int], ...] = ()
+    """why pods stay, with their number, the most frequent first"""
+    problem: str = ""
+    """what did not fit when the plan was made again: then it has no steps"""
+
+    @property
+    def moves(self) -> int:
+        return sum(len(step) for step in self.steps)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Nodes for one request, the cheapest first: by a bound until a node was searched, then by its best set."""
+
+    heap: list[tuple[Cost, str, int, VictimSet | None]] = field(default_factory=list)
+    """cost, node, version, and the set if the node was searched"""
+    versions: dict[str, int] = field(default_factory=dict)
+    """by node; entries of other versions are void"""
+    spared: dict[str, set[str]] = field(default_factory=dict)
+    """by node: pods that found no place together with the others of their set"""
+    seen: int = -1
+    """position in the log of the ledger's arrays"""
+
+
+class _MoveBook:
+    """A book in which every pod is protected that cannot move now."""
+
+    def __init__(self, book: PodBook, obstacle: Callable[[str], str]) -> None:
+        self._book = book
+        self._obstacle = obstacle
+
+    @property
+    def lowest_priority(self) -> int | None:
+        return self._book.lowest_priority
+
+    def traits(self, uid: str) -> PodTraits | None:
+        traits = self._book.traits(uid)
+        if traits is None or traits.protection:
+            return traits
+        reason = self._obstacle(uid)
+        return traits._replace(protection=reason) if reason else traits
+
+    def members(self, group: str) -> Collection[str]:
+        return self._book.members(group)
+
+    def budgets(self, uid: str) -> tuple[str, ...]:
+        return self._book.budgets(uid)
+
+    def disruptions_allowed(self, budget: str) -> int:
+        return self._book.disruptions_allowed(budget)
+
+
+class Planner:
+    """One plan in the making, on the ledger itself."""
+
+    def __init__(self, ledger: Ledger, book: PodBook, pods: Mapping[str, MovablePod], *, most_moves: float) -> None:
+        self.trial = Trial(ledger)
+        self.fitting = 0
+        self.ledger = ledger
+        self.book = book
+        self.pods = pods
+        self.most_moves = most_moves
+        self.steps: list[tuple[Move, ...]] = []
+        self._gained: list[tuple[PodRequest, PodFacts]] = []
+        self._placed: list[PodFacts] = []
+        """copies that fit without any move"""
+        self.settled: set[str] = set()
+        """pods that have moved, or are about to"""
+        self._homeless: dict[Hashable, int | None] = {}
+        """kind of pod -> the number of steps after which it fitted nowhere; None: it had a place once"""
+        self._queues: dict[Hashable, _Queue] = {}
+        self._work = 0
+        """nodes looked at; a search counts as `SEARCH_WORK`"""
+
+    @property
+    def moves(self) -> int:
+        return sum(len(step) for step in self.steps)
+
+    def finish(self) -> DefragmentationPlan:
+        """The plan, after it was made again on a copy. The ledger is as before by now."""
+        leaving = [entry.facts.uid for entry in self.ledger.pods() if self._is_leaving(entry.facts.uid)]
+        problem = replay_moves(self.ledger, self.steps, self.pods, self._gained, fitting=self._placed, leaving=leaving)
+        kept = Counter(reason for uid in self.pods if (reason := self._reason(uid)))
+        if problem:
+            return DefragmentationPlan(fitting=self.fitting, kept=tuple(kept.most_common()), problem=problem)
+        return DefragmentationPlan(
+            tuple(self.steps), tuple(facts for _, facts in self._gained), self.fitting, tuple(kept.most_common())
+        )
+
+    def _is_leaving(self, uid: str) -> bool:
+        traits = self.book.traits(uid)
+        return traits is not None and traits.is_leaving
+
+    def _reason(self, uid: str) -> str:
+        traits = self.book.traits(uid)
+        return "" if traits is None or uid in self.settled else traits.protection
+
+    # -- copies
+
+    def place_fitting(self, goal: Goal) -> None:
+        """Copies that need no move."""
+        while self.fitting < goal.count:
+            request = self._copy(goal)
+            placement = self.trial.find_target(request, goal.candidates, goal.host)
+            if placement is None:
+                return
+            self._placed.append(facts_of(request, placement))
+            self.trial.put(self._placed[-1], goal.host)
+            self.fitting += 1
+
+    def run(self, goal: Goal, deepest: int) -> None:
+        """Copies that need moves, until there are no more of either."""
+        for depth in range(deepest + 1):
+            while self.fitting + len(self._gained) < goal.count and self.moves < self.most_moves:
+                request = self._copy(goal)
+                placement = self.trial.find_target(request, goal.candidates, goal.host)
+                if placement is not None:  # The moves for another copy have made room for this one, too.
+                    self.trial.put(facts_of(request, placement), goal.host)
+                elif not self._make_room(request, goal.candidates, goal.host, depth):
+                    break
+                entry = self.ledger.pod(request.uid)
+                assert entry is not None  # room was made for it
+                self._gained.append((request, entry.facts))
+
+    def _copy(self, goal: Goal) -> PodRequest:
+        number = self.fitting + len(self._gained) + 1
+        request = goal.request
+        return request.called(uid=f"goal/{request.name}/{number}", namespace=request.namespace, name=request.name)
+
+    # -- room for one pod
+
+    def _make_room(
+        self, request: PodRequest, candidates: Candidates | None, host: HostRequest, depth: int, *, inner: bool = False
+    ) -> bool:
+        """Place the pod by moving others: those of one node, each with at most `depth` others behind it."""
+        queue = self._queue(request, candidates, depth, inner=inner)
+        aside = []
+        tries = math.inf if not depth and not inner else MOST_TRIES // 8 if inner else MOST_TRIES
+        done = False
+        while queue.heap and tries > 0 and not done:
+            cost, node, version, found = entry = heapq.heappop(queue.heap)
+            if version != queue.versions.get(node) or self.moves + max(cost.pods, 1) > self.most_moves:
+                continue
+            if found is None:
+                found = self._search(request, node, queue, depth)
+                if found is not None:
+                    heapq.heappush(queue.heap, (found.cost, node, version, found))
+                continue
+            if not found.victims or (inner and found.leaving):
+                continue  # It is enough to wait for pods that leave already; a move must not rely on them.
+            tries -= 1
+            stuck = self._displace(request, host, found, depth)
+            done = stuck is None
+            if not done:
+                queue.seen = self.ledger.arrays.now  # Everything is as it was.
+            if stuck:
+                queue.spared.setdefault(node, set()).add(stuck)
+                heapq.heappush(queue.heap, (found.cost, node, version, None))
+            elif not done:
+                aside.append(entry)
+        for entry in aside:
+            heapq.heappush(queue.heap, entry)
+        return done
+
+    def _displace(self, request: PodRequest, host: HostRequest, found: VictimSet, depth: int) -> str | None:
+        """Place the pod where the victims are, and these elsewhere. None: done; else nothing has changed, and it is the
+        pod that finds no place, or empty."""
+        ledger, mark, steps = self.ledger, self.trial.mark(), len(self.steps)
+        if self.settled.intersection(found.leaving):
+            return ""
+        ledger.nominate(facts_of(request, found.placement), frozenset((*found.victims, *found.leaving)))
+        self.settled.update(found.victims)
+        stuck = self._place_all(found.victims, depth)
+        ledger.withdraw(request.uid)
+        if stuck is None:
+            moves = tuple(self.move(uid) for uid in found.victims)
+            self.steps += [moves] if self._is_gang(moves) else [(move,) for move in moves]
+            if self.trial.has_host_room(found.node, host) and self.moves <= self.most_moves:
+                self.trial.put(facts_of(request, found.placement), host)
+                return None
+            stuck = ""
+        self.settled.difference_update(found.victims)
+        del self.steps[steps:]
+        self.trial.undo(mark)
+        return stuck
+
+    def _place_all(self, uids: Iterable[str], depth: int) -> str | None:
+        """Hold a place for the successor of each; None, or the first that finds none."""
+        for uid in sorted(uids, key=lambda uid: (-self._held(uid), uid)):
+            pod = self.pods[uid]
+            request = pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name)
+            placement = self.trial.find_target(request, pod.candidates, pod.host)
+            if placement is not None:
+                self.trial.put(facts_of(request, placement), pod.host)
+                continue
+            may_push = depth > 0 and self._work <= MOST_WORK
+            if not may_push or not self._make_room(request, pod.candidates, pod.host, depth - 1, inner=True):
+                return uid
+        return None
+
+    def move(self, uid: str) -> Move:
+        """The pod takes the place that is held for it."""
+        old, held, pod = self.ledger.pod(uid), self.ledger.pod(hold_uid(uid)), self.pods[uid]
+        assert old is not None  # it is a victim
+        assert held is not None  # a place was found before
+        source = old.facts
+        target = held.facts._replace(uid=uid, namespace=source.namespace, name=source.name)
+        self.trial.release(hold_uid(uid), pod.host)
+        self.trial.put(target, pod.host)
+        return Move(uid, source, target)
+
+    def _is_gang(self, moves: Iterable[Move]) -> bool:
+        return any(traits.group for move in moves if (traits := self.book.traits(move.uid)) is not None)
+
+    def _held(self, uid: str) -> int:
+        entry = self.ledger.pod(uid)
+        return 0 if entry is None else sum(holding.use.memory for holding in entry.holdings.values())
+
+    # -- which pods of a node
+
+    def _search(self, request: PodRequest, node: str, queue: _Queue, depth: int) -> VictimSet | None:
+        self._work += SEARCH_WORK
+        return self.node_search(request, node, queue.spared.get(node, ()), direct=not depth).run()
+
+    def node_search(
+        self, request: PodRequest, node: str, spared: Collection[str], *, direct: bool = False
+    ) -> NodeSearch:
+        book = _MoveBook(self.book, lambda uid: NO_OTHER_PLACE if uid in spared else self.obstacle(uid, direct=direct))
+        return NodeSearch(self.ledger, book, request, priority=ANY_PRIORITY, node=node, fewest_first=True)
+
+    def obstacle(self, uid: str, *, direct: bool) -> str:
+        """Why a pod does not move; `direct`: without others that make room for it."""
+        pod = self.pods.get(uid)
+        if pod is None or uid in self.settled:
+            return NOT_MOVABLE
+        return NO_OTHER_PLACE if direct and self._is_homeless(pod) else ""
+
+    def _is_homeless(self, pod: MovablePod) -> bool:
+        """Whether pods like this one fit nowhere else now."""
+        kind = (pod.request.shape, id(pod.candidates), pod.host)
+        steps = self._homeless.get(kind, -RECHECK_STEPS)
+        if steps is not None and len(self.steps) >= steps + RECHECK_STEPS:
+            request = pod.request.called(uid=hold_uid(""), namespace="", name="")
+            has_place = self.trial.find_target(request, pod.candidates, pod.host) is not None
+            steps = self._homeless[kind] = None if has_place else len(self.steps)
+        return steps is not None
+
+    # -- the order of nodes
+
+    def _queue(self, request: PodRequest, candidates: Candidates | None, depth: int, *, inner: bool) -> _Queue:
+        """Up to date with the ledger."""
+        arrays = self.ledger.arrays
+        queue = self._queues.setdefault((request.shape, id(candidates), depth, inner), _Queue())
+        changed = arrays.changed_since(queue.seen) if queue.seen >= 0 else None
+        names: Sequence[str] = candidates.registered if candidates is not None else self.ledger.node_names()
+        if changed is not None:
+            touched = {arrays.names[row] for row in changed}
+            names = [name for name in names if name in touched]
+        queue.seen = arrays.now
+        self._work += len(names)
+        for name in names:
+            queue.versions[name] = queue.versions.get(name, 0) + 1
+            queue.spared.pop(name, None)
+            bound = self._bound(request, name, direct=not depth)
+            if bound is not None:
+                heapq.heappush(queue.heap, (bound, name, queue.versions[name], None))
+        return queue
+
+    def _bound(self, request: PodRequest, node: str, *, direct: bool) -> Cost | None:
+        """What evicting pods of the node costs at least; None if none of them may move."""
+        asked = request.requests[0][1]
+        is_exclusive = len(request.requests) == 1 and asked.cores >= WHOLE_CARD_CORES
+        by_card: dict[str, list[tuple[int, int]]] = {}
+        stays: set[str] = set()
+        cheapest: Cost | None = None
+        spans_cards = False
+        for entry in self.ledger.pods_on(node):
+            uid = entry.facts.uid
+            traits = self.book.traits(uid)
+            if traits is None or traits.protection or self.obstacle(uid, direct=direct):
+                stays.update(entry.holdings)
+                continue
+            cost = Cost(NO_PRIORITY, 1, (traits.priority,), (-traits.started,))
+            cheapest = cost if cheapest is None or cost < cheapest else cheapest
+            spans_cards = spans_cards or len(entry.holdings) > 1
+            for uuid in entry.holdings:
+                by_card.setdefault(uuid, []).append((traits.priority, -traits.started))
+        if not is_exclusive:
+            return cheapest
+        costs = sorted(_card_cost(tenants) for uuid, tenants in by_card.items() if uuid not in stays)
+        idle = len(self.ledger.devices(node)) - len(by_card.keys() | stays)
+        missing = max(asked.count - idle, 1)
+        if missing > len(costs):
+            return None
+        if missing == 1 or spans_cards:
+            return costs[0]
+        return Cost(NO_PRIORITY, sum(cost.pods for cost in costs[:missing]))
+
+
+def _card_cost(tenants: list[tuple[int, int]]) -> Cost:
+    """Of moving all these pods, without the work lost."""
+    priorities = tuple(sorted((priority for priority, _ in tenants), reverse=True))
+    return Cost(NO_PRIORITY, len(tenants), priorities, tuple(sorted((age for _, age in tenants), reverse=True)))

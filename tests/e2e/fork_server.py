@@ -1,0 +1,208 @@
+"""Starts processes of `tessera` without importing it again for each: most of what a start costs.
+
+A server has imported the scheduler, runs nothing, and forks a child for each start. The child gets
+arguments, environment and log as if it had been executed, and ends as any other program does. Programs whose command
+line is itself under test are executed instead.
+
+    python -m tests.e2e.fork_server FD        the server, which reads its orders from this socket
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from tests.e2e.processes import Process, Program, end_with_parent
+
+PRELOADED = (
+    "tessera.cli.scheduler",
+    "tessera.scheduler.configuration.dump",
+    "tessera.scheduler.configuration.options",
+    "tessera.scheduler.process",
+)
+LONGEST = 1 << 17
+"""bytes of an order"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class ForkServer:
+    """One server, started when it is needed first. Everything that it forked ends with it."""
+
+    def __init__(self) -> None:
+        self._running: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+
+    def fork(self, command: Sequence[str], *, environ: Mapping[str, str], log: int) -> ForkedProcess:
+        """`command` is what comes behind `tessera`."""
+        order = json.dumps({"command": list(command), "environ": dict(environ)}).encode()
+        assert len(order) < LONGEST
+        ours, theirs = os.pipe()
+        try:
+            socket.send_fds(self._connected(), [order], [log, theirs])
+        finally:
+            os.close(theirs)
+        return ForkedProcess(ours)
+
+    def stop(self) -> None:
+        if self._connection is not None and self._running is not None:
+            self._connection.close()
+            self._running.wait()
+            self._connection = self._running = None
+
+    def _connected(self) -> socket.socket:
+        if self._connection is None:
+            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._running = subprocess.Popen(
+                    [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno())],
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    preexec_fn=end_with_parent,
+                )
+        return self._connection
+
+
+class ForkedProcess:
+    """A child of the server."""
+
+    def __init__(self, status: int) -> None:
+        """`status` is a pipe: the server writes the process id to it, and the exit code once there is one."""
+        self._status = status
+        self._read = b""
+        self._returncode: int | None = None
+        self.pid = int(self._line(None) or 0)
+        assert self.pid, "the server that forks processes of tessera has ended"
+
+    def poll(self) -> int | None:
+        return self._ended(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("tessera", timeout or 0.0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self._returncode is None and (line := self._line(timeout)) is not None:
+            # Without a line the server has ended, and with it everything that it forked.
+            self._returncode = int(line) if line else -signal.SIGKILL
+            os.close(self._status)
+        return self._returncode
+
+    def _line(self, timeout: float | None) -> bytes | None:
+        """The next line from the server; empty at the end, None if there is none in time."""
+        while b"\n" not in self._read:
+            if not select.select([self._status], [], [], timeout)[0]:
+                return None
+            if not (more := os.read(self._status, 64)):
+                return b""
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+
+class ForkedProgram(Program):
+    """`tessera` with these arguments, forked by a server."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, folder: Path, environ: Mapping[str, str], server: ForkServer
+    ) -> None:
+        super().__init__(name, command, folder=folder, environ=environ)
+        self._server = server
+
+    def _spawn(self, environ: Mapping[str, str], log: int) -> Process:
+        return self._server.fork(self._command, environ=environ, log=log)
+
+
+# -- the server
+
+
+def serve(connection: socket.socket) -> list[str] | None:
+    """Forks children until the connection ends, and then returns None. In each child it returns the child's command."""
+    children: dict[int, int] = {}
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(writing)
+    while True:
+        ready, _, _ = select.select([connection.fileno(), reading], [], [])
+        if reading in ready:
+            os.read(reading, 1024)
+            _report_ends(children)
+        if connection.fileno() in ready:
+            order, handles, _, _ = socket.recv_fds(connection, LONGEST, 2)
+            if not order:
+                break
+            log, status = handles
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                end_with_parent()
+                for number in (1, 2):
+                    os.dup2(log, number)
+                for handle in (connection.detach(), reading, writing, log, status, *children.values()):
+                    os.close(handle)
+                given = json.loads(order)
+                os.environ.clear()
+                os.environ.update(given["environ"])
+                command: list[str] = given["command"]
+                return command
+            os.close(log)
+            os.write(status, b"%d\n" % pid)
+            children[pid] = status
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    return None
+
+
+def _report_ends(children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        handle = children.pop(pid)
+        try:
+            os.write(handle, b"%d\n" % os.waitstatus_to_exitcode(status))
+        except BrokenPipeError:
+            continue  # Nothing waits for it any more.
+        finally:
+            os.close(handle)
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    # The terminal sends it to the tests too, which then end this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in PRELOADED:
+        import_module(name)
+    gc.freeze()
+    command = serve(connection)
+    if command is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from tessera.cli import main as tessera
+
+        sys.argv = ["tessera", *command]
+        tessera(prog_name="tessera")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A process that the fork server starts is like one that is executed: arguments, environment, log, signals and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tessera
+from tests.e2e.fork_server import ForkedProcess, ForkServer
+from tests.e2e.processes import free_ports
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the programs of Kubernetes run on Linux only")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    found = ForkServer()
+    yield found
+    found.stop()
+
+
+def fork(server: ForkServer, log: Path, *command: str, **environ: str) -> ForkedProcess:
+    with log.open("ab") as file:
+        return server.fork(command, environ=environ, log=file.fileno())
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "code", "said"),
+    [
+        (["--version"], {}, 0, f"tessera {tessera.__version__}"),
+        (["scheduler", "--nonsense"], {}, 2, "No such option"),
+        (["scheduler", "--print-config"], {"HAMI_NODELOCK_EXPIRE": "77s"}, 0, "1m17s"),
+    ],
+)
+def test_arguments_environment_and_exit_code_are_its_own(
+    server: ForkServer, tmp_path: Path, command: list[str], environ: dict[str, str], code: int, said: str
+) -> None:
+    log = tmp_path / "log"
+    found = fork(server, log, *command, **environ)
+    assert (found.wait(), said in log.read_text()) == (code, True), log.read_text()
+    assert found.poll() == code
+
+
+def start_scheduler(server: ForkServer, folder: Path) -> ForkedProcess:
+    """One that looks for an apiserver in vain, and writes that to its log."""
+    kubeconfig, log = folder / "kubeconfig", folder / "log"
+    port, *ports = free_ports(4)
+    document = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    kubeconfig.write_text(json.dumps(document))
+    flags = ("extender-bind", "metrics-bind-address")
+    listening = [f"--{flag}=127.0.0.1:{own}" for flag, own in zip(flags, ports, strict=False)]
+    return fork(server, log, "scheduler", f"--kubeconfig={kubeconfig}", "--webhook-bind=none", *listening)
+
+
+def test_a_killed_process_shows_its_signal_and_another_goes_on(server: ForkServer, tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    one, other = [start_scheduler(server, folder) for folder in folders]
+    one.kill()
+    assert one.wait() == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    assert other.wait() == -signal.SIGKILL
+
+
+def test_nothing_that_it_forked_outlives_the_server(tmp_path: Path) -> None:
+    server = ForkServer()
+    found = start_scheduler(server, tmp_path)
+    os.kill(found.pid, 0)
+    server.stop()
+    assert found.wait() == -signal.SIGKILL

@@ -1,0 +1,128 @@
+"""Gangs whose members have ResourceClaims: placed together, and asked for again when a claim has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from tessera.scheduler.gangs.gang import GangState
+from tessera.wire.claim_spec import DeviceClass
+from tessera.wire.resource_api import ClaimStatus, Consumer
+from tests.support.builders import PodBuilder, pod
+from tests.support.claim_scheduler import ClaimWorld, agent_node, claiming, device_class, templated
+from tests.support.event_loops import in_fake_time
+
+BIG: dict[str, Any] = {"memory": 60000, "cores": 30}
+"""two of it do not fit one card"""
+
+NO_DEVICE = "device.driver == 'gpu.tessera.io' && device.attributes['gpu.tessera.io'].model == 'none'"
+REFUSAL = "gang default/g: a gang allocates only claims of templates, and ResourceClaim default/c is not allocated"
+
+
+def member(number: int, *, size: int = 2) -> PodBuilder:
+    """With a claim of a template, which is named after the pod."""
+    return templated(pod(f"g-{number}"), claim=f"own-{number}").in_gang("g", size)
+
+
+def world_with(*members: PodBuilder, nodes: tuple[str, ...] = ("n1",), **asks: Any) -> ClaimWorld:
+    world = ClaimWorld(*(agent_node(name).gpus(1) for name in nodes))
+    for each in members:
+        for status in each.status.get("resourceClaimStatuses", ()):
+            world.claim(status["resourceClaimName"], owner=each, **{**BIG, **asks})
+    world.create(*members)
+    return world
+
+
+def reason(world: ClaimWorld, asking: PodBuilder) -> str:
+    answer = world.filtered(asking)
+    assert answer["NodeNames"] is None, answer
+    [text] = {*(answer["FailedNodes"] or {}).values(), *(answer["FailedAndUnresolvableNodes"] or {}).values()}
+    return str(text)
+
+
+def woken(world: ClaimWorld) -> list[str]:
+    return [each.name for each in world.claims.take_ready()]
+
+
+async def bind_all(world: ClaimWorld, *members: PodBuilder) -> list[str]:
+    chosen = [world.chosen(each) for each in members]
+    return await asyncio.gather(*(world.bound(each, at) for each, at in zip(members, chosen, strict=True)))
+
+
+@in_fake_time
+async def test_a_gang_with_claims_is_bound_together() -> None:
+    members = [member(0), member(1)]
+    world = world_with(*members, nodes=("n1", "n2"))
+    assert await bind_all(world, *members) == ["", ""]
+    assert [world.stored(f"own-{i}").status.allocation is not None for i in range(2)] == [True, True]
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_gang_is_asked_for_again_when_a_member_needs_less_because_its_claim_was_allocated() -> None:
+    members = [member(0), member(1)]
+    world = world_with(*members)
+    for each in members:
+        assert "1 of 2 members fit" in reason(world, each)
+    other = Consumer(resource="pods", name="other", uid="other")
+    allocated = world.allocation("n1", "own-0", memory=1000)
+    world.api.change_claim("default/own-0", ClaimStatus(allocated.allocation, (other,)))
+    world.watch()
+    assert woken(world) == ["g-0"]
+    assert await bind_all(world, *members) == ["", ""]
+
+
+@in_fake_time
+async def test_a_gang_is_planned_again_when_a_member_asks_for_something_else_on_the_same_cards() -> None:
+    members = [member(0), member(1)]
+    world = world_with(*members, memory=1000, of_class="special")
+    none = {"metadata": {"name": "special"}, "spec": {"selectors": [{"cel": {"expression": NO_DEVICE}}]}}
+    world.claims.classes.put("special", msgspec.convert(none, DeviceClass))
+    for each in members:
+        assert "0 of 2 members fit" in reason(world, each)
+    world.claims.classes.put("special", device_class("special"))
+    assert sorted(woken(world)) == ["g-0", "g-1"]
+    assert await bind_all(world, *members) == ["", ""]
+
+
+@in_fake_time
+async def test_a_gang_allocates_no_claim_that_several_members_may_use() -> None:
+    """The first would wait in its bind for the second, and the second for the claim."""
+    members = [claiming(pod(f"g-{i}"), "c").in_gang("g", 2) for i in range(2)]
+    world = world_with(*members)
+    world.claim("c", memory=1000)
+    for each in members:
+        assert reason(world, each) == REFUSAL
+    assert world.engine.gangs.count(GangState.PLANNED) == 0
+    world.api.change_claim("default/c", world.allocation("n1", memory=1000))
+    world.watch()
+    assert sorted(woken(world)) == ["g-0", "g-1"]
+    assert await bind_all(world, *members) == ["", ""]
+
+
+@in_fake_time
+async def test_a_plan_is_given_up_for_a_member_with_a_claim_that_others_may_use() -> None:
+    members = [member(0), claiming(pod("g-1"), "c").in_gang("g", 2)]
+    world = world_with(members[0], nodes=("n1", "n2"))
+    world.claim("c", memory=1000)
+    world.chosen(members[0])
+    assert world.engine.gangs.count(GangState.PLANNED) == 1
+    assert reason(world, members[1]) == REFUSAL
+    assert [*world.ledger.pods()] == []
+
+
+@in_fake_time
+async def test_a_member_gives_back_the_claim_of_an_earlier_process_while_its_gang_waits() -> None:
+    members = [member(0), member(1)]
+    world = world_with(*members)
+    mine = Consumer(resource="pods", name="g-0", uid="uid-g-0")
+    allocated = world.allocation("n1", "own-0", memory=60000)
+    world.api.change_claim("default/own-0", ClaimStatus(allocated.allocation, (mine,)))
+    world.watch()
+    reason(world, members[0])
+    await world.work()
+    assert world.stored("own-0").status == ClaimStatus()
+    assert woken(world) == ["g-0"]
+    assert "1 of 2 members fit" in reason(world, members[0])
