@@ -78,14 +78,17 @@ class GangTrial:
         work: float,
         card_choice: str,
         name: Name | None,
+        least: int,
     ) -> None:
-        """`work` bounds the plain rule for one member; `card_choice`: instead of what members say, if not empty."""
+        """`work` bounds the plain rule for one member; `card_choice`: instead of what members say, if not empty. A
+        trial that cannot place `least` members ends at once."""
         self._selector = selector
         self._ledger = selector.ledger
         self.members = members
         self._work = work
         self._card_choice = card_choice
         self._name = name or self._trial_name
+        self._least = least
         self.held: list[Placed] = []
         """places in the order in which they were found, with the requests under which they are held"""
         self._hold_of: dict[int, int] = {}
@@ -170,9 +173,14 @@ class GangTrial:
             yield self._selector.candidates(names.pop(best))
 
     def _fill(self, within: Candidates | None) -> Generator[None, None, bool]:
-        filling = _Filling(self, within)
+        filling, failed = _Filling(self, within), 0
         for position, member in enumerate(self.members):
-            if position in self._hold_of or not filling.may_try(member):
+            if position in self._hold_of:
+                continue
+            if within is None and len(self.members) - failed < self._least:
+                break
+            if not filling.may_try(member):
+                failed += 1
                 continue
             moves = yield from find_path(
                 position, kind=lambda i: self.members[i].kind, free=filling.take_free, taken=filling.taken
@@ -183,6 +191,7 @@ class GangTrial:
                 self._hold_of.update(moves)
                 yield
                 continue
+            failed += 1
             filling.hopeless.add(member.kind)
             if within is None and self.refused is None:
                 self.refused = member, filling.full[member.kind]
