@@ -66,11 +66,10 @@ test: $(READY) ## run the tests on all cores, and check the branch coverage of e
 		$(foreach package,$(COVERAGE),--cov=tessera.$(firstword $(subst =, ,$(package))))
 ifneq ($(COVERAGE),)
 	$(call heading,branch coverage)
-	@status=0; for package in $(COVERAGE); do \
-		report="$(BIN)/coverage report --include=src/tessera/$${package%=*}/*"; least=$${package#*=}; \
+	@printf '%s\n' $(COVERAGE) | xargs -n 1 -P 4 sh -c ' \
+		report="$(BIN)/coverage report --include=src/tessera/$${0%=*}/*"; least=$${0#*=}; status=0; \
 		total=$$($$report --format=total --precision=1 --fail-under=$$least) || { status=1; $$report --skip-covered; }; \
-		printf '%-10s %5s %% (at least %s %%)\n' "$${package%=*}" "$${total%%[!0-9.]*}" "$$least"; \
-	done; exit $$status
+		printf "%-10s %5s %% (at least %s %%)\n" "$${0%=*}" "$${total%%[!0-9.]*}" "$$least"; exit $$status'
 endif
 
 properties: $(READY) ## look for new counterexamples, for hours (PROPERTIES=tests/property/wire for a part)
