@@ -168,7 +168,7 @@ class Cluster:
             return shown == known
 
         try:
-            await until(rests, what="rest", within_s=20.0)
+            await until(rests, what="rest")
         except TimeoutError as error:
             raise AssertionError(f"the scheduler knows {known}, the API shows {shown}") from error
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-END_S = 20.0
+END_S = 60.0
 """for a clean stop, before SIGKILL"""
 LOOK_S = 0.02
 """between two polls"""

@@ -24,7 +24,7 @@ from tests.e2e.cluster_check import Scrape
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import LOOK_S, Program, free_ports
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 """for something that takes a second on a quiet machine"""
 LEASE = "hami-scheduler"
 SERVICE = "tessera-scheduler"

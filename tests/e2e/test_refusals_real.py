@@ -21,7 +21,7 @@ from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until
 from tests.support.product import container, gpu_pod, pod
 
-SOON_S = 20.0
+SOON_S = 90.0
 """on a machine that is busy; kube-scheduler by itself would take up to five minutes"""
 ROUNDS = 6
 

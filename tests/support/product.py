@@ -213,7 +213,7 @@ class Product:
                     "objectSelector": {"matchExpressions": others},
                     "sideEffects": "None",
                     "failurePolicy": "Fail",
-                    "timeoutSeconds": 5,
+                    "timeoutSeconds": 30,
                 }
             ],
         }

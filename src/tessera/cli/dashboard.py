@@ -108,7 +108,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
     async def work() -> None:
         from tessera.inspect.bundle import is_compressed
         from tessera.inspect.dashboard.journal import RecordedJournal
-        from tessera.inspect.dashboard.journal_source import JournalSource, read_records
+        from tessera.inspect.dashboard.recorded_source import RecordedSource, read_records
         from tessera.inspect.dashboard.source import FixedSource
         from tessera.inspect.offline_cluster import OfflineCluster
 
@@ -117,7 +117,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
         files = (source.snapshot,) if source.snapshot is not None and has_journal else journals
         records = await read_records(*files) if files else None
         if records is not None and source.is_live:
-            await serve(JournalSource(records, name=", ".join(journals)), records[-1].time)
+            await serve(RecordedSource(records, name=", ".join(journals)), records[-1].time)
         elif source.is_live:
             await sources.with_client(source, follow)
         else:

@@ -24,7 +24,7 @@ POD = r"/pods/p$"
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch of pods is never behind, so nobody needs to wait for it."""
+    """The watch of pods is never behind, so no call needs to wait for it."""
     monkeypatch.setattr(allocator, "WATCH_LAG_S", 0.02)
 
 
@@ -34,6 +34,13 @@ def both(node: AgentNode) -> list[list[DeviceEntry]]:
 
 def ids(node: AgentNode, card: int, *numbers: int) -> list[str]:
     return [f"{node.card(card).uuid}-{number}" for number in numbers]
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing looks at the pods in the middle of a call; a sweep or a check would write what it sees."""
+    monkeypatch.setattr(assembly, "SWEEP_S", 3600.0)
+    monkeypatch.setattr(verifier, "GATHER_S", 3600.0)
 
 
 async def test_golden_8_two_containers_get_their_slices_one_call_after_the_other(tmp_path: Path) -> None:
@@ -54,11 +61,8 @@ async def test_golden_8_two_containers_get_their_slices_one_call_after_the_other
 
 @pytest.mark.parametrize("locked", [True, False])
 async def test_golden_9_both_containers_in_one_call_are_one_patch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: bool
+    tmp_path: Path, undisturbed: None, locked: bool
 ) -> None:
-    # Whoever makes up for what was left undone may look in the middle of a call, and would write what it sees.
-    monkeypatch.setattr(assembly, "SWEEP_S", 3600.0)
-    monkeypatch.setattr(verifier, "GATHER_S", 3600.0)
     async with agent_node(tmp_path) as node:
         await bound(node, "p", both(node))
         if locked:
@@ -143,7 +147,7 @@ async def test_golden_18_the_lock_is_released_though_the_phase_could_not_be_writ
         await node.phase_is("p", "failed")
 
 
-async def test_golden_19_an_erase_that_fails_fails_the_pod(tmp_path: Path) -> None:
+async def test_golden_19_an_erase_that_fails_fails_the_pod(tmp_path: Path, undisturbed: None) -> None:
     async with agent_node(tmp_path) as node:
         await bound(node, "p", [[node.slice(0, memory=3000)]])
         await lock(node, "p")

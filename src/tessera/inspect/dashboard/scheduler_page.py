@@ -105,7 +105,7 @@ class SchedulerPage(ServedPage):
         self._server: PageServer | None = None
 
     def routes(self, service: Service) -> list[Route]:
-        state = LiveState(SchedulerSource(service, self), share=QUESTION_SHARE, background_share=BACKGROUND_SHARE)
+        state = LiveState(EngineSource(service, self), share=QUESTION_SHARE, background_share=BACKGROUND_SHARE)
         self._server = PageServer(state, ReviewedAccess(AccessReview(service.client, PATH)))
         journal = journal_routes(service.journal, AccessReview(service.client, JOURNAL_PATH).refuse)
         return [*self._server.routes(), *journal]
@@ -126,7 +126,7 @@ class SchedulerPage(ServedPage):
         self.refusals.add(event.request.uid, event.pod, time.time())
 
 
-class SchedulerSource:
+class EngineSource:
     """The engine of the scheduler, as a source of the page."""
 
     def __init__(self, service: Service, page: SchedulerPage) -> None:

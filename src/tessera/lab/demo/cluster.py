@@ -22,7 +22,7 @@ import structlog
 
 from tessera.core.ledger import Ledger
 from tessera.inspect.collector import collect
-from tessera.inspect.dashboard.scheduler_page import SchedulerPage, SchedulerSource
+from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
@@ -121,9 +121,9 @@ class DemoCluster:
         if self.plane.has_stopped:
             raise DemoError("a part of the control plane failed")
 
-    def page_source(self) -> SchedulerSource:
+    def page_source(self) -> EngineSource:
         """What the dashboard shows."""
-        return SchedulerSource(self.scheduler.service, self.page)
+        return EngineSource(self.scheduler.service, self.page)
 
     async def offline_cluster(self) -> OfflineCluster:
         """The cluster as `tessera explain` sees it."""

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tessera.inspect.dashboard.documents import Measured, Measurements
-from tessera.inspect.dashboard.journal_source import JournalSource
+from tessera.inspect.dashboard.recorded_source import RecordedSource
 from tests.support.builders import NOW, gpu_pod, node
 from tests.support.page import Page, decoded
 from tests.support.recorded_cluster import RecordedCluster
@@ -54,7 +54,7 @@ async def real() -> AsyncIterator[Page]:
     here = RecordedCluster().add(node("n1").gpus(2, memory=24_000))
     here.decide(gpu_pod("a", mem=20_000, cores=5))
     here.decide(gpu_pod("b", mem=90_000))
-    source = JournalSource(here.records, name="j")
+    source = RecordedSource(here.records, name="j")
     source.measurements = Figures()
     page = Page(source)
     yield page

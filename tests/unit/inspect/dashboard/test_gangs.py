@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tessera.inspect.dashboard import live_state
-from tessera.inspect.dashboard.journal_source import JournalSource
-from tessera.inspect.dashboard.scheduler_page import SchedulerPage, SchedulerSource
+from tessera.inspect.dashboard.recorded_source import RecordedSource
+from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.dashboard.waiting_gangs import held_gang
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -50,7 +50,7 @@ def of_scheduler(world: World) -> Page:
         unsynced=lambda: "",
         is_leader=True,
     )
-    return Page(SchedulerSource(cast("Service", service), SchedulerPage()))
+    return Page(EngineSource(cast("Service", service), SchedulerPage()))
 
 
 def members(count: int, size: int, **asks: int) -> list[PodBuilder]:
@@ -210,7 +210,7 @@ async def test_the_past_shows_claims_and_tells_of_gangs_and_nominations() -> Non
     assert victim is not None
     here.ledger.nominate(victim.facts._replace(uid="uid-high", name="high"), frozenset({"uid-low"}))
     here.note(journal.Gang, namespace="default", name="train", state="waiting", text="2 of 3 members fit")
-    page = Page(JournalSource(here.records, name="j"))
+    page = Page(RecordedSource(here.records, name="j"))
     records = (await page.get("/api/journal"))["records"]
     told = {one["kind"]: (one["pod"], one["node"], one["text"]) for one in records}
     assert told["gang"] == ("", "", "default/train is waiting: 2 of 3 members fit")

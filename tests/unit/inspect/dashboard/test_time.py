@@ -10,7 +10,7 @@ import pytest
 
 from tessera.inspect.dashboard import journal as page_journal
 from tessera.inspect.dashboard import steps
-from tessera.inspect.dashboard.journal_source import JournalSource, read_records
+from tessera.inspect.dashboard.recorded_source import RecordedSource, read_records
 from tessera.inspect.state import InspectionError
 from tessera.wire import journal
 from tests.support.builders import NOW, gpu_pod, node
@@ -31,7 +31,7 @@ def recorded() -> RecordedCluster:
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    page = Page(JournalSource(recorded().records, name="journal.jsonl"))
+    page = Page(RecordedSource(recorded().records, name="journal.jsonl"))
     yield page
     await page.server.close()
 
@@ -116,7 +116,7 @@ async def test_happenings_without_a_pod_are_listed_too() -> None:
     here = recorded()
     here.note(journal.TookOver)
     here.note(journal.Denied, namespace="x", name="y", message="no")
-    page = Page(JournalSource(here.records, name="j"))
+    page = Page(RecordedSource(here.records, name="j"))
     try:
         *_, took, denied = (await page.get("/api/journal"))["records"]
     finally:

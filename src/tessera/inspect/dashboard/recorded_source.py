@@ -23,7 +23,7 @@ async def read_records(*paths: str) -> list[Record]:
     return records
 
 
-class JournalSource(FixedSource):
+class RecordedSource(FixedSource):
     """The last moment of a journal. Make it on a running event loop."""
 
     def __init__(self, records: Sequence[Record], *, name: str) -> None:

@@ -1,0 +1,294 @@
+"""The records of the journal, and their lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tessera.core import grants as core_grants
+from tessera.core.quota import QuotaFacts
+from tessera.wire.errors import WireError
+from tessera.wire.journal.cluster import Grants, NodeState, PodState, grants_value
+from tessera.wire.journal.requests import Forecast, Host, PodAsk, PodRef
+from tessera.wire.journal.value import Value
+
+FORMAT = 2
+"""of the records; a reader refuses a larger number, because a decision may depend on something that it does not know"""
+
+
+class CandidateMask(Value, frozen=True):
+    """The nodes that a decision could choose from, relative to the nodes that the ledger's arrays had then.
+
+    A list of candidates is thousands of names, in every decision. Candidates without registered devices are only
+    counted: none of them is ever chosen, whatever its name.
+    """
+
+    count: int = 0
+    """candidates in all"""
+    mask: bytes | None = None
+    """one bit per node of `CardArrays.order`, free columns left out, the first node in the highest bit of the first
+    byte; None = all nodes"""
+    others: int = 0
+    """candidates that are not among these nodes"""
+    searched: bool = False
+    """the list was only searched for the best nodes until one of them was found: `mask` leaves out those that it does
+    not name, and has all other nodes. So the decision comes out the same; `count` is that of a list of this length"""
+
+    def names(self, order: Sequence[str]) -> list[str]:
+        """The candidates, given the names of the nodes in their order, with made-up names for the others.
+
+        Raises ValueError if the mask belongs to another number of nodes.
+        """
+        others = [f"unregistered-{number}" for number in range(self.others)]
+        if self.mask is None:
+            return [*order, *others]
+        if len(self.mask) != -(-len(order) // 8):
+            raise ValueError(f"a mask of {8 * len(self.mask)} bits for {len(order)} nodes")
+        bits = int.from_bytes(self.mask, "big") >> (-len(order) % 8)
+        last = len(order) - 1
+        return [*(name for place, name in enumerate(order) if bits >> (last - place) & 1), *others]
+
+
+# -- records
+
+
+class _Record(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", tag_field="kind", kw_only=True, gc=False
+):
+    """Base of the records."""
+
+    time: float
+    """seconds since the epoch"""
+    sequence: int
+    """grows by one per record of a process; the state of a snapshot has the number of the change that it comes from"""
+
+
+class Start(_Record, frozen=True, kw_only=True, tag="start"):
+    """The process and the configuration that the vendors are built from; again when that is reloaded."""
+
+    format: int
+    """`FORMAT`"""
+    version: str
+    """of Tessera"""
+    identity: str
+    """of the process: sequence numbers of different processes have nothing to do with each other"""
+    device_sections: dict[str, Any] | None
+    """of device-config.yaml; None = the chart's values"""
+    enable_ascend: bool = False
+    enable_iluvatar: bool = False
+    node_policy: str
+    device_policy: str
+    scheduler_name: str
+
+
+class NodeRecord(_Record, frozen=True, kw_only=True, tag="node"):
+    """A node's registration from now on."""
+
+    name: str
+    state: NodeState | None = None
+    """None = gone"""
+
+
+class PodRecord(_Record, frozen=True, kw_only=True, tag="pod"):
+    """What a pod holds from now on."""
+
+    uid: str
+    state: PodState | None = None
+    """None = it holds nothing any more"""
+    grants: Literal["reserved", "bound"] = "bound"
+    """values of `GrantState`"""
+    observed: bool = False
+    """the API shows the pod on its node"""
+
+
+class NominationRecord(_Record, frozen=True, kw_only=True, tag="nomination"):
+    """What a pod claims from now on, over pods that are about to leave."""
+
+    uid: str
+    state: PodState | None = None
+    """None = its nomination has ended"""
+    victims: tuple[str, ...] = ()
+    """uids, sorted"""
+
+
+class QuotaRecord(_Record, frozen=True, kw_only=True, tag="quota"):
+    """A ResourceQuota from now on."""
+
+    namespace: str
+    name: str
+    limits: dict[str, int] | None = None
+    """by resource; None = gone"""
+
+    def value(self) -> QuotaFacts | None:
+        return None if self.limits is None else QuotaFacts(self.namespace, self.name, self.limits)
+
+
+class HostRecord(_Record, frozen=True, kw_only=True, tag="host"):
+    """What a node has free beside its cards; recorded only with a policy that looks ahead."""
+
+    name: str
+    free: Host | None = None
+    """None = not known any more"""
+
+
+class ForecastRecord(_Record, frozen=True, kw_only=True, tag="forecast"):
+    """A forecast that requests refer to."""
+
+    id: int
+    forecast: Forecast
+
+
+class SnapshotEnd(_Record, frozen=True, kw_only=True, tag="snapshot-end"):
+    """All records since `Start` are the state at this moment; what follows is what happened."""
+
+
+class _Decision(_Record, frozen=True, kw_only=True):
+    """What is common to decisions."""
+
+    pod: PodRef
+    ask: PodAsk
+    candidates: CandidateMask | None
+    """None = not recorded, because they could not be read or were too large"""
+    ledger_version: int
+    """number of the last record that changed the state"""
+    microseconds: int
+
+
+class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
+    """A node was chosen; the reservation is the `PodRecord` that follows."""
+
+    node: str
+    grants: Grants
+    score: float = 0.0
+    at_bind: bool = False
+    """on one given node (`fit_pod`), not chosen among candidates: the node that a bind request named, or the one that
+    is held for the member of a gang"""
+
+    def placement(self) -> core_grants.Placement:
+        return core_grants.Placement(self.node, grants_value(self.grants), self.score)
+
+
+class Refused(_Decision, frozen=True, kw_only=True, tag="refused"):
+    """No candidate fits."""
+
+    reasons: dict[str, int]
+    """`Misfit.text`, and how many candidates it was given for; see `selection.Refused.reason_counts`"""
+    refusals: int = 1
+    """how often this pod was refused so far, this time included: those that have no record were the same refusal, with
+    the same candidates and reasons as the record before"""
+    at_bind: bool = False
+    of_gang: bool = False
+    """the pod's gang waits as a whole: the reason is that of the gang, and nothing was selected for the pod alone"""
+
+    @property
+    def first(self) -> bool:
+        return self.refusals == 1
+
+
+class Unfinished(_Decision, frozen=True, kw_only=True, tag="unfinished"):
+    """The decision took more work than one call may do and goes on."""
+
+
+class Bind(_Record, frozen=True, kw_only=True, tag="bind"):
+    """A bind request was answered."""
+
+    pod: PodRef
+    node: str
+    error: str = ""
+
+
+class Denied(_Record, frozen=True, kw_only=True, tag="denied"):
+    """A pod was denied at admission."""
+
+    namespace: str
+    name: str
+    """or its generateName"""
+    message: str
+
+
+class Woken(_Record, frozen=True, kw_only=True, tag="woken"):
+    """A refused pod fits now, and kube-scheduler is made to ask again."""
+
+    pod: PodRef
+
+
+ReleaseReason = Literal["ended", "deleted", "expired", "given up"]
+
+
+class Released(_Record, frozen=True, kw_only=True, tag="released"):
+    """What a pod held is free."""
+
+    pod: PodRef
+    node: str
+    why: ReleaseReason
+
+
+class Evicted(_Record, frozen=True, kw_only=True, tag="evicted"):
+    """A pod was evicted on purpose."""
+
+    pod: PodRef
+    node: str
+    message: str = ""
+
+
+class Gang(_Record, frozen=True, kw_only=True, tag="gang"):
+    """A gang is in another state, or waits for another reason."""
+
+    namespace: str
+    name: str
+    state: str
+    text: str
+
+
+class TookOver(_Record, frozen=True, kw_only=True, tag="took-over"):
+    """This process decides from now on."""
+
+
+class SteppedDown(_Record, frozen=True, kw_only=True, tag="stepped-down"):
+    """This process decides no more."""
+
+
+StateRecord = NodeRecord | PodRecord | NominationRecord | QuotaRecord | HostRecord | ForecastRecord
+Decision = Placed | Refused | Unfinished
+Record = (
+    Start
+    | NodeRecord
+    | PodRecord
+    | NominationRecord
+    | QuotaRecord
+    | HostRecord
+    | ForecastRecord
+    | SnapshotEnd
+    | Placed
+    | Refused
+    | Unfinished
+    | Bind
+    | Denied
+    | Woken
+    | Released
+    | Evicted
+    | Gang
+    | TookOver
+    | SteppedDown
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    """One line, with its end."""
+    return _encoder.encode(record) + b"\n"
+
+
+def decode_record(line: bytes | str) -> Record:
+    """Raises `WireError` for a line that is not a record, and for one of a newer format."""
+    try:
+        record = _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise WireError(f"not a journal record: {error}") from error
+    if isinstance(record, Start) and record.format > FORMAT:
+        raise WireError(f"journal format {record.format} is not supported; this tessera reads formats up to {FORMAT}")
+    return record
