@@ -13,12 +13,10 @@ import logging
 import os
 import random
 from collections.abc import Iterator
-from unittest.mock import patch
 
 import pytest
 import structlog
 
-from tessera.scheduler.gangs import preemptor
 from tests.model.profiles import PROFILES
 from tests.model.simulation import Simulation
 from tests.model.virtual_time import run
@@ -30,8 +28,6 @@ LIFE = 2000
 """steps"""
 TELLING_STEPS = 4000
 """of one profile: in fewer, a rare event may be missing by chance"""
-PAUSE_ALWAYS = -1.0
-"""seconds of a slice: a search for victims pauses at each of its steps"""
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +66,4 @@ def live(name: str, seed: int, steps: int) -> Simulation:
             raise
         return life
 
-    # By the clock, a busy machine would live another life with the same seed.
-    with patch.object(preemptor, "SLICE_SECONDS", PAUSE_ALWAYS):
-        return run(main())
+    return run(main())
