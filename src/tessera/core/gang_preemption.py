@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from tessera.core.gang_aftermath import Aftermath
 from tessera.core.gang_demand import GangDemand, cheapest_nodes, promising_domains, within_domains
 from tessera.core.gang_trial import GangMember, Placed
-from tessera.core.gangs import GangPlan, find_plan, largest_first
+from tessera.core.gangs import GangPlan, largest_first, plan_gang
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.node_preemption import NodeSearch
@@ -282,7 +282,8 @@ class _Planner:
 
     def plan(self) -> GangPlan | None:
         demand = self._demand
-        return find_plan(self._selector, self._members, required=demand.required, domains=demand.domains)
+        answer = plan_gang(self._selector, self._members, required=demand.required, domains=demand.domains)
+        return answer if isinstance(answer, GangPlan) else None
 
 
 def _memory_of(placement: Placement) -> int:

@@ -78,17 +78,14 @@ class GangTrial:
         work: float,
         card_choice: str,
         name: Name | None,
-        least: int,
     ) -> None:
-        """`work` bounds the plain rule for one member; `card_choice`: instead of what members say, if not empty. A
-        trial that cannot place `least` members ends at once."""
+        """`work` bounds the plain rule for one member; `card_choice`: instead of what members say, if not empty."""
         self._selector = selector
         self._ledger = selector.ledger
         self.members = members
         self._work = work
         self._card_choice = card_choice
         self._name = name or self._trial_name
-        self._least = least
         self.held: list[Placed] = []
         """places in the order in which they were found, with the requests under which they are held"""
         self._hold_of: dict[int, int] = {}
@@ -173,14 +170,9 @@ class GangTrial:
             yield self._selector.candidates(names.pop(best))
 
     def _fill(self, within: Candidates | None) -> Generator[None, None, bool]:
-        filling, failed = _Filling(self, within), 0
+        filling = _Filling(self, within)
         for position, member in enumerate(self.members):
-            if position in self._hold_of:
-                continue
-            if within is None and len(self.members) - failed < self._least:
-                break
-            if not filling.may_try(member):
-                failed += 1
+            if position in self._hold_of or not filling.may_try(member):
                 continue
             moves = yield from find_path(
                 position, kind=lambda i: self.members[i].kind, free=filling.take_free, taken=filling.taken
@@ -191,7 +183,6 @@ class GangTrial:
                 self._hold_of.update(moves)
                 yield
                 continue
-            failed += 1
             filling.hopeless.add(member.kind)
             if within is None and self.refused is None:
                 self.refused = member, filling.full[member.kind]

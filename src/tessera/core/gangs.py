@@ -66,16 +66,6 @@ def plan_gang(
     return answer
 
 
-def find_plan(
-    selector: Selector, members: Sequence[GangMember], *, required: int, domains: Domains | None = None
-) -> GangPlan | None:
-    """What `plan_gang` finds, without the reason if that is nothing: the reason costs as much as the search."""
-    planning = GangPlanning(selector, members, required=required, domains=domains, explains=False)
-    answer = finish(planning.steps())
-    planning.take_back()
-    return answer if isinstance(answer, GangPlan) else None
-
-
 class GangPlanning:
     """A plan in the making, which may pause after each step.
 
@@ -92,17 +82,14 @@ class GangPlanning:
         domains: Domains | None = None,
         work: float = math.inf,
         name: Name | None = None,
-        explains: bool = True,
     ) -> None:
-        """`name` gives the request of a member the uid under which its place is held. `explains`: whether a misfit says
-        why, and how many members would fit."""
+        """`name` gives the request of a member the uid under which its place is held."""
         self._selector = selector
         self._members = members
         self._required = required
         self._domains = domains
         self._work = work
         self._name = name
-        self._explains = explains
         self._trial: GangTrial | None = None
 
     def steps(self) -> Steps:
@@ -110,13 +97,7 @@ class GangPlanning:
         for ordered, card_choice in _variants(self._members):
             self.take_back()
             self._trial = trial = GangTrial(
-                self._selector,
-                ordered,
-                work=self._work,
-                card_choice=card_choice,
-                name=self._name,
-                # What fits of a gang that does not fit is only said of the first variant.
-                least=0 if first is None and self._explains else self._required,
+                self._selector, ordered, work=self._work, card_choice=card_choice, name=self._name
             )
             trial.mute()
             try:
@@ -127,10 +108,8 @@ class GangPlanning:
             places = trial.places
             if not is_finished or len(places) >= self._required:
                 return GangPlan(places) if is_finished else Unfinished()
-            if first is None:
-                # Why not costs as much as the search.
-                text = _text(self._selector.ledger, trial, self._required) if self._explains else ""
-                first = GangMisfit(text, places)
+            # Why not costs as much as the search.
+            first = first or GangMisfit(_text(self._selector.ledger, trial, self._required), places)
         assert first is not None  # the members themselves are the first variant
         return first
 
