@@ -90,7 +90,7 @@ def runs_of(options: argparse.Namespace) -> Iterator[FamilyRun]:
     for name in options.family:
         openb = options.data if name in OPENB else None
         for seed in options.seeds:
-            for policy in (OURS, *SIMPLE):
+            for policy in (OURS, *SIMPLE) if options.saturation else ():
                 yield FamilyRun(name, policy, seed, churn=False, data=openb)
             # In a replay of a recorded trace the seed changes nothing.
             if options.churn and name not in UNTIMED and (openb is None or seed == options.seeds[0]):
@@ -123,7 +123,7 @@ class Verdict:
     def __str__(self) -> str:
         kept = "LOST" if not self.kept else "even" if self.is_behind else "ok  "
         error = "" if self.error is None else f" ± {self.error:.2f}"
-        return f"{kept} {self.family:<12} {self.what:<24} {self.ours:>10.2f} {self.other:>10.2f}{error}"
+        return f"{kept} {self.family:<12} {self.what:<34} {self.ours:>10.2f} {self.other:>10.2f}{error}"
 
 
 def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Iterator[Verdict]:
@@ -131,7 +131,7 @@ def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Itera
     for run in runs:
         if run.family == family:
             found.setdefault((run.churn, run.policy), []).append(kept.results[run.key])
-    for arrival in map(str, ARRIVALS):
+    for arrival in map(str, ARRIVALS if (False, OURS) in found else ()):
         by_policy = {policy: [each[arrival] for each in found[False, policy]] for policy in (OURS, *SIMPLE)}
         best = max((by_policy[policy] for policy in SIMPLE), key=fmean)
         ours = by_policy[OURS]
@@ -149,7 +149,9 @@ def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Itera
         pods = [each["pods"].get(str(cards), 0) for each in ours_all]
         if sum(pods) >= FEWEST:
             ours, other = (_waits(all_of, str(cards), fmean(pods)) for all_of in (ours_all, simple_all))
-            yield _verdict(family, f"mean wait, {cards} cards, s", ours, other, is_behind=lambda d: d > 0.0)
+            yield _verdict(
+                family, f"mean wait, {cards} cards, {sum(pods)} pods, s", ours, other, is_behind=lambda d: d > 0.0
+            )
 
 
 def _verdict(
@@ -209,12 +211,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes, default %(default)s")
     parser.add_argument("--no-churn", dest="churn", action="store_false", help="leave out the replays")
     parser.add_argument(
+        "--no-saturation", dest="saturation", action="store_false", help="leave out all but the replays"
+    )
+    parser.add_argument(
         "--results", type=Path, default=Path("families.jsonl"), help="file of results, default %(default)s"
     )
     parser.add_argument("--plot", type=Path, help="write allocation by arrival of every family as SVG")
     parser.add_argument("--check", action="store_true", help="exit 1 if fragmentation loses anywhere")
     options = parser.parse_args(arguments)
     options.family = options.family.split(",") if options.family else [*FAMILIES, *(OPENB if options.data else ())]
+    if not options.saturation and (options.plot or not options.churn):
+        parser.error("--no-saturation leaves nothing for --plot or --no-churn to show")
     unknown = [name for name in options.family if name not in FAMILIES and (name not in OPENB or options.data is None)]
     if unknown:
         parser.error(f"unknown family {', '.join(unknown)}; the openb traces need --data")

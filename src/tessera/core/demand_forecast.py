@@ -65,7 +65,8 @@ class DemandForecast:
     """groups of similar host demand, lightest first; empty = nothing is known about hosts"""
     groups: tuple[DemandGroup, ...] = ()
     choosy: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """by model: its part of the demand that accepts only some models"""
+    """by model: its part of the demand that other models cannot serve: pods that refuse these, or ask for more cards
+    than their nodes have"""
     pressure: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """by model: that demand against the free cards of the model; 1 = all of them are needed"""
     whole_part: float = 0.0

@@ -241,15 +241,26 @@ def _choosy(
     *,
     surprise: float,
 ) -> dict[str, float]:
-    """Demand that refuses some models of its vendor, shared among those it accepts by their number."""
-    owned = _owned(arrays)
+    """Demand that some models of its vendor cannot serve, shared among those that can by their number.
+
+    A pod that asks for eight cards accepts no model whose nodes have four, though it does not say so.
+    """
+    owned, most = _owned(arrays), _most_on_a_node(arrays)
     wanted = {model: surprise * part for model, part in prior_for(arrays).choosy.items()}
     for counted, cards in demand.items():
+        offered = [
+            model for (vendor, model), on_a_node in most.items() if vendor == counted.request.vendor and on_a_node
+        ]
         accepted = _only_models(counted, arrays, rules)
-        number = sum(owned.get(model, 0) for model in accepted)
-        for model in accepted if number else ():
+        serving = [
+            model
+            for model in offered
+            if (not accepted or model in accepted) and most[counted.request.vendor, model] >= counted.request.count
+        ]
+        number = sum(owned[model] for model in serving)
+        for model in serving if len(serving) < len(offered) else ():
             part = (1.0 - surprise) * cards / total
-            wanted[model] = wanted.get(model, 0.0) + part * owned.get(model, 0) / number
+            wanted[model] = wanted.get(model, 0.0) + part * owned[model] / number
     return {model: part for model, part in sorted(wanted.items()) if part > 0.0}
 
 
@@ -264,6 +275,14 @@ def _only_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping[str
         selected = arrays.kind[arrays.selected(counted.constraint.filter, slice(None))]
         accepted &= {arrays.kinds[number].sample.model for number in np.unique(selected).tolist()}
     return () if len(accepted) == len({kind.model for kind in kinds}) else tuple(sorted(accepted))
+
+
+def _most_on_a_node(arrays: CardArrays) -> dict[tuple[str, str], int]:
+    """By vendor and model: the most cards of it that one node has."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for number, kind in enumerate(arrays.kinds):
+        kinds.setdefault((kind.vendor, kind.sample.model), []).append(number)
+    return {model: int(np.isin(arrays.kind, of_it).sum(axis=0).max(initial=0)) for model, of_it in kinds.items()}
 
 
 def _owned(arrays: CardArrays) -> dict[str, int]:

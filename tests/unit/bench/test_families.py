@@ -61,6 +61,12 @@ def test_each_size_of_which_there_are_enough_pods_may_not_wait_longer(
     assert sum(not each.kept for each in found) == lost
 
 
+def test_waits_are_judged_without_saturation_and_say_of_how_many_pods() -> None:
+    runs, kept = runs_and_results(96.0, 96.0)
+    found = list(verdicts("small", [run for run in runs if run.churn], kept))
+    assert [each.what for each in found] == ["mean wait, s", "p95 wait, s", f"mean wait, 8 cards, {FEWEST} pods, s"]
+
+
 def test_openb_traces_must_be_above_fgd() -> None:
     runs, kept = runs_and_results(96.0, 96.0)
     renamed = [FamilyRun("default", run.policy, 1, churn=run.churn) for run in runs]

@@ -51,6 +51,19 @@ def test_a_pod_that_takes_any_model_leaves_the_scarce_one_alone() -> None:
     assert chosen(world, gpu_pod(percent=100, cores=100), forecast)[0] == "b-plenty"
 
 
+def test_small_pods_leave_the_model_that_large_groups_need_alone() -> None:
+    """Though no such group is whole now: what ends on the larger node makes it whole again."""
+    world = cluster().add(node("a-large").gpus(8, model="A100"), node("b-small").gpus(4, model="T4"))
+    for name in world.ledger.node_names():
+        world.place(gpu_pod(f"first-on-{name}", percent=100, cores=100), [name])
+    history = DemandHistory()
+    for large, small in zip(requests(FIRST, gpu=8, percent=100), requests(FIRST, percent=50, cores=50), strict=True):
+        history.observe(large, world.ledger.arrays, world.ledger.rules)
+        history.observe(small, world.ledger.arrays, world.ledger.rules)
+    forecast = history.forecast(world.ledger.arrays)
+    assert chosen(world, gpu_pod("next", percent=50, cores=50), forecast)[0] == "b-small"
+
+
 def test_a_pod_with_much_cpu_goes_where_cards_do_not_need_it() -> None:
     world = cluster().add(node("a-lean").gpus(4), node("b-rich").gpus(4))
     world.ledger.arrays.set_host_free("a-lean", cpu=48_000, memory=400_000)
@@ -198,6 +211,21 @@ class TestDemandHistory:
         wanted = 0.05 * prior + 0.5 * (1.0 - prior)
         assert forecast.choosy == pytest.approx({"T4": wanted, "A100": 0.05 * prior})
         assert forecast.pressure["T4"] == pytest.approx(wanted * 4 / 1, rel=NEAR)
+
+    def test_pods_with_more_cards_than_the_nodes_of_a_model_have_need_the_other_models(self) -> None:
+        world = cluster().add(
+            *(node(f"n{i}").gpus(8 if i < 2 else 4, model="A100" if i < 2 else "T4") for i in range(4))
+        )
+        pods = [
+            *requests(FIRST // 2, gpu=8, percent=100, cores=100),
+            *requests(FIRST // 2, gpu=4, percent=100, cores=100),
+        ]
+        choosy = self.learn(world, pods).forecast(world.ledger.arrays).choosy
+        prior = PRIOR_WEIGHT / (PRIOR_WEIGHT + 2 * sqrt(FIRST // 2))
+        assert choosy == pytest.approx({"A100": 0.05 * prior + 2 / 3 * (1.0 - prior), "T4": 0.05 * prior})
+        world.ledger.forget_node("n2")
+        world.ledger.forget_node("n3")
+        assert self.learn(world, pods).forecast(world.ledger.arrays).choosy == {}, "no other model is left"
 
     def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
         world = cluster().add(node().gpus(1))
