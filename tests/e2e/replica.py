@@ -202,9 +202,6 @@ class Replica:
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(plane.kubeconfig("kube-scheduler")), "qps": 1000, "burst": 1000},
             "leaderElection": {"leaderElect": bool(lease_s), **(lease | times if lease_s else {})},
-            # A pod that was refused twice would otherwise wait up to 10 s after the event that makes it fit.
-            "podInitialBackoffSeconds": 1,
-            "podMaxBackoffSeconds": 1,
             # Otherwise kube-scheduler sends a sample of the nodes, and a pod may stay pending although a node fits.
             "percentageOfNodesToScore": 100,
             "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],

@@ -85,6 +85,8 @@ OLD_HAMI = (
 METRIC = re.compile(r"\b(?:tessera|hami)_\w+|\bup\b")
 PATIENCE_S = 240.0
 """before something that never happens fails the test"""
+STARTING = 503
+"""what Prometheus answers while it reads its storage"""
 SCRAPE_S = 3
 """between scrapes, and for one of them at most: a series whose scrape took longer is not there until the next"""
 
@@ -178,6 +180,8 @@ class Prometheus:
 
     async def query(self, query: str) -> list[Json]:
         async with self._session.post("/api/v1/query", data={"query": query}) as response:
+            if response.status == STARTING:
+                return []
             answer = await response.json()
         assert answer["status"] == "success", f"{query}: {answer}"
         result: list[Json] = answer["data"]["result"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,13 +179,24 @@ def check_alerts(document: Json) -> None:
         assert all(re.search(rf'"[a-z_]*{name}(_total)?"', source) for name in endings), asked
 
 
+@contextmanager
+def gone_is_fine() -> Iterator[None]:
+    """For the deletion of what may be deleted by others too."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
 async def clear(cluster: DemoCluster) -> None:
     """Nothing of the block is left."""
     for kind in WORKLOADS.values():
         collection = RequestTarget(kind)
         await cluster.plane.server.verbs.delete_all(collection, EVERYTHING, BACKGROUND, RequestContext())
     for pod in cluster.pods():
-        await cluster.plane.delete_pod(pod["metadata"]["namespace"], name_of(pod), grace_seconds=0)
+        with gone_is_fine():  # The garbage collector deletes pods of workloads meanwhile.
+            await cluster.plane.delete_pod(pod["metadata"]["namespace"], name_of(pod), grace_seconds=0)
     client = cluster.plane.client
     for quota in (await client.list(RESOURCE_QUOTAS.path(), dict[str, Any])).items:
         await client.delete(RESOURCE_QUOTAS.path(quota["metadata"]["namespace"], name_of(quota)))
@@ -194,7 +205,7 @@ async def clear(cluster: DemoCluster) -> None:
             await client.delete(MUTATING_WEBHOOKS.path(name=name_of(hook)))
     for resource in (RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS):
         for found in (await client.list(resource.path(), dict[str, Any])).items:
-            with suppress(ApiError):  # It goes with its pod.
+            with gone_is_fine():  # It goes with its pod.
                 await client.delete(resource.path(found["metadata"]["namespace"], name_of(found)))
     for each in (await client.list(DEVICE_CLASSES.path(), dict[str, Any])).items:
         if name_of(each) != DRA_DRIVER:

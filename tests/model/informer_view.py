@@ -100,7 +100,8 @@ class InformerView:
     @property
     def holders(self) -> list[PodFacts]:
         """What pods and claims hold."""
-        found = (claim_facts(claim, self.pools) for claim in self.raw_claims.values()) if self.raw_claims else ()
+        pools = self.pools if self.raw_claims else {}
+        found = (claim_facts(claim, pools) for claim in self.raw_claims.values())
         return [*self.pods.values(), *(facts for facts in found if facts is not None)]
 
     def tick(self) -> None:
