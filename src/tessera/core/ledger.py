@@ -173,6 +173,11 @@ class Ledger:
             self.listener.on_pod(entry.facts, None, observed=entry.observed)
         return True
 
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """As long as it is the same, so is every decision about the same request."""
+        return self.arrays.epoch, self.arrays.now, self.quotas.revision
+
     def observe_quota(self, facts: QuotaFacts) -> None:
         if self.quotas.find(facts.namespace, facts.name) == facts:
             return

@@ -42,6 +42,8 @@ class QuotaBook:
     """namespace -> quota objects by name"""
     _used: dict[tuple[str, str], Use] = field(default_factory=dict)
     """(namespace, vendor) -> use"""
+    revision: int = 0
+    """changes with every change of a limit"""
 
     def set_quota(self, facts: QuotaFacts) -> None:
         self.drop_quota(facts.namespace, facts.name)
@@ -50,6 +52,7 @@ class QuotaBook:
             self._limits.setdefault((facts.namespace, resource), {})[facts.name] = limit
 
     def drop_quota(self, namespace: str, name: str) -> None:
+        self.revision += 1
         in_namespace = self._objects.get(namespace, {})
         old = in_namespace.pop(name, None)
         if not in_namespace:

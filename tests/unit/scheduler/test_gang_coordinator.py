@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from tessera.core.quota import QuotaFacts
 from tessera.scheduler.gangs.gang import GangState
 from tessera.scheduler.gangs.holds import HOLD_PREFIX
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
@@ -107,6 +109,21 @@ async def test_a_gang_that_does_not_fit_holds_nothing_and_says_what_is_short() -
     )
     assert held(world) == 0
     assert world.chosen(using_downward_api(gpu_pod("small"))) == "n1"
+
+
+@in_fake_time
+async def test_a_gang_that_waits_for_quota_is_woken_once_there_is_more() -> None:
+    world = World(machine("n1"), machine("n2"))
+    quota = QuotaFacts("default", "q", {"nvidia.com/gpumem": 4 * 81_920})
+    world.ledger.observe_quota(replace(quota, limits={"nvidia.com/gpumem": 81_920}))
+    pods = gang(4)
+    world.create(*pods)
+    for pod in pods:
+        assert world.filtered(pod)["NodeNames"] is None
+    for _ in range(2):
+        assert await woken(world) == []
+    world.ledger.observe_quota(quota)
+    assert sorted(await woken(world)) == [pod.name for pod in pods]
 
 
 @in_fake_time

@@ -115,9 +115,9 @@ class GangPlanner:
                 return self._reports.wait(gang, f"{present} of {required} members exist{not_asked}")
         if now < gang.not_before:
             return gang.misfit or self._reports.wait(gang, "its last plan was given up; the next one follows soon")
-        arrays = self._cycles.ledger.arrays
+        ledger = self._cycles.ledger
         # What a plan depends on beside the ledger; the candidates of a member are in it, since it has asked with them.
-        state = (arrays.epoch, arrays.now, present, asking.candidates if asking is not None else None)
+        state = (ledger.version, present, asking.candidates if asking is not None else None)
         if gang.misfit is not None and (gang.tried == state or now < gang.plan_at):
             return gang.misfit
         gang.places = None
@@ -145,7 +145,7 @@ class GangPlanner:
         else:
             self._cycles.unschedulable.on_room()
         misfit = self._reports.wait(gang, text, answer.places if isinstance(answer, GangMisfit) else None)
-        gang.tried = (arrays.epoch, arrays.now, *state[2:])
+        gang.tried = (ledger.version, *state[1:])
         if isinstance(answer, GangMisfit) and len(answer.places) >= MEMBERS_AT_ONCE:
             self._pause(gang)
         return misfit
