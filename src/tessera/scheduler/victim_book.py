@@ -48,21 +48,24 @@ class VictimBook:
         """until when a pod is left alone, and why"""
         self._stuck: set[str] = set()
         """pods that were waited for in vain"""
+        self.revision = 0
+        """changes whenever an answer of this book may be another one"""
 
     # -- told by informers and the preemptor
 
     def put_pod(self, pod: Pod, facts: PodFacts) -> None:
         """A bound pod that holds devices."""
-        uid, traits = facts.uid, read_traits(pod)
-        self._labels[uid] = pod.metadata.labels or {}
+        uid, traits, labels = facts.uid, read_traits(pod), pod.metadata.labels or {}
         if self._pods.get(uid) == traits and self._nodes.get(uid) == facts.node:
+            self.revision += self._labels[uid] != labels
+            self._labels[uid] = labels
             return
         self.drop_pod(uid)
-        self._pods[uid], self._nodes[uid], self._labels[uid] = traits, facts.node, pod.metadata.labels or {}
+        self._pods[uid], self._nodes[uid], self._labels[uid] = traits, facts.node, labels
         self._priorities[traits.priority] += 1
         if traits.group:
             self._groups.setdefault(traits.group, set()).add(uid)
-        self._on_change(facts.node)
+        self._note(facts.node)
 
     def drop_pod(self, uid: str) -> None:
         """It holds nothing any more."""
@@ -80,11 +83,12 @@ class VictimBook:
             self._groups[traits.group].discard(uid)
             if not self._groups[traits.group]:
                 del self._groups[traits.group]
-        self._on_change(self._nodes.pop(uid))
+        self._note(self._nodes.pop(uid))
 
     def put_budget(self, key: str, budget: PodDisruptionBudget) -> None:
         namespace, _, name = key.partition("/")
         self._budgets.setdefault(namespace, {})[name] = budget
+        self.revision += 1
 
     def drop_budget(self, key: str) -> None:
         namespace, _, name = key.partition("/")
@@ -92,34 +96,39 @@ class VictimBook:
         in_namespace.pop(name, None)
         if not in_namespace:
             self._budgets.pop(namespace, None)
+        self.revision += 1
 
     def note_evicted(self, uid: str) -> None:
         """The apiserver has accepted the pod's eviction."""
         if uid in self._pods:
             self._evicted[uid] = self._time() + LEAVING_S
-            self._on_change(self._nodes[uid])
+            self._note(self._nodes[uid])
 
     def spare(self, uid: str, reason: str, *, seconds: float) -> None:
         """Leave the pod alone for so long."""
         if uid in self._pods:
             self._spared[uid] = self._time() + seconds, reason
-            self._on_change(self._nodes[uid])
+            self._note(self._nodes[uid])
 
     def note_stuck(self, uid: str) -> None:
         """A victim has not left in all the time that it was waited for: a finalizer may keep it for ever."""
         if uid in self._pods:
             self._stuck.add(uid)
-            self._on_change(self._nodes[uid])
+            self._note(self._nodes[uid])
 
     def forget_overdue(self) -> None:
         """Look at pods again whose time of sparing or leaving is over. Comes before a search."""
         now = self._time()
         for uid in [uid for uid, until in self._evicted.items() if until <= now]:
             del self._evicted[uid]
-            self._on_change(self._nodes[uid])
+            self._note(self._nodes[uid])
         for uid in [uid for uid, (until, _) in self._spared.items() if until <= now]:
             del self._spared[uid]
-            self._on_change(self._nodes[uid])
+            self._note(self._nodes[uid])
+
+    def _note(self, node: str) -> None:
+        self.revision += 1
+        self._on_change(node)
 
     def node_of(self, uid: str) -> str:
         return self._nodes.get(uid, "")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec import structs
 
 from tessera.core import gang_preemption
 from tessera.core.audit import audit
@@ -17,6 +18,7 @@ from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.gangs import nominations, preemptor
 from tessera.scheduler.gangs.gang import Gang, GangState
+from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, refused
@@ -33,16 +35,18 @@ class GangCluster(Cluster):
         assert found is not None
         return found
 
-    def refuse_all(self, pods: Sequence[PodBuilder]) -> None:
+    def refuse_all(self, pods: Sequence[PodBuilder], names: Sequence[str] | None = None) -> None:
         for pod in pods:
             if f"default/{pod.name}" not in self.api.pods:
                 self.create(pod)
         for pod in pods:
-            assert self.filtered(pod)["NodeNames"] is None
+            assert self.filtered(pod, names)["NodeNames"] is None
 
-    async def preempts_for(self, pods: Sequence[PodBuilder], name: str = "g") -> None:
+    async def preempts_for(
+        self, pods: Sequence[PodBuilder], name: str = "g", *, names: Sequence[str] | None = None
+    ) -> None:
         """All members are refused, and the preemptor looks at the gang; the informers see what it did."""
-        self.refuse_all(pods)
+        self.refuse_all(pods, names)
         await self.engine.gang_preemptor.preempt(self.gang(name))
         self.watch()
 
@@ -354,6 +358,70 @@ async def test_quota_that_victims_free_counts_for_all_members() -> None:
     cluster.ledger.observe_quota(QuotaFacts("default", "q", {"nvidia.com/gpumem": 4 * CARD}))
     await cluster.preempts_for(gang(2))
     assert len(cluster.evictions) == 2
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[GangDemand]:
+    """What victims were searched for."""
+    found: list[GangDemand] = []
+    search = gang_preemption.search
+
+    def recorded(preemption: Preemption, demand: GangDemand) -> GangSearch:
+        found.append(demand)
+        return (yield from search(preemption, demand))
+
+    monkeypatch.setattr(gang_preemption, "search", recorded)
+    return found
+
+
+async def test_a_search_in_vain_is_not_repeated_while_nothing_changes(searches: list[GangDemand]) -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a"), high("b"))
+    await cluster.preempts_for(gang(2))
+    for _ in range(3):
+        cluster.engine.gangs.tick()
+        await cluster.engine.gang_preemptor.preempt(cluster.gang())
+    await cluster.preempts_for(gang(2))
+    assert (len(searches), cluster.evictions) == (1, [])
+
+
+@pytest.mark.parametrize("change", ["budget", "no budget", "labels", "annotation", "quota", "time", "nodes"])
+@in_fake_time
+async def test_victims_are_searched_for_again_once_they_can_be_found(change: str) -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    quota = QuotaFacts("default", "q", {"nvidia.com/gpumem": 10 * CARD})
+    victim = low("a").labelled(app="guarded")
+    await cluster.runs(low("b"), victim)
+    if change == "annotation":
+        await cluster.api.annotate_pod("default", "a", {keys.PREEMPTIBLE: "false"})
+        cluster.watch()
+    elif change == "quota":
+        cluster.ledger.observe_quota(replace(quota, limits={"nvidia.com/gpumem": CARD}))
+    elif change == "time":
+        cluster.engine.victims.spare("uid-a", "its eviction was refused", seconds=30.0)
+    elif change != "nodes":
+        cluster.engine.budgets.put(*budget("guard", 0, app="guarded"))
+    await cluster.preempts_for(gang(2), names=["n1"] if change == "nodes" else None)
+    assert cluster.evictions == []
+    match change:
+        case "annotation":
+            await cluster.api.annotate_pod("default", "a", {keys.PREEMPTIBLE: "true"})
+        case "quota":
+            cluster.ledger.observe_quota(quota)
+        case "time":
+            await asyncio.sleep(31)
+        case "labels":
+            pod = cluster.api.pods["default/a"]
+            cluster.pods.put("default/a", structs.replace(pod, metadata=structs.replace(pod.metadata, labels={})))
+        case "budget":
+            cluster.engine.budgets.put(*budget("guard", 1, app="guarded"))
+        case "no budget":
+            cluster.engine.budgets.drop("default/guard")
+        case "nodes":
+            cluster.refuse_all(gang(2))
+    cluster.watch()
+    await cluster.engine.gang_preemptor.preempt(cluster.gang())
+    assert sorted(cluster.evictions) == ["a", "b"]
 
 
 @in_fake_time

@@ -167,6 +167,8 @@ class Gang:
     """it was refused since the preemptor looked at it last"""
     plan_at: float = 0.0
     """the next plan, after one in vain that took long"""
+    searched: object = None
+    """what the last search in vain for victims depended on"""
     search_at: float = 0.0
     """the next search for victims, after one in vain"""
     refused_at: float | None = None

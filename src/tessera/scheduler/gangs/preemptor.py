@@ -132,12 +132,18 @@ class GangPreemptor:
             priority = gang_priority(gang)
             if priority is None or not self._is_ready():
                 return None
+            demand = self._gangs.demand(gang, priority=priority)
+            self._book.forget_overdue()
+            state = ledger.version, self._book.revision, demand
+            if state == gang.searched:
+                return None
             began, position = clock.monotonic(), ledger.arrays.now
-            found = await self._search(self._gangs.demand(gang, priority=priority))
+            found = await self._search(demand)
             seconds = clock.monotonic() - began
             if gang_priority(gang) != priority or not self._is_ready():
                 return None
             if found is None:
+                gang.searched = state
                 gang.search_at = clock.monotonic() + AGAIN_SECONDS + 20 * seconds
                 self._gangs.nominations.report_none(gang, seconds)
                 return None
@@ -157,7 +163,6 @@ class GangPreemptor:
         return None
 
     async def _search(self, demand: GangDemand) -> GangVictims | None:
-        self._book.forget_overdue()
         search = gang_preemption.search(self._preemption, demand)
         began = time.perf_counter()
         while True:
