@@ -38,7 +38,7 @@ FUZZ_END = $(if $(FUZZ_RUNS),-runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
 # Packages and the least branch coverage of each, in per cent. `make test COVERAGE=` measures nothing, which is faster.
 COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90 host=90
 
-PARALLEL = --quiet --numprocesses=$(or $(WORKERS),auto) --dist=worksteal
+PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
 # About half of the end-to-end tests, by time. Most of what waits is here: it runs beside the others, on a control plane
 # of its own.
@@ -61,7 +61,6 @@ demo: $(READY) ## try everything without a cluster or a GPU (ARGS=--once ends af
 	@$(BIN)/tessera demo $(ARGS)
 
 # One more than there are cores: where a test waits for a program that it started, another one runs.
-test: WORKERS ?= $(shell expr $$({ nproc || getconf _NPROCESSORS_ONLN; } 2>/dev/null) + 1)
 test: $(READY) ## run the tests on all cores, and check the branch coverage of each package (COVERAGE= without)
 	$(call heading,tests)
 	@$(BIN)/python -m pytest $(PARALLEL) $(TESTED) $(if $(COVERAGE),--cov-branch --cov-report=) \
