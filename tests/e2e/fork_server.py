@@ -17,7 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -73,49 +75,40 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """A child of the server."""
+    """A child of the server. May be used from several threads, as `subprocess.Popen` may."""
 
     def __init__(self, status: int) -> None:
         """`status` is a pipe: the server writes the process id to it, and the exit code once there is one."""
-        self._status = status
-        self._read = b""
-        self._returncode: int | None = None
-        self.pid = int(self._line(None) or 0)
+        self._status = os.fdopen(status, "rb")
+        self.pid = int(self._status.readline() or 0)
         assert self.pid, "the server that forks processes of tessera has ended"
+        self._returncode: int | None = None
+        self._has_ended = threading.Event()
+        # One thread reads and closes the pipe: if two did, the second could close what has got its number since.
+        threading.Thread(target=self._read_end, daemon=True).start()
 
     def poll(self) -> int | None:
-        return self._ended(0.0)
+        return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self._ended(timeout)
-        if code is None:
+        self._has_ended.wait(timeout)
+        if self._returncode is None:
             raise subprocess.TimeoutExpired("tessera", timeout or 0.0)
-        return code
+        return self._returncode
 
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _ended(self, timeout: float | None) -> int | None:
-        if self._returncode is None and (line := self._line(timeout)) is not None:
+    def _read_end(self) -> None:
+        with self._status:
             # Without a line the server has ended, and with it everything that it forked.
-            self._returncode = int(line) if line else -signal.SIGKILL
-            os.close(self._status)
-        return self._returncode
-
-    def _line(self, timeout: float | None) -> bytes | None:
-        """The next line from the server; empty at the end, None if there is none in time."""
-        while b"\n" not in self._read:
-            if not select.select([self._status], [], [], timeout)[0]:
-                return None
-            if not (more := os.read(self._status, 64)):
-                return b""
-            self._read += more
-        line, _, self._read = self._read.partition(b"\n")
-        return line
+            self._returncode = int(self._status.readline() or -signal.SIGKILL)
+        self._has_ended.set()
 
 
 class ForkedProgram(Program):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def test_a_killed_process_shows_its_signal_and_another_goes_on(server: ForkServe
     assert other.poll() is None
     other.kill()
     assert other.wait() == -signal.SIGKILL
+
+
+def test_several_threads_may_wait_for_one_process(server: ForkServer, tmp_path: Path) -> None:
+    found = fork(server, tmp_path / "log", "no-such-command")
+    with ThreadPoolExecutor(8) as threads:
+        waiting = [threads.submit(found.wait, 60.0) for _ in range(8)]
+        assert {each.result() for each in waiting} == {2}
+    assert found.poll() == 2
 
 
 def test_nothing_that_it_forked_outlives_the_server(tmp_path: Path) -> None:
