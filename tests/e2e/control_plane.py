@@ -85,8 +85,10 @@ class ControlPlane:
         *,
         environ: Mapping[str, str] | None = None,
         apiserver_flags: Sequence[str] = (),
+        without: Sequence[str] = (),
     ) -> None:
-        """`folder` must be empty; logs are in `folder/logs`. `environ` is for the programs of the control plane."""
+        """`folder` must be empty; logs are in `folder/logs`. `environ` is for the programs of the control plane;
+        `without` names controllers that do not run."""
         self.folder = folder
         self.etcd_url = ""
         self.logs = folder / "logs"
@@ -96,6 +98,7 @@ class ControlPlane:
         self._tools = tools
         self._own_environ = dict(environ or {})
         self._own_apiserver_flags = tuple(apiserver_flags)
+        self._without = tuple(without)
         self._port = 0
         self._programs: list[Program] = []
         self._audited: list[Audited] = []
@@ -224,6 +227,7 @@ class ControlPlane:
             f"--root-ca-file={folder / 'ca.crt'}",
             "--secure-port=0",
             "--leader-elect=false",
+            f"--controllers={','.join(['*', *(f'-{name}' for name in self._without)])}",
             # Simulated nodes report when something changes, and stay Ready.
             "--node-monitor-grace-period=24h",
             "--kube-api-qps=200",
