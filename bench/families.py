@@ -200,7 +200,10 @@ def _waits(replays: Sequence[dict[str, Any]], cards: str, pods: float) -> list[f
 
 def _seeds(text: str) -> list[int]:
     first, _, last = text.partition("-")
-    return list(range(int(first), int(last or first) + 1))
+    try:
+        return list(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or a range such as 1-4, found {text!r}") from None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -251,11 +251,11 @@ def _choosy(
         offered = [
             model for (vendor, model), on_a_node in most.items() if vendor == counted.request.vendor and on_a_node
         ]
-        accepted = _only_models(counted, arrays, rules)
+        accepted = _accepted_models(counted, arrays, rules)
         serving = [
             model
             for model in offered
-            if (not accepted or model in accepted) and most[counted.request.vendor, model] >= counted.request.count
+            if model in accepted and most[counted.request.vendor, model] >= counted.request.count
         ]
         number = sum(owned[model] for model in serving)
         for model in serving if len(serving) < len(offered) else ():
@@ -266,15 +266,21 @@ def _choosy(
 
 def _only_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> tuple[str, ...]:
     """The models that a request accepts, in order; empty if it refuses none of its vendor."""
+    accepted = _accepted_models(counted, arrays, rules)
+    offered = {kind.sample.model for kind in arrays.kinds if kind.vendor == counted.request.vendor}
+    return () if accepted == offered else tuple(sorted(accepted))
+
+
+def _accepted_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> set[str]:
     vendor = counted.request.vendor
-    if vendor not in rules:
-        return ()
     kinds = [kind.sample for kind in arrays.kinds if kind.vendor == vendor]
+    if vendor not in rules:
+        return {kind.model for kind in kinds}
     accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
     if counted.constraint.filter is not None:
         selected = arrays.kind[arrays.selected(counted.constraint.filter, slice(None))]
         accepted &= {arrays.kinds[number].sample.model for number in np.unique(selected).tolist()}
-    return () if len(accepted) == len({kind.model for kind in kinds}) else tuple(sorted(accepted))
+    return accepted
 
 
 def _most_on_a_node(arrays: CardArrays) -> dict[tuple[str, str], int]:

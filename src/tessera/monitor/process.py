@@ -24,10 +24,10 @@ from tessera.kube.client import KubeClient
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
 from tessera.kube.session import run_with_client
+from tessera.monitor.claim_users import ClaimUsers
 from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
-from tessera.monitor.pod_claims import PodClaims
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
 from tessera.monitor.used_time import UsedTime
@@ -87,7 +87,7 @@ class MonitorProcess(Worker):
             field_selector=f"spec.nodeName={settings.node_name}",
             on_error=self.pods.on_error,
         )
-        self._claims = PodClaims(client)
+        self._claims = ClaimUsers(client)
         self._collector = RegionCollector(settings.base, interval=settings.resync)
         self._host = host or HostUsage(settings.driver_root)
         self._now = now

@@ -212,6 +212,13 @@ class TestDemandHistory:
         assert forecast.choosy == pytest.approx({"T4": wanted, "A100": 0.05 * prior})
         assert forecast.pressure["T4"] == pytest.approx(wanted * 4 / 1, rel=NEAR)
 
+    def test_pods_that_no_model_serves_need_none(self) -> None:
+        world = cluster().add(node("n1").gpus(8, model="A100"), node("n2").gpus(4, model="T4"))
+        lost = gpu_pod("p", gpu=8, percent=100, cores=100).annotate(("nvidia.com/use-gputype", "H100")).request()
+        choosy = self.learn(world, [lost] * FIRST).forecast(world.ledger.arrays).choosy
+        prior = PRIOR_WEIGHT / (PRIOR_WEIGHT + sqrt(FIRST))
+        assert choosy == pytest.approx({"A100": 0.05 * prior, "T4": 0.05 * prior})
+
     def test_pods_with_more_cards_than_the_nodes_of_a_model_have_need_the_other_models(self) -> None:
         world = cluster().add(
             *(node(f"n{i}").gpus(8 if i < 2 else 4, model="A100" if i < 2 else "T4") for i in range(4))

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 CREATE = "CREATE"
 
 
-class PodClaims(Protocol):
+class ClaimApi(Protocol):
     """The API as far as claims of new pods are concerned."""
 
     async def find_owner(self, asked: Review) -> ClaimOwner:
@@ -69,7 +69,7 @@ async def review_with_claims(
     vendors: Mapping[str, Vendor],
     settings: AdmissionSettings,
     ledger: Ledger,
-    claims: PodClaims,
+    claims: ClaimApi,
     observe: Observe = observe_nothing,
 ) -> bytes:
     """The same for a scheduler that allocates them."""

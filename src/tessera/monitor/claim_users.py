@@ -35,7 +35,7 @@ class ClaimUser(NamedTuple):
     """names of the allocated ones: uuids of cards in lower case"""
 
 
-class PodClaims:
+class ClaimUsers:
     """Used from the event loop only."""
 
     def __init__(self, client: KubeClient) -> None:

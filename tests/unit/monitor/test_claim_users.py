@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tessera.kube.errors import ApiError, KubeError
+from tessera.monitor.claim_users import ClaimUsers, claim_users
 from tessera.monitor.container_dirs import Folder, Owner, RegionPlace, may_go, places
-from tessera.monitor.pod_claims import PodClaims, claim_users
 from tessera.monitor.pods import Cards, SeenPod
 from tessera.wire.resource_api import DRIVER, ClaimingPod, ResourceClaim
 from tests.unit.monitor.builders import GPU_A, GPU_B
@@ -80,7 +80,7 @@ def test_a_container_has_the_directory_of_the_request_that_it_uses(
 
 async def test_a_directory_belongs_to_the_first_container_that_shares_it_with_the_cards_of_the_claim() -> None:
     api = Api(claiming_pod({"name": "own"}, side=[{"name": "own"}]), claim(("gpu", GPU_A.lower())))
-    claims = PodClaims(api)  # type: ignore[arg-type]
+    claims = ClaimUsers(api)  # type: ignore[arg-type]
     assert await claims.look_up([SEEN], [DIR]) == ""
     assert claims.owners() == {DIR: MAIN}
     assert claims.granted([SEEN], [GPU_A, GPU_B]) == {MAIN: Cards({GPU_A}), SIDE: Cards()}
@@ -89,7 +89,7 @@ async def test_a_directory_belongs_to_the_first_container_that_shares_it_with_th
 
 async def test_a_pod_is_looked_up_once_and_only_for_a_directory_that_is_not_known() -> None:
     api = Api(claiming_pod({"name": "own"}), claim(("gpu", "a")))
-    claims = PodClaims(api)  # type: ignore[arg-type]
+    claims = ClaimUsers(api)  # type: ignore[arg-type]
     await claims.look_up([SEEN], [])
     assert api.reads == 0
     await claims.look_up([SEEN], [DIR])
@@ -101,7 +101,7 @@ async def test_a_pod_is_looked_up_once_and_only_for_a_directory_that_is_not_know
 
 async def test_a_claim_that_is_not_reserved_for_the_pod_or_cannot_be_read_is_looked_up_again() -> None:
     api = Api(claiming_pod({"name": "own"}), claim(("gpu", "a"), user="uid-q"))
-    claims = PodClaims(api)  # type: ignore[arg-type]
+    claims = ClaimUsers(api)  # type: ignore[arg-type]
     assert await claims.look_up([SEEN], [DIR]) == ""
     assert claims.owners() == {}
     api.found = ApiError(status=404)
