@@ -12,10 +12,10 @@ RUN python -m venv /opt/tessera
 # Dependencies first, because they change less often than the sources. Only wheels, so that no compiler is needed, and
 # only those whose hashes are locked.
 COPY requirements/runtime.txt requirements/runtime.txt
-RUN /opt/tessera/bin/pip install --require-hashes --only-binary=:all: --requirement requirements/runtime.txt
+RUN /opt/tessera/bin/pip install --no-deps --require-hashes --only-binary=:all: --requirement requirements/runtime.txt
 COPY requirements/build.txt requirements/build.txt
 RUN python -m venv /opt/build \
-    && /opt/build/bin/pip install --require-hashes --only-binary=:all: --requirement requirements/build.txt
+    && /opt/build/bin/pip install --no-deps --require-hashes --only-binary=:all: --requirement requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

@@ -200,16 +200,16 @@ $(READY): pyproject.toml requirements/dev.txt
 	@$(PYTHON) -m venv --clear $(VENV) || { \
 		echo "make: Python's venv module does not work here; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "==> $(VENV): $$(grep -c == requirements/dev.txt) locked packages (about half a minute)"
-	@$(PIP) --require-hashes --requirement requirements/dev.txt
+	@$(PIP) --no-deps --require-hashes --requirement requirements/dev.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(FUZZ_READY): $(READY) requirements/fuzz.txt
 	@echo "==> $(VENV): the fuzzer"
-	@$(PIP) --require-hashes --requirement requirements/fuzz.txt
+	@$(PIP) --no-deps --require-hashes --requirement requirements/fuzz.txt
 	@touch $@
 
 $(UI_READY): $(READY) requirements/ui.txt
 	@echo "==> $(VENV): what drives a browser"
-	@$(PIP) --require-hashes --requirement requirements/ui.txt
+	@$(PIP) --no-deps --require-hashes --requirement requirements/ui.txt
 	@touch $@
