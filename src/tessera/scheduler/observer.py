@@ -6,7 +6,8 @@ Observers never raise and never block. Nothing that they do changes a decision.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -229,7 +230,7 @@ class SchedulerObserver:
 
 
 class ObserverGroup(SchedulerObserver):
-    """Passes everything on to each of its members, in their order.
+    """Passes each event on to the members that do something with it, in their order.
 
     A member that raises all the same is logged, once for each kind of failure, and neither a decision nor the other
     members notice: a full disk under the log must not stop scheduling.
@@ -237,17 +238,16 @@ class ObserverGroup(SchedulerObserver):
 
     def __init__(self, *members: SchedulerObserver) -> None:
         self._reported: set[tuple[str, str]] = set()
-        self._listeners: dict[str, list[tuple[SchedulerObserver, Callable[..., None]]]] = {
-            name: [(member, getattr(member, name)) for member in members if _listens(member, name)]
-            for name in vars(SchedulerObserver)
-            if name.startswith("on_")
-        }
-        """by event: only members that do something with it, since decisions are many"""
+        for event in vars(SchedulerObserver):
+            listeners = [(member, getattr(member, event)) for member in members if _listens(member, event)]
+            if listeners:
+                # Instead of the method that ignores the event.
+                setattr(self, event, partial(self._tell, listeners))
 
-    def _tell(self, event: str, *arguments: object) -> None:
-        for member, tell in self._listeners[event]:
+    def _tell(self, listeners: Iterable[tuple[SchedulerObserver, Callable[..., None]]], *event: object) -> None:
+        for member, tell in listeners:
             try:
-                tell(*arguments)
+                tell(*event)
             except Exception as error:
                 self._report(member, error)
 
@@ -260,60 +260,8 @@ class ObserverGroup(SchedulerObserver):
         with contextlib.suppress(Exception):
             log.error("an observer failed; what it is told next may be lost too", observer=failure[0], exc_info=error)
 
-    def on_filter_decision(self, event: FilterDecision) -> None:
-        self._tell("on_filter_decision", event)
-
-    def on_bind_decision(self, event: BindDecision) -> None:
-        self._tell("on_bind_decision", event)
-
-    def on_placed(self, event: PlacedEvent) -> None:
-        self._tell("on_placed", event)
-
-    def on_refused(self, event: RefusedEvent) -> None:
-        self._tell("on_refused", event)
-
-    def on_bind(self, event: BindEvent) -> None:
-        self._tell("on_bind", event)
-
-    def on_evicted(self, event: EvictedEvent) -> None:
-        self._tell("on_evicted", event)
-
-    def on_preemption(self, event: PreemptionEvent) -> None:
-        self._tell("on_preemption", event)
-
-    def on_gang(self, event: GangEvent) -> None:
-        self._tell("on_gang", event)
-
-    def on_released(self, event: ReleasedEvent) -> None:
-        self._tell("on_released", event)
-
-    def on_woken(self, request: PodRequest) -> None:
-        self._tell("on_woken", request)
-
-    def on_denied(self, namespace: str, name: str, message: str) -> None:
-        self._tell("on_denied", namespace, name, message)
-
-    def on_pod(self, uid: str, pod: Pod | None) -> None:
-        self._tell("on_pod", uid, pod)
-
-    def on_claim(self, uid: str, workload: Workload | None) -> None:
-        self._tell("on_claim", uid, workload)
-
-    def on_cards(self, node: str) -> None:
-        self._tell("on_cards", node)
-
-    def on_tenure(self) -> None:
-        self._tell("on_tenure")
-
-    def on_step_down(self) -> None:
-        self._tell("on_step_down")
-
-    def on_write(self, verb: str) -> None:
-        self._tell("on_write", verb)
-
-    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
-        self._tell("on_audit", node, findings)
-
 
 def _listens(member: SchedulerObserver, event: str) -> bool:
-    return getattr(type(member), event) is not getattr(SchedulerObserver, event)
+    """Whether a member does something with an event; false for what is no event."""
+    ignoring = getattr(SchedulerObserver, event)
+    return event.startswith("on_") and getattr(getattr(member, event), "__func__", None) is not ignoring
