@@ -33,6 +33,7 @@ from tessera.core.misfits import Misfit
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Unfinished
+from tessera.core.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.journal_entries import (
     DECISION_BYTES,
@@ -45,18 +46,13 @@ from tessera.scheduler.journal_entries import (
     POD_BYTES,
     REASON_BYTES,
     Entry,
-    ForecastEntry,
-    HostEntry,
-    NodeEntry,
-    NominationEntry,
     NoteEntry,
     PlacedEntry,
-    PodEntry,
-    QuotaEntry,
     RefusedEntry,
     SearchedList,
     SharedAsk,
     StartEntry,
+    StateEntry,
     UnfinishedEntry,
     count_grants,
 )
@@ -72,7 +68,17 @@ from tessera.scheduler.observer import (
 )
 from tessera.scheduler.settings import Settings
 from tessera.wire import journal
-from tessera.wire.journal import CandidateMask, PodRef, Record
+from tessera.wire.journal import (
+    CandidateMask,
+    ForecastRecord,
+    HostRecord,
+    NodeRecord,
+    NominationRecord,
+    PodRecord,
+    PodRef,
+    QuotaRecord,
+    Record,
+)
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
@@ -268,7 +274,7 @@ class Journal(SchedulerObserver):
             if event.refusals:
                 self._refused.pop(request.uid, None)
             candidates = self._mask_of_choice(event.candidates, answer)
-            pod = PodRef(request.namespace, request.name, request.uid)
+            pod = _ref(request)
             entry = PlacedEntry(time, pod, ask, candidates, self._changed, took, answer.placement)
             self.add(entry, size + ask.granted_bytes)
             return
@@ -276,13 +282,13 @@ class Journal(SchedulerObserver):
         if isinstance(answer, Refused):
             self._add_refused(time, event, RefusalKey(ask, mask, answer.reason_counts), size)
         else:
-            pod = PodRef(request.namespace, request.name, request.uid)
+            pod = _ref(request)
             self.add(UnfinishedEntry(time, pod, ask, mask, self._changed, took), size)
 
     def _record_bind_decision(self, time: float, event: BindDecision, mask: CandidateMask) -> None:
         request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
         ask, size = self._ask(request, time)
-        pod = PodRef(request.namespace, request.name, request.uid)
+        pod = _ref(request)
         size += len(mask.mask or b"")
         if isinstance(answer, Misfit):
             reasons = ((answer.text, 1),)
@@ -299,15 +305,13 @@ class Journal(SchedulerObserver):
         known = self._refused.get(uid)
         if known is not None and known[0] > self._recorded.base.sequence and known[1] == key:
             return
-        pod = PodRef(request.namespace, request.name, uid)
-        took = int(event.seconds * 1e6)
         entry = RefusedEntry(
             time,
-            pod,
+            _ref(request),
             key.ask,
             key.candidates,
             self._changed,
-            took,
+            int(event.seconds * 1e6),
             key.reasons,
             event.refusals,
             of_gang=event.of_gang,
@@ -326,7 +330,8 @@ class Journal(SchedulerObserver):
             self._forecasts += 1
             # Requests of the same shape refer to the newest number.
             self._asks.clear()
-            self.add_change(ForecastEntry(time, self._forecasts, request.forecast), FORECAST_BYTES)
+            entry = StateEntry(time, ForecastRecord, self._forecasts, (request.forecast,))
+            self.add_change(entry, FORECAST_BYTES)
         known, shape = self._asks.get(id(request.containers)), request.shape
         is_known = known is not None and known.containers is request.containers
         if known is not None and is_known and (known.shape is shape or known.shape == shape):
@@ -390,18 +395,18 @@ class Journal(SchedulerObserver):
     # -- everything else
 
     def on_bind(self, event: BindEvent) -> None:
-        pod = PodRef(event.namespace, event.name, event.uid)
+        pod = _ref(event)
         self._note(journal.Bind, event.error, pod=pod, node=event.node, error=event.error)
 
     def on_released(self, event: ReleasedEvent) -> None:
-        pod = PodRef(event.namespace, event.name, event.uid)
+        pod = _ref(event)
         self._note(journal.Released, pod=pod, node=event.node, why=event.why)
 
     def on_woken(self, request: PodRequest) -> None:
-        self._note(journal.Woken, pod=PodRef(request.namespace, request.name, request.uid))
+        self._note(journal.Woken, pod=_ref(request))
 
     def on_evicted(self, event: EvictedEvent) -> None:
-        pod = PodRef(event.victim.namespace, event.victim.name, event.victim.uid)
+        pod = _ref(event.victim)
         self._note(journal.Evicted, pod=pod, node=event.node, message=event.text)
 
     def on_gang(self, event: GangEvent) -> None:
@@ -550,32 +555,41 @@ class LedgerRecorder:
         self._tell(self._record_host, name, free)
 
     def _record_node(self, time: float, name: str, facts: NodeFacts | None) -> None:
-        devices = 0 if facts is None else len(facts.devices)
-        self._add_change(NodeEntry(time, name, facts), ENTRY_BYTES + DEVICE_BYTES * devices)
+        if facts is None:
+            self._add_change(StateEntry(time, NodeRecord, name))
+            return
+        self._add_change(StateEntry(time, NodeRecord, name, (facts,)), ENTRY_BYTES + DEVICE_BYTES * len(facts.devices))
 
     def _record_nomination(self, time: float, facts: PodFacts, victims: frozenset[str] | None) -> None:
         if victims is None:
-            self._add_change(NominationEntry(time, facts.uid, None, None))
+            self._add_change(StateEntry(time, NominationRecord, facts.uid))
             return
         size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
-        self._add_change(NominationEntry(time, facts.uid, facts, victims), size)
+        self._add_change(StateEntry(time, NominationRecord, facts.uid, (facts, victims)), size)
 
     def _record_pod(self, time: float, facts: PodFacts, state: GrantState | None, observed: bool) -> None:
         if state is None:
-            self._add_change(PodEntry(time, facts.uid, None))
+            self._add_change(StateEntry(time, PodRecord, facts.uid))
             return
         if observed:
             size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
         else:  # The grants are those of the decision, and a binding is about what was reserved: both are counted there.
             size = ENTRY_BYTES if state is GrantState.BOUND else ENTRY_BYTES + POD_BYTES
-        self._add_change(PodEntry(time, facts.uid, facts, state, observed), size)
+        self._add_change(StateEntry(time, PodRecord, facts.uid, (facts, state, observed)), size)
 
     def _record_quota(self, time: float, namespace: str, name: str, facts: QuotaFacts | None) -> None:
-        limits = 0 if facts is None else len(facts.limits)
-        self._add_change(QuotaEntry(time, namespace, name, facts), ENTRY_BYTES + LIMIT_BYTES * limits)
+        key = namespace, name
+        if facts is None:
+            self._add_change(StateEntry(time, QuotaRecord, key))
+            return
+        self._add_change(StateEntry(time, QuotaRecord, key, (facts,)), ENTRY_BYTES + LIMIT_BYTES * len(facts.limits))
 
     def _record_host(self, time: float, name: str, free: HostRequest | None) -> None:
-        self._add_change(HostEntry(time, name, free))
+        self._add_change(StateEntry(time, HostRecord, name, () if free is None else (free,)))
+
+
+def _ref(named: PodRequest | PodTraits | BindEvent | ReleasedEvent) -> PodRef:
+    return PodRef(named.namespace, named.name, named.uid)
 
 
 async def _state_batches(state: JournalState) -> AsyncIterator[Sequence[Record]]:

@@ -7,20 +7,16 @@ are estimates from above: what an entry may be the only one to refer to counts a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.devices import NodeFacts
 from tessera.core.grants import Grants, Placement
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import Constraint, HostRequest, PodRequest
+from tessera.core.requests import Constraint, PodRequest
 from tessera.wire import journal
 from tessera.wire.cel import AllOf
-from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record
+from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record, StateRecord
 
 ENTRY_BYTES = 200
 """of an entry, its place in the ring and its time"""
@@ -34,147 +30,38 @@ CONTAINER_BYTES, WORD_BYTES = 300, 100
 DECISION_BYTES = ENTRY_BYTES + POD_BYTES
 """of a decision without its grants"""
 
-Key = tuple[str, ...]
-"""what a state entry is about"""
-
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One record. Not tracked by the garbage collector: there are many, and they form no cycles."""
 
     time: float
 
-    @property
-    def key(self) -> Key | None:
-        """Which part of the state it sets; None if it changes nothing."""
-        return None
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether that part is not there any more."""
-        return False
-
     def record(self, sequence: int) -> Record:
         """The record, with its number."""
         raise NotImplementedError
 
 
-class NodeEntry(Entry, frozen=True, gc=False):
-    name: str
-    facts: NodeFacts | None
+Name = str | tuple[str, str] | int
+"""of a node or host, uid of a pod, namespace and name of a quota, number of a forecast"""
+Key = tuple[type[StateRecord], Name]
+"""what a state entry is about"""
+
+
+class StateEntry(Entry, frozen=True, gc=False):
+    """What a part of the state is from now on, as `of` of its record takes it."""
+
+    kind: type[StateRecord]
+    name: Name
+    value: tuple[Any, ...] = ()
+    """empty: it is not there any more"""
 
     @property
     def key(self) -> Key:
-        return "node", self.name
+        return self.kind, self.name
 
-    @property
-    def is_gone(self) -> bool:
-        return self.facts is None
-
-    def record(self, sequence: int) -> journal.NodeRecord:
-        state = None if self.facts is None else journal.NodeState.of(self.facts)
-        return journal.NodeRecord(time=self.time, sequence=sequence, name=self.name, state=state)
-
-
-class PodEntry(Entry, frozen=True, gc=False):
-    uid: str
-    facts: PodFacts | None
-    grants: GrantState = GrantState.BOUND
-    observed: bool = False
-
-    @property
-    def key(self) -> Key:
-        return "pod", self.uid
-
-    @property
-    def is_gone(self) -> bool:
-        return self.facts is None
-
-    def record(self, sequence: int) -> journal.PodRecord:
-        if self.facts is None:
-            return journal.PodRecord(time=self.time, sequence=sequence, uid=self.uid)
-        return journal.PodRecord(
-            time=self.time,
-            sequence=sequence,
-            uid=self.uid,
-            state=journal.PodState.of(self.facts),
-            grants="reserved" if self.grants is GrantState.RESERVED else "bound",
-            observed=self.observed,
-        )
-
-
-class NominationEntry(Entry, frozen=True, gc=False):
-    uid: str
-    facts: PodFacts | None
-    victims: frozenset[str] | None
-
-    @property
-    def key(self) -> Key:
-        return "nomination", self.uid
-
-    @property
-    def is_gone(self) -> bool:
-        return self.facts is None
-
-    def record(self, sequence: int) -> journal.NominationRecord:
-        if self.facts is None:
-            return journal.NominationRecord(time=self.time, sequence=sequence, uid=self.uid)
-        return journal.NominationRecord(
-            time=self.time,
-            sequence=sequence,
-            uid=self.uid,
-            state=journal.PodState.of(self.facts),
-            victims=tuple(sorted(self.victims or ())),
-        )
-
-
-class QuotaEntry(Entry, frozen=True, gc=False):
-    namespace: str
-    name: str
-    facts: QuotaFacts | None
-
-    @property
-    def key(self) -> Key:
-        return "quota", self.namespace, self.name
-
-    @property
-    def is_gone(self) -> bool:
-        return self.facts is None
-
-    def record(self, sequence: int) -> journal.QuotaRecord:
-        limits = None if self.facts is None else dict(self.facts.limits)
-        return journal.QuotaRecord(
-            time=self.time, sequence=sequence, namespace=self.namespace, name=self.name, limits=limits
-        )
-
-
-class HostEntry(Entry, frozen=True, gc=False):
-    name: str
-    free: HostRequest | None
-
-    @property
-    def key(self) -> Key:
-        return "host", self.name
-
-    @property
-    def is_gone(self) -> bool:
-        return self.free is None
-
-    def record(self, sequence: int) -> journal.HostRecord:
-        free = None if self.free is None else journal.Host(self.free.cpu, self.free.memory)
-        return journal.HostRecord(time=self.time, sequence=sequence, name=self.name, free=free)
-
-
-class ForecastEntry(Entry, frozen=True, gc=False):
-    id: int
-    forecast: DemandForecast
-
-    @property
-    def key(self) -> Key:
-        return "forecast", str(self.id)
-
-    def record(self, sequence: int) -> journal.ForecastRecord:
-        forecast = journal.Forecast.of(self.forecast)
-        return journal.ForecastRecord(time=self.time, sequence=sequence, id=self.id, forecast=forecast)
+    def record(self, sequence: int) -> StateRecord:
+        make: Callable[..., StateRecord] = self.kind.of
+        return make(self.name, *self.value, time=self.time, sequence=sequence)
 
 
 class StartEntry(Entry, frozen=True, gc=False):
@@ -259,9 +146,18 @@ class DecisionEntry(Entry, frozen=True, gc=False):
     ledger_version: int
     microseconds: int
 
-    @property
-    def _mask(self) -> CandidateMask | None:
-        return self.candidates.mask() if isinstance(self.candidates, SearchedList) else self.candidates
+    def _fields(self, sequence: int) -> dict[str, Any]:
+        """Of its record."""
+        candidates = self.candidates
+        return {
+            "time": self.time,
+            "sequence": sequence,
+            "pod": self.pod,
+            "ask": self.ask.value(),
+            "candidates": candidates.mask() if isinstance(candidates, SearchedList) else candidates,
+            "ledger_version": self.ledger_version,
+            "microseconds": self.microseconds,
+        }
 
 
 class PlacedEntry(DecisionEntry, frozen=True, gc=False):
@@ -269,19 +165,9 @@ class PlacedEntry(DecisionEntry, frozen=True, gc=False):
     at_bind: bool = False
 
     def record(self, sequence: int) -> journal.Placed:
-        return journal.Placed(
-            time=self.time,
-            sequence=sequence,
-            pod=self.pod,
-            ask=self.ask.value(),
-            candidates=self._mask,
-            ledger_version=self.ledger_version,
-            microseconds=self.microseconds,
-            node=self.placement.node,
-            grants=journal.grants_of(self.placement.grants),
-            score=self.placement.score,
-            at_bind=self.at_bind,
-        )
+        node, grants, score = self.placement
+        made = journal.grants_of(grants)
+        return journal.Placed(**self._fields(sequence), node=node, grants=made, score=score, at_bind=self.at_bind)
 
 
 class RefusedEntry(DecisionEntry, frozen=True, gc=False):
@@ -292,13 +178,7 @@ class RefusedEntry(DecisionEntry, frozen=True, gc=False):
 
     def record(self, sequence: int) -> journal.Refused:
         return journal.Refused(
-            time=self.time,
-            sequence=sequence,
-            pod=self.pod,
-            ask=self.ask.value(),
-            candidates=self._mask,
-            ledger_version=self.ledger_version,
-            microseconds=self.microseconds,
+            **self._fields(sequence),
             reasons=dict(self.reasons),
             refusals=self.refusals,
             at_bind=self.at_bind,
@@ -308,15 +188,7 @@ class RefusedEntry(DecisionEntry, frozen=True, gc=False):
 
 class UnfinishedEntry(DecisionEntry, frozen=True, gc=False):
     def record(self, sequence: int) -> journal.Unfinished:
-        return journal.Unfinished(
-            time=self.time,
-            sequence=sequence,
-            pod=self.pod,
-            ask=self.ask.value(),
-            candidates=self._mask,
-            ledger_version=self.ledger_version,
-            microseconds=self.microseconds,
-        )
+        return journal.Unfinished(**self._fields(sequence))
 
 
 def count_grants(grants: Mapping[str, tuple[Grants, ...]]) -> int:

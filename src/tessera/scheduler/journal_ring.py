@@ -13,7 +13,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from tessera.scheduler.journal_entries import DecisionEntry, Entry, ForecastEntry, Key, StartEntry
+from tessera.scheduler.journal_entries import DecisionEntry, Entry, Key, StartEntry, StateEntry
+from tessera.wire.journal import ForecastRecord
 
 DROPPED_PART = 128
 """of the limit that leaves at once: many at a time take a third of the time that each takes alone, and all of them
@@ -49,14 +50,13 @@ class JournalState:
         """The next record."""
         self.sequence += 1
         self.time = entry.time
-        key = entry.key
-        if key is not None:
-            if isinstance(entry, ForecastEntry):
-                self._forecasts.append(entry.id)
-            if entry.is_gone:
-                self._entries.pop(key, None)
+        if isinstance(entry, StateEntry):
+            if isinstance(entry.name, int):  # Only forecasts have numbers.
+                self._forecasts.append(entry.name)
+            if entry.value:
+                self._entries[entry.key] = self.sequence, entry
             else:
-                self._entries[key] = self.sequence, entry
+                self._entries.pop(entry.key, None)
         elif isinstance(entry, DecisionEntry):
             if entry.ask.forecast is not None:
                 self._forget_forecasts(entry.ask.forecast)
@@ -66,7 +66,7 @@ class JournalState:
     def _forget_forecasts(self, before: int) -> None:
         """Forecasts follow each other: a decision refers to none that is older than that of the decision before."""
         while self._forecasts and self._forecasts[0] < before:
-            del self._entries["forecast", str(self._forecasts.pop(0))]
+            del self._entries[ForecastRecord, self._forecasts.pop(0)]
 
 
 class JournalRing:

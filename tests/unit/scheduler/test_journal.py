@@ -17,7 +17,7 @@ from tessera.core.requests import HostRequest
 from tessera.core.victims import PodTraits
 from tessera.inspect.replay import JournalReplay
 from tessera.scheduler.decision_log import DecisionLog
-from tessera.scheduler.journal_entries import HostEntry
+from tessera.scheduler.journal_entries import StateEntry
 from tessera.scheduler.observer import EvictedEvent
 from tessera.wire.journal import (
     Bind,
@@ -499,7 +499,7 @@ async def test_a_reading_that_is_not_continued_holds_nothing_of_what_comes_later
         for number in range(1000):
             name = Name(number)
             names.add(name)
-            journal.add(HostEntry(0.0, name, None))
+            journal.add(StateEntry(0.0, HostRecord, name))
         del name
         assert len(names) <= journal.sequence - journal.oldest + 1 < 200
 

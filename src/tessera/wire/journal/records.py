@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
 from tessera.core import grants as core_grants
+from tessera.core.demand_forecast import DemandForecast
+from tessera.core.devices import NodeFacts
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState
 from tessera.core.quota import QuotaFacts
+from tessera.core.requests import HostRequest
 from tessera.wire.errors import WireError
 from tessera.wire.journal.cluster import Grants, NodeState, PodState, grants_value
 from tessera.wire.journal.requests import Forecast, Host, PodAsk, PodRef
@@ -90,6 +95,10 @@ class NodeRecord(_Record, frozen=True, kw_only=True, tag="node"):
     state: NodeState | None = None
     """None = gone"""
 
+    @classmethod
+    def of(cls, name: str, facts: NodeFacts | None = None, *, time: float, sequence: int) -> Self:
+        return cls(time=time, sequence=sequence, name=name, state=None if facts is None else NodeState.of(facts))
+
 
 class PodRecord(_Record, frozen=True, kw_only=True, tag="pod"):
     """What a pod holds from now on."""
@@ -102,6 +111,21 @@ class PodRecord(_Record, frozen=True, kw_only=True, tag="pod"):
     observed: bool = False
     """the API shows the pod on its node"""
 
+    @classmethod
+    def of(
+        cls,
+        uid: str,
+        facts: PodFacts | None = None,
+        state: GrantState = GrantState.BOUND,
+        observed: bool = False,
+        *,
+        time: float,
+        sequence: int,
+    ) -> Self:
+        held = None if facts is None else PodState.of(facts)
+        grants: Literal["reserved", "bound"] = "reserved" if state is GrantState.RESERVED else "bound"
+        return cls(time=time, sequence=sequence, uid=uid, state=held, grants=grants, observed=observed)
+
 
 class NominationRecord(_Record, frozen=True, kw_only=True, tag="nomination"):
     """What a pod claims from now on, over pods that are about to leave."""
@@ -112,6 +136,19 @@ class NominationRecord(_Record, frozen=True, kw_only=True, tag="nomination"):
     victims: tuple[str, ...] = ()
     """uids, sorted"""
 
+    @classmethod
+    def of(
+        cls,
+        uid: str,
+        facts: PodFacts | None = None,
+        victims: frozenset[str] = frozenset(),
+        *,
+        time: float,
+        sequence: int,
+    ) -> Self:
+        claim = None if facts is None else PodState.of(facts)
+        return cls(time=time, sequence=sequence, uid=uid, state=claim, victims=tuple(sorted(victims)))
+
 
 class QuotaRecord(_Record, frozen=True, kw_only=True, tag="quota"):
     """A ResourceQuota from now on."""
@@ -120,6 +157,12 @@ class QuotaRecord(_Record, frozen=True, kw_only=True, tag="quota"):
     name: str
     limits: dict[str, int] | None = None
     """by resource; None = gone"""
+
+    @classmethod
+    def of(cls, key: tuple[str, str], facts: QuotaFacts | None = None, *, time: float, sequence: int) -> Self:
+        """`key`: namespace and name."""
+        limits = None if facts is None else dict(facts.limits)
+        return cls(time=time, sequence=sequence, namespace=key[0], name=key[1], limits=limits)
 
     def value(self) -> QuotaFacts | None:
         return None if self.limits is None else QuotaFacts(self.namespace, self.name, self.limits)
@@ -132,12 +175,21 @@ class HostRecord(_Record, frozen=True, kw_only=True, tag="host"):
     free: Host | None = None
     """None = not known any more"""
 
+    @classmethod
+    def of(cls, name: str, free: HostRequest | None = None, *, time: float, sequence: int) -> Self:
+        host = None if free is None else Host(free.cpu, free.memory)
+        return cls(time=time, sequence=sequence, name=name, free=host)
+
 
 class ForecastRecord(_Record, frozen=True, kw_only=True, tag="forecast"):
     """A forecast that requests refer to."""
 
     id: int
     forecast: Forecast
+
+    @classmethod
+    def of(cls, number: int, forecast: DemandForecast, *, time: float, sequence: int) -> Self:
+        return cls(time=time, sequence=sequence, id=number, forecast=Forecast.of(forecast))
 
 
 class SnapshotEnd(_Record, frozen=True, kw_only=True, tag="snapshot-end"):
