@@ -85,6 +85,7 @@ class Process:
         self._spawn(engine.wake_pods())
         self._spawn(engine.preemptor.run())
         self._spawn(engine.gang_preemptor.run())
+        self._spawn(engine.nominated_nodes.run())
         self._spawn(self._tick())
         self.look_at_lease()
 

@@ -35,6 +35,7 @@ from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.move_holds import MoveHolds
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.scheduler.node_lock import NodeLocks
+from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
@@ -120,11 +121,13 @@ class Engine:
             self.requests.claims = self.claims
         self.labels = NodeLabels()
         self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
+        self.nominated_nodes = NominatedNodes(api)
         self.gangs = GangCoordinator(
             GangHolds(self.selector, self.cycles, self.labels),
             self.cycles,
             self.requests,
             book=self.victims,
+            nominated_nodes=self.nominated_nodes,
             times=GangTimes(
                 patience=settings.gang_seconds, bind=settings.turn_seconds, starving=settings.gang_starving_seconds
             ),
@@ -135,11 +138,12 @@ class Engine:
         )
         self.preemption = Preemption(self.selector, self.victims)
         self.budgets = BudgetInformer(self.victims)
+        evictor = Evictor(api, self.victims, observer=observer)
         self.preemptor = Preemptor(
             self.cycles,
             self.preemption,
-            self.victims,
-            api,
+            evictor,
+            nominated_nodes=self.nominated_nodes,
             observer=observer,
             settings=settings.preemption_settings,
             is_ready=self._may_preempt,
@@ -147,8 +151,7 @@ class Engine:
         self.gang_preemptor = GangPreemptor(
             self.gangs,
             self.preemption,
-            Evictor(api, self.victims, observer=observer),
-            api,
+            evictor,
             settings=settings.preemption_settings,
             is_ready=self._may_preempt,
         )
@@ -223,6 +226,7 @@ class Engine:
         """The tenure is over."""
         self.tenure.end()
         self.gangs.end_term()
+        self.nominated_nodes.forget()
         self.moves.end_term()
         self.claims.end_term()
         self.cycles.end_term()
@@ -360,7 +364,7 @@ class Engine:
         self._spawn(self.binder.look_up_unconfirmed())
         if self._reads_claims:
             self._spawn(self.claims.writer.look_up_uncertain())
-        self._spawn(self.preemptor.end_overdue())
+        self.preemptor.end_overdue()
 
     async def wake_pods(self) -> None:
         """For ever: when capacity was freed, make kube-scheduler ask again for pods that fit now, gangs first."""

@@ -52,7 +52,7 @@ class Evictor:
 
     def __init__(self, api: KubeApi, book: VictimBook, *, observer: SchedulerObserver) -> None:
         self._api = api
-        self._book = book
+        self.book = book
         self._observer = observer
         self._turns = asyncio.Semaphore(CONCURRENT)
         self._after_evict = failpoint(Failpoint.AFTER_EVICT)
@@ -66,7 +66,7 @@ class Evictor:
         """
         priority = preemptor.preempts_below or 0
         events = {
-            victim.uid: EvictedEvent(victim, preemptor, self._book.node_of(victim.uid), priority, gang)
+            victim.uid: EvictedEvent(victim, preemptor, self.book.node_of(victim.uid), priority, gang)
             for victim in victims
         }
         if len(victims) > 1:
@@ -74,7 +74,7 @@ class Evictor:
             problem = next(filter(None, problems), "")
             if problem:
                 return problem
-        guarded = [victim for victim in victims if self._book.budgets(victim.uid)]
+        guarded = [victim for victim in victims if self.book.budgets(victim.uid)]
         for victim in guarded:
             problem = await self._evict(events.pop(victim.uid), obstacle)
             if problem:
@@ -105,14 +105,14 @@ class Evictor:
             problem = obstacle(victim)
             if problem:
                 return problem
-            known = self._book.traits(victim.uid)
+            known = self.book.traits(victim.uid)
             if known is not None and known.is_leaving:
                 return ""  # For another preemptor: a gang is on several nodes, and each of them may need it gone.
             answer = await self._send(victim)
             if not answer.is_accepted:
                 return answer.problem
             self._after_evict()
-        self._book.note_evicted(victim.uid)
+        self.book.note_evicted(victim.uid)
         by = f"{preemptor.namespace}/{preemptor.name}"
         log.info("pod evicted", pod=victim.key, node=event.node, preemptor=by, gang=event.gang)
         self._observer.on_evicted(event)
@@ -131,5 +131,5 @@ class Evictor:
             reason, seconds = str(error), UNKNOWN_SECONDS
         else:
             return _Answer(is_accepted=True)
-        self._book.spare(victim.uid, reason, seconds=seconds)
+        self.book.spare(victim.uid, reason, seconds=seconds)
         return _Answer(is_accepted=False, problem=f"{victim.key} is not evicted: {reason}")

@@ -17,21 +17,14 @@ from tessera.scheduler.kube_api import KubeApi
 log = structlog.get_logger(__name__)
 
 CONCURRENT = 8
-"""writes under way at once, of the members of a gang"""
-
-
-async def write_nominated_node(api: KubeApi, request: PodRequest, node: str | None) -> None:
-    """None removes it."""
-    try:
-        await api.set_nominated_node(request.namespace, request.name, uid=request.uid, node=node)
-    except KubeError as error:
-        log.warning("nominated node not written", pod=f"{request.namespace}/{request.name}", error=str(error))
+"""writes under way at once: a gang has many members"""
 
 
 class NominatedNodes:
-    """What is to be written for members of gangs, one write per pod at a time. The last word on a pod counts."""
+    """What is to be written, one write per pod at a time. The last word on a pod counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
         self._wanted: dict[str, tuple[PodRequest, str | None]] = {}
         """by uid"""
         self._left: list[tuple[PodRequest, str | None]] = []
@@ -39,6 +32,7 @@ class NominatedNodes:
         self._changed = asyncio.Event()
 
     def set(self, request: PodRequest, node: str | None) -> None:
+        """None removes it."""
         self._wanted[request.uid] = request, node
         self._changed.set()
 
@@ -47,19 +41,22 @@ class NominatedNodes:
         self._wanted.clear()
         self._left.clear()
 
-    async def run(self, api: KubeApi) -> None:
+    async def run(self) -> None:
         """For ever."""
         while True:
             await self._changed.wait()
-            await self.write(api)
+            await self.write()
 
-    async def write(self, api: KubeApi) -> None:
+    async def write(self) -> None:
         """All that is wanted by now."""
         self._changed.clear()
         self._left, self._wanted = list(self._wanted.values()), {}
-        await asyncio.gather(*(self._write_some(api) for _ in range(CONCURRENT)))
+        await asyncio.gather(*(self._write_some() for _ in range(CONCURRENT)))
 
-    async def _write_some(self, api: KubeApi) -> None:
+    async def _write_some(self) -> None:
         while self._left:
             request, node = self._left.pop()
-            await write_nominated_node(api, request, node)
+            try:
+                await self._api.set_nominated_node(request.namespace, request.name, uid=request.uid, node=node)
+            except KubeError as error:
+                log.warning("nominated node not written", pod=f"{request.namespace}/{request.name}", error=str(error))

@@ -191,6 +191,7 @@ class Service:
             group.create_task(self.engine.wake_claimants())
             group.create_task(self.engine.preemptor.run())
             group.create_task(self.engine.gang_preemptor.run())
+            group.create_task(self.engine.nominated_nodes.run())
             if self._leases is not None:
                 group.create_task(self._leases.run())
             group.create_task(self._follow_lease())

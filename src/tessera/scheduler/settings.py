@@ -40,7 +40,7 @@ from tessera.services.value_types import (
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
-    from tessera.scheduler.preemptor import PreemptionSettings
+    from tessera.scheduler.preemption_loop import PreemptionSettings
     from tessera.vendors.base import Switches
     from tessera.vendors.pod_reader import PolicyDefaults
 
@@ -273,7 +273,7 @@ class Settings(ClusterAccess):
 
     @property
     def preemption_settings(self) -> PreemptionSettings:
-        from tessera.scheduler.preemptor import PreemptionSettings
+        from tessera.scheduler.preemption_loop import PreemptionSettings
 
         return PreemptionSettings(
             is_enabled=self.preemption,

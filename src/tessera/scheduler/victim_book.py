@@ -8,7 +8,7 @@ are asked for, because few pods are ever looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 
 from tessera.core.holdings import PodFacts
@@ -149,6 +149,10 @@ class VictimBook:
             return traits._replace(is_leaving=True)
         _, reason = self._spared.get(uid, (0.0, ""))
         return traits._replace(protection=traits.protection or reason) if reason else traits
+
+    def traits_of(self, uids: Iterable[str]) -> tuple[PodTraits, ...]:
+        """Of those that are known."""
+        return tuple(traits for uid in uids if (traits := self.traits(uid)) is not None)
 
     def members(self, group: str) -> Collection[str]:
         return sorted(self._groups.get(group, ()))

@@ -95,6 +95,6 @@ async def test_a_victim_that_leaves_for_another_preemptor_already_is_not_evicted
     assert [sorted(each.victims) for each in found if each is not None] == [["uid-a", "uid-b"]] * 2
     for pod, victims in zip(waiting, found, strict=True):
         assert victims is not None
-        assert await preemptor._evict_all(pod.request, victims)
+        assert await preemptor._evict(pod, victims)
     assert sorted(cluster.evictions) == ["a", "b"]
     assert [cluster.cycle_state(high(name)) for name in ("one", "other")] == [CycleState.NOMINATED] * 2

@@ -52,7 +52,7 @@ class GangCluster(Cluster):
 
     async def nominated(self) -> dict[str, str | None]:
         """By name, once all is written."""
-        await self.engine.gangs.nominations.nominated_nodes.write(self.api)
+        await self.engine.nominated_nodes.write()
         self.watch()
         return {key.removeprefix("default/"): node for key, node in sorted(self.api.nominated.items())}
 
@@ -431,7 +431,7 @@ async def test_the_preemptor_runs_by_itself_and_waits_for_the_delay() -> None:
     cluster.restart()
     cluster.started()
     await cluster.runs(low("a"), low("b"))
-    running = asyncio.ensure_future(cluster.engine.gang_preemptor.run())
+    running = asyncio.gather(cluster.engine.gang_preemptor.run(), cluster.engine.nominated_nodes.run())
     cluster.refuse_all(gang(2))
     await asyncio.sleep(29)
     assert cluster.evictions == []

@@ -77,6 +77,7 @@ class Cluster(World):
     async def preempts(self, pod: PodBuilder) -> None:
         """The pod is refused, and the preemptor looks at it; the informers see what it did."""
         await self.engine.preemptor.preempt(self.refuse(pod))
+        await self.engine.nominated_nodes.write()
         self.watch()
 
     def gone(self, *names: str) -> None:
@@ -284,11 +285,12 @@ async def test_a_nomination_ends_by_its_deadline_and_the_devices_are_free() -> N
     cluster.create(low("other"))
     assert cluster.filtered(low("other"))["FailedNodes"]
     await asyncio.sleep(GRACE + TIMEOUT - 1)
-    await cluster.engine.preemptor.end_overdue()
+    cluster.engine.preemptor.end_overdue()
     assert cluster.filtered(low("other"))["FailedNodes"]
     await asyncio.sleep(2)
-    await cluster.engine.preemptor.end_overdue()
+    cluster.engine.preemptor.end_overdue()
     assert cluster.cycle_state(high()) is CycleState.REFUSED
+    await cluster.engine.nominated_nodes.write()
     assert cluster.api.nominated == {"default/high": None}
     assert cluster.chosen(low("other")) == "n1"
 

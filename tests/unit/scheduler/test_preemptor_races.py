@@ -89,7 +89,7 @@ async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None
     await cluster.preempts(high())
     assert cluster.evictions == []
     await asyncio.sleep(GRACE + TIMEOUT + 1)
-    await cluster.engine.preemptor.end_overdue()
+    cluster.engine.preemptor.end_overdue()
     await cluster.preempts(high())
     assert cluster.evictions == ["plain"]
 
@@ -125,7 +125,7 @@ async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeyp
     assert found is not None
     assert set(found.victims) == {"uid-a", "uid-b"}
     cluster.api.script("evict", Step(meanwhile=meanwhile))
-    assert not await preemptor._evict_all(pod.request, found)
+    assert not await preemptor._evict(pod, found)
     assert len(cluster.evictions) == 1
     [nomination] = cluster.ledger.nominations.all()
     assert nomination.victims == {"uid-c"}, "the later nomination stays"

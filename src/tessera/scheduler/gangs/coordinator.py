@@ -30,6 +30,7 @@ from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.gangs.reports import GangReports, gang_misfit
 from tessera.scheduler.gangs.turns import GangTurns
+from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
@@ -57,6 +58,7 @@ class GangCoordinator:
         requests: RequestReader,
         *,
         book: VictimBook,
+        nominated_nodes: NominatedNodes,
         times: GangTimes,
         observer: SchedulerObserver,
     ) -> None:
@@ -69,7 +71,7 @@ class GangCoordinator:
         self._reports = reports = GangReports(observer)
         self._turns = turns = GangTurns(self.registry, holds, cycles.clock, times)
         self._plans = plans = GangPlans(holds, turns, cycles.clock, times=times, reports=reports)
-        self.nominations = GangNominations(holds, cycles, book, reports)
+        self.nominations = GangNominations(holds, cycles, book, nominated_nodes=nominated_nodes, reports=reports)
         self.barrier = GangBarrier(self.registry, holds, cycles, plans, times=times, reports=reports)
         self._completion = GangCompletion(
             holds, cycles, self.nominations, barrier=self.barrier, turns=turns, reports=reports
@@ -258,7 +260,6 @@ class GangCoordinator:
                 self._plans.give_up(gang, "this replica stopped deciding", pause=False)
             self.nominations.renounce(gang, "this replica stopped deciding")
             self._holds.give_up(gang)
-        self.nominations.nominated_nodes.forget()
 
     def tick(self) -> None:
         """End what only time ends. Called every 15 s."""

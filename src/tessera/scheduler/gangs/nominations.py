@@ -33,13 +33,21 @@ from tessera.scheduler.victim_book import VictimBook
 class GangNominations:
     """Of all gangs."""
 
-    def __init__(self, holds: GangHolds, cycles: PodCycles, book: VictimBook, reports: GangReports) -> None:
+    def __init__(
+        self,
+        holds: GangHolds,
+        cycles: PodCycles,
+        book: VictimBook,
+        *,
+        nominated_nodes: NominatedNodes,
+        reports: GangReports,
+    ) -> None:
         self._holds = holds
         self._cycles = cycles
         self._ledger = cycles.ledger
-        self.book = book
+        self._book = book
         self._reports = reports
-        self.nominated_nodes = NominatedNodes()
+        self._nominated_nodes = nominated_nodes
 
     # -- nominate
 
@@ -50,7 +58,7 @@ class GangNominations:
         """
         self._holds.release(gang)
         gone = frozenset((*found.victims, *found.leaving))
-        victims, leaving = self._traits(found.victims), self._traits(found.leaving)
+        victims, leaving = self._book.traits_of(found.victims), self._book.traits_of(found.leaving)
         grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
         gang.state, gang.tried, gang.is_nominated = GangState.NOMINATED, None, False
         gang.deadline = self._cycles.clock.monotonic() + grace + seconds
@@ -81,18 +89,18 @@ class GangNominations:
         spent: Counter[str] = Counter()
         others = (each for each in self._ledger.nominations.all() if each.facts.uid not in mine)
         promised = {uid for each in others for uid in each.victims}
-        for uid in chosen | {uid for uid in promised if (one := self.book.traits(uid)) and not one.is_leaving}:
-            spent.update(self.book.budgets(uid))
+        for uid in chosen | {uid for uid in promised if (one := self._book.traits(uid)) and not one.is_leaving}:
+            spent.update(self._book.budgets(uid))
         for uid in chosen:
-            entry, traits = self._ledger.pod(uid), self.book.traits(uid)
+            entry, traits = self._ledger.pod(uid), self._book.traits(uid)
             if entry is None or traits is None or entry.state is not GrantState.BOUND or not entry.observed:
                 return False
             if traits.protection or traits.priority >= priority:
                 return False
-            if any(spent[budget] > self.book.disruptions_allowed(budget) for budget in self.book.budgets(uid)):
+            if any(spent[budget] > self._book.disruptions_allowed(budget) for budget in self._book.budgets(uid)):
                 return False
-            group = self.book.members(traits.group) if traits.group else ()
-            if any(not (one in chosen or _is_leaving(self.book.traits(one))) for one in group):
+            group = self._book.members(traits.group) if traits.group else ()
+            if any(not (one in chosen or _is_leaving(self._book.traits(one))) for one in group):
                 return False
         return True
 
@@ -120,7 +128,7 @@ class GangNominations:
             member = gang.members.get(nomination.member)
             if member is not None:
                 gang.shown[nomination.member] = member.request
-                self.nominated_nodes.set(member.request, nomination.placement.node)
+                self._nominated_nodes.set(member.request, nomination.placement.node)
 
     # -- redeem, renounce
 
@@ -162,12 +170,12 @@ class GangNominations:
         shown, gang.shown = gang.shown, {}
         for uid, request in shown.items():
             if uid in gang.members:
-                self.nominated_nodes.set(request, None)
+                self._nominated_nodes.set(request, None)
 
     def end_if_overdue(self, gang: Gang) -> None:
         if gang.state is GangState.NOMINATED and self._cycles.clock.monotonic() >= gang.deadline:
             for uid in gang.victims:
-                self.book.note_stuck(uid)
+                self._book.note_stuck(uid)
             self.renounce(gang, "The devices were held for too long: the nomination ends")
 
     def _withdraw(self, gang: Gang) -> None:
@@ -200,9 +208,6 @@ class GangNominations:
             self._reports.preemption(
                 PreemptionEvent(members[0], where, victims, waits_for, problem, seconds, gang.name, members)
             )
-
-    def _traits(self, uids: Iterable[str]) -> tuple[PodTraits, ...]:
-        return tuple(traits for uid in uids if (traits := self.book.traits(uid)) is not None)
 
 
 def _is_leaving(traits: PodTraits | None) -> bool:

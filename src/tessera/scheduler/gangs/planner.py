@@ -25,6 +25,7 @@ from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.unschedulable_pods import MOST_WORK
 
 PAUSE_SECONDS = 1.0
@@ -81,17 +82,9 @@ class GangPlanner:
         if gang.state is not GangState.WAITING or not gang.members:
             return gang.misfit  # Something else has happened to it meanwhile.
         self._idle.clear()
-        steps = self._plan(gang, asking)
         try:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    problem: Misfit | None = end.value
-                    return problem
-                await asyncio.sleep(0)
+            return await finish_in_slices(self._plan(gang, asking))
         finally:
-            steps.close()
             self._idle.set()
 
     def _plan(
