@@ -42,7 +42,7 @@ from tessera.scheduler.journal_entries import StartEntry
 from tessera.scheduler.journal_ring import JournalRing
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.metrics.service_metrics import Metrics
-from tessera.scheduler.observer import ObserverGroup, RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import ObserverGroup
 from tessera.scheduler.settings import JournalSettings, Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.services.logs import LogFormat, LogOptions, configure_logs
@@ -67,19 +67,9 @@ MOST_MICROSECONDS = 15.0
 Call = Callable[[bytes], bytes]
 
 
-class Counted(SchedulerObserver):
-    """Keeps the metrics of refusals, as the process does."""
-
-    def __init__(self) -> None:
-        self._metrics = Metrics()
-
-    def on_refused(self, event: RefusedEvent) -> None:
-        self._metrics.refused(event.refused)
-
-
 def engine(nodes: int, journal: Journal | None) -> Engine:
     """Nodes with running pods."""
-    observers = (Counted(),) if journal is None else (journal, DecisionLog(), Counted())
+    observers = (Metrics(),) if journal is None else (journal, DecisionLog(), Metrics())
     made = Engine(
         Settings(),
         cast("KubeApi", None),  # nothing is written: no filter reaches the API

@@ -8,7 +8,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import service as module
-from tessera.scheduler.process import Process
+from tessera.scheduler.metrics.service_metrics import Metrics
 from tessera.scheduler.service import AUDIT_NODES, AUDIT_NODES_WHEN_BUSY, BUSY, audited_at_once
 from tessera.scheduler.settings import Settings
 from tests.support.event_loops import on_uvloop
@@ -30,7 +30,7 @@ async def test_in_a_lasting_rush_every_node_has_its_turn(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "AUDIT_NODES_WHEN_BUSY", 1)
     monkeypatch.setattr(module, "BUSY", -1)
     seen: list[str] = []
-    monkeypatch.setattr(Process, "on_audit", lambda _self, node, _findings: seen.append(node))
+    monkeypatch.setattr(Metrics, "on_audit", lambda _self, node, _findings: seen.append(node))
     nodes = [SimulatedNode(name, gpu_cards(name, 1)) for name in NODES]
     async with ControlPlane(nodes=nodes) as plane, running(plane, Settings(listeners=EXTENDER_ONLY)):
         await until(lambda: len(seen) >= 2 * len(NODES))

@@ -29,6 +29,14 @@ from tests.support.product import Product, gpu_pod, product
 from tests.support.scheduler_process import EXTENDER_ONLY, Caller, calling, running, until
 
 MIB = 2**20
+IDLE = [
+    *(f"tessera_pods_{what}" for what in ("in_handover", "unfenced", "awaiting_claims")),
+    *(f"tessera_{what}_uncertain" for what in ("bindings", "claims")),
+    *("tessera_nominations", "tessera_gangs_waiting", "tessera_gangs_planned", "tessera_claims_allocated"),
+    *("tessera_gangs_bound_total", "tessera_gang_plans_given_up_total"),
+    *("tessera_journal_file_errors_total", "tessera_journal_file_lost_records_total"),
+]
+"""series of what there is none of in a cluster at rest"""
 ZERO = {"tessera_devices_overallocated": 0, "tessera_ledger_drift": 0}
 HAMI = {
     "hami_build_info",
@@ -186,6 +194,10 @@ async def test_the_services_own_metrics_count_what_happened(tmp_path: Path) -> N
         "tessera_leader": 1,
         "tessera_events_dropped_total": 0,
     }
+    assert set(found.all(IDLE).values()) == {0}
+    assert found.values("tessera_claim_writes_total", "result") == {"allocated": 0, "released": 0}
+    assert found.value("tessera_journal_bytes") > 0
+    assert found.values("tessera_watch_age_seconds", "resource").keys() >= {"pods", "nodes"}
     granted = found.values("tessera_gpu_granted_seconds_total", "namespace", "device_type")
     assert granted.keys() == {("default", A100)}
     assert 0 < granted["default", A100] < found.value("tessera_gpu_idle_seconds_total", device_type=A100)

@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import structlog
 import uvloop
 
-from tessera.core.audit import AuditFinding
 from tessera.http11.limits import LoopIteration
 from tessera.http11.router import Route
 from tessera.http11.server_state import Guard
@@ -26,8 +25,6 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
-from tessera.scheduler.claims.book import WriteState
-from tessera.scheduler.gangs.gang import GangState
 from tessera.scheduler.http_api import (
     Routes,
     extender_routes,
@@ -40,9 +37,9 @@ from tessera.scheduler.http_api import (
 from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
-from tessera.scheduler.metrics.service_metrics import Levels, Metrics
-from tessera.scheduler.observer import EvictedEvent, ObserverGroup, PreemptionEvent, RefusedEvent, SchedulerObserver
-from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
+from tessera.scheduler.metrics.service_metrics import Metrics
+from tessera.scheduler.metrics.service_readings import add_readings
+from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
@@ -90,7 +87,7 @@ async def _main(settings: Settings, reload: Reload | None, page: ServedPage | No
 
 
 class Process(SchedulerObserver):
-    """One running scheduler with its listeners. As the observer of the pipeline it keeps the metrics."""
+    """One running scheduler with its listeners. As an observer of the pipeline it keeps the series about cards."""
 
     def __init__(
         self,
@@ -105,7 +102,8 @@ class Process(SchedulerObserver):
         self._client = client
         self.metrics = Metrics()
         self._page = page
-        self.service = Service(settings, client, observer=self if page is None else ObserverGroup(self, page))
+        observers = [self.metrics, self] if page is None else [self.metrics, self, page]
+        self.service = Service(settings, client, observer=ObserverGroup(*observers))
         kept = settings.journal
         self._journal_file = (
             JournalFile(self.service.journal, kept.file, limit=kept.file_bytes, files=kept.files) if kept.file else None
@@ -121,9 +119,7 @@ class Process(SchedulerObserver):
         self._iteration = LoopIteration()
         self.stopping = asyncio.Event()
         self._file_watch = FileWatch(lambda: [self.settings.device_config_file])
-        self._events_dropped = 0
-        self._findings: dict[str, frozenset[AuditFinding]] = {}
-        """by node, what its last audit found"""
+        add_readings(self.metrics, self.service, self._tls, self._journal_file)
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT: 0; a fault of one part ends all: 1."""
@@ -259,18 +255,6 @@ class Process(SchedulerObserver):
 
     # -- metrics
 
-    def on_refused(self, event: RefusedEvent) -> None:
-        self.metrics.refused(event.refused)
-
-    def on_preemption(self, event: PreemptionEvent) -> None:
-        self.metrics.preempted(event)
-
-    def on_evicted(self, event: EvictedEvent) -> None:
-        self.metrics.evicted()
-
-    def on_write(self, verb: str) -> None:
-        self.metrics.wrote(verb)
-
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         if pod is None:
             self._exposition.instances.drop(uid)
@@ -291,51 +275,11 @@ class Process(SchedulerObserver):
         self._tenure_time.begin()
 
     async def _render_metrics(self) -> AsyncGenerator[bytes, None]:
-        service = self.service
-        engine = service.engine
-        self.metrics.set_levels(
-            Levels(
-                in_handover=engine.queue.active,
-                awaiting_turn=engine.queue.waiting,
-                reserved=engine.cycles.count(*HOLDS_RESERVATION),
-                refused=len(engine.unschedulable),
-                uncertain=engine.cycles.count(CycleState.UNCERTAIN),
-                unfenced=engine.takeover.left,
-                nominated=len(service.ledger.nominations),
-                gangs_waiting=engine.gangs.count(GangState.WAITING, GangState.NOMINATED),
-                gangs_planned=engine.gangs.count(GangState.PLANNED, GangState.COMPLETING),
-                claims_allocated=engine.claims.book.holding,
-                claims_uncertain=engine.claims.book.count(WriteState.UNCERTAIN),
-                awaiting_claims=len(engine.claims.reader.waiting()),
-            )
-        )
-        self.metrics.gangs(**engine.gangs.take_totals())
-        self.metrics.claims(**engine.claims.writer.take_totals())
-        self.metrics.keep_only(service.ledger.node_names())
-        self.metrics.set_leader(service.is_leader)
-        self.metrics.set_certificate_expiry(self._tls.expiry)
-        self.metrics.set_watch_ages(service.watch_ages())
-        file = self._journal_file
-        self.metrics.set_journal(
-            service.journal.bytes, errors=0 if file is None else file.errors, lost=0 if file is None else file.lost
-        )
-        dropped = service.recorder.dropped
-        self.metrics.dropped_events(dropped - self._events_dropped)
-        self._events_dropped = dropped
+        self.metrics.keep_only(self.service.ledger.node_names())
         yield self.metrics.render()
         for series in (self._exposition, self._granted_time):
             async for piece in series.stream():
                 yield piece
-
-    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
-        known = self._findings.pop(node, frozenset())
-        for finding in findings:
-            # A small cluster is audited every second: what lasts is logged once, and shown by the metrics.
-            if finding not in known:
-                log.error("audit", kind=finding.kind, node=finding.node, card=finding.card, finding=finding.text)
-        if findings:
-            self._findings[node] = frozenset(findings)
-        self.metrics.audited([node], findings)
 
     # -- configuration
 

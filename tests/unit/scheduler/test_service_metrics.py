@@ -10,7 +10,8 @@ from tessera import __version__
 from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
-from tessera.scheduler.metrics.service_metrics import Levels, Metrics, reasons_of
+from tessera.scheduler.metrics.service_metrics import Metrics, reasons_of
+from tessera.scheduler.observer import RefusedEvent
 from tests.support.builders import cluster, gpu_pod, node
 
 
@@ -48,41 +49,34 @@ def test_a_refusal_counts_each_of_its_reasons_once_on_however_many_nodes() -> No
             Reason.CARD_NOT_HEALTHY,
             Reason.NODE_UNREGISTERED,
         )
-        metrics.refused(answer)
-        metrics.refused(answer)
+        event = RefusedEvent(gpu_pod("p").request(), answer, is_first=True, describe=str)
+        metrics.on_refused(event)
+        metrics.on_refused(event)
     found = values(metrics)
     counted = {reason for reason in Reason if found["tessera_refusals_total", reason.value]}
     assert counted == {Reason.CARD_INSUFFICIENT_MEMORY, Reason.CARD_NOT_HEALTHY, Reason.NODE_UNREGISTERED}
     assert {found["tessera_refusals_total", reason.value] for reason in counted} == {6}
 
 
-def test_levels_are_shown_as_they_are_now() -> None:
-    metrics = Metrics()
-    metrics.set_levels(Levels(in_handover=1, awaiting_turn=2, reserved=3, refused=4))
+def test_readings_are_shown_as_they_are_when_they_are_scraped() -> None:
+    metrics, now, written = Metrics(), [1], {"allocated": 1, "released": 0}
+    metrics.add_gauge("pods", "Pods.", lambda: now[0])
+    metrics.add_counter("claims", "Claims.", lambda: written, label="result")
     found = values(metrics)
-    names = ("tessera_pods_in_handover", "tessera_pods_awaiting_turn", "tessera_reservations", "tessera_pods_refused")
-    assert [found[name,] for name in names] == [1, 2, 3, 4]
-    metrics.set_levels(Levels())
-    assert values(metrics)["tessera_reservations",] == 0
+    assert [found["pods",], found["claims_total", "allocated"], found["claims_total", "released"]] == [1, 1, 0]
+    now[0], written["released"] = 0, 5
+    found = values(metrics)
+    assert [found["pods",], found["claims_total", "allocated"], found["claims_total", "released"]] == [0, 1, 5]
 
 
-def test_writes_events_leadership_and_the_certificate_are_shown() -> None:
+def test_writes_are_counted_by_verb() -> None:
     metrics = Metrics()
-    metrics.wrote("bind")
-    metrics.wrote("bind")
-    metrics.wrote("patch")
-    metrics.dropped_events()
-    metrics.dropped_events(4)
-    metrics.set_leader(True)
-    metrics.set_certificate_expiry(1_800_000_000.0)
+    metrics.on_write("bind")
+    metrics.on_write("bind")
+    metrics.on_write("patch")
     found = values(metrics)
     assert found["tessera_api_writes_total", "bind"] == 2
     assert found["tessera_api_writes_total", "patch"] == 1
-    assert found["tessera_events_dropped_total",] == 5
-    assert found["tessera_leader",] == 1
-    assert found["tessera_certificate_expiry_timestamp_seconds",] == 1_800_000_000
-    metrics.set_leader(False)
-    assert values(metrics)["tessera_leader",] == 0
 
 
 def over(node: str, card: str) -> AuditFinding:
@@ -101,22 +95,23 @@ def alarms(metrics: Metrics) -> tuple[float, float]:
 def test_findings_stay_until_their_node_is_audited_again() -> None:
     metrics = Metrics()
     assert alarms(metrics) == (0, 0)
-    metrics.audited(["n1", "n2"], [over("n1", "a"), over("n1", "a"), over("n1", "b"), drift("n2")])
-    metrics.audited(["n3"], [])
+    metrics.on_audit("n1", [over("n1", "a"), over("n1", "a"), over("n1", "b")])
+    metrics.on_audit("n2", [drift("n2")])
+    metrics.on_audit("n3", [])
     assert alarms(metrics) == (2, 1)
-    metrics.audited(["n1"], [over("n1", "b")])
+    metrics.on_audit("n1", [over("n1", "b")])
     assert alarms(metrics) == (1, 1)
-    metrics.audited(["n1", "n2"], [])
+    metrics.on_audit("n1", [])
+    metrics.on_audit("n2", [])
     assert alarms(metrics) == (0, 0)
 
 
-def test_findings_go_with_their_node_but_not_those_about_quotas() -> None:
+def test_findings_go_with_their_node() -> None:
     metrics = Metrics()
-    metrics.audited(["n1", ""], [over("n1", "a"), drift("")])
+    metrics.on_audit("n1", [over("n1", "a")])
+    metrics.on_audit("n2", [drift("n2")])
     metrics.keep_only(["n2"])
     assert alarms(metrics) == (0, 1)
-    metrics.audited([""], [])
-    assert alarms(metrics) == (0, 0)
 
 
 def test_build_info_has_the_labels_of_hami() -> None:
@@ -139,16 +134,6 @@ def test_build_info_has_the_labels_of_hami() -> None:
 
 def test_two_services_in_one_process_count_apart_and_nothing_tells_when_counting_began() -> None:
     one, other = Metrics(), Metrics()
-    one.wrote("bind")
+    one.on_write("bind")
     assert ("tessera_api_writes_total", "bind") not in values(other)
     assert b"_created" not in one.render()
-
-
-def test_gangs_are_counted() -> None:
-    metrics = Metrics()
-    metrics.set_levels(Levels(gangs_waiting=2, gangs_planned=1))
-    metrics.gangs(bound=3, given_up=4)
-    metrics.gangs(bound=1, given_up=0)
-    found = values(metrics)
-    assert [found[name,] for name in ("tessera_gangs_waiting", "tessera_gangs_planned")] == [2, 1]
-    assert [found[name,] for name in ("tessera_gangs_bound_total", "tessera_gang_plans_given_up_total")] == [4, 4]

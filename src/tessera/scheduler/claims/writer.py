@@ -90,8 +90,8 @@ class ClaimWriter:
         self._api = api
         self._tenure = tenure
         self._spawn = spawn
-        self._allocated = self._released = 0
-        """claims, until their numbers are taken"""
+        self.allocated = self.released = 0
+        """claims, since the start"""
         self._before_claim = failpoint(Failpoint.BEFORE_CLAIM)
         self._after_claim = failpoint(Failpoint.AFTER_CLAIM)
 
@@ -145,13 +145,7 @@ class ClaimWriter:
         if problem:
             log.warning("claim not released", claim=write.record.key, error=problem)
         else:
-            self._released += 1
-
-    def take_totals(self) -> dict[str, int]:
-        """How many claims were written since the last call."""
-        totals = {"allocated": self._allocated, "released": self._released}
-        self._allocated = self._released = 0
-        return totals
+            self.released += 1
 
     async def look_up_uncertain(self) -> None:
         """Find out what became of writes that were not answered; called at every tick."""
@@ -220,7 +214,7 @@ class ClaimWriter:
             return answer
         book.finish(record, answer)
         if write.facts is not None:
-            self._allocated += 1
+            self.allocated += 1
         return ""
 
     async def _try(self, write: ClaimWrite) -> ResourceClaim | str:

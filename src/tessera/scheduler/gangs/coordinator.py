@@ -68,7 +68,7 @@ class GangCoordinator:
         self.registry = GangRegistry()
         self.recovering = ""
         """why nothing is decided; empty if it is"""
-        self._reports = reports = GangReports(observer)
+        self.reports = reports = GangReports(observer)
         self._turns = turns = GangTurns(self.registry, holds, cycles.clock, times)
         self._plans = plans = GangPlans(holds, turns, cycles.clock, times=times, reports=reports)
         self.nominations = GangNominations(holds, cycles, book, nominated_nodes=nominated_nodes, reports=reports)
@@ -80,10 +80,6 @@ class GangCoordinator:
 
     def count(self, *states: GangState) -> int:
         return sum(1 for gang in self.registry if gang.state in states)
-
-    def take_totals(self) -> dict[str, int]:
-        """Gangs that became whole, and plans that were given up, since the last call."""
-        return self._reports.take_totals()
 
     def is_nominated(self, uid: str) -> bool:
         """Whether the pod is a member of a gang for which victims leave."""

@@ -17,27 +17,21 @@ class GangReports:
 
     def __init__(self, observer: SchedulerObserver) -> None:
         self._observer = observer
-        self._given_up = 0
-        """plans that came to nothing since they were last counted"""
-        self._bound = 0
-        """gangs that became whole since then"""
-
-    def take_totals(self) -> dict[str, int]:
-        """Gangs that became whole, and plans that were given up, since the last call."""
-        totals = {"bound": self._bound, "given_up": self._given_up}
-        self._bound = self._given_up = 0
-        return totals
+        self.given_up = 0
+        """plans that came to nothing"""
+        self.bound = 0
+        """gangs that became whole"""
 
     def tell(self, gang: Gang, text: str) -> None:
         log.info("gang", gang=gang.name, state=gang.state.value, text=text)
         self._observer.on_gang(GangEvent(gang.namespace, gang.group.name, gang.state.value, text, tuple(gang.members)))
 
     def tell_whole(self, gang: Gang, text: str) -> None:
-        self._bound += 1
+        self.bound += 1
         self.tell(gang, text)
 
     def tell_given_up(self, gang: Gang, text: str) -> Misfit:
-        self._given_up += 1
+        self.given_up += 1
         return self.wait(gang, text)
 
     def wait(self, gang: Gang, reason: str, places: tuple[Placed, ...] | None = None) -> Misfit:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -34,6 +34,34 @@ class Times(Collector):
         labels = map(floatToGoString, self._bounds)
         buckets = list(zip(labels, accumulate(self._counts), strict=True))
         yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
+Reader = Callable[[], float | Mapping[str, float]]
+"""a value, or one for each value of a label"""
+
+
+class Reading(Collector):
+    """A gauge or a counter that is read when it is scraped."""
+
+    def __init__(
+        self,
+        family: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        text: str,
+        read: Reader,
+        *,
+        label: str = "",
+    ) -> None:
+        self._family, self._name, self._text = family, name, text
+        self._read = read
+        self._labels = [label] if label else []
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        found = self._read()
+        family = self._family(self._name, self._text, labels=self._labels)
+        for value, amount in found.items() if isinstance(found, Mapping) else [("", found)]:
+            family.add_metric([value] if self._labels else [], amount)
+        yield family
 
 
 class Tally(Collector):
