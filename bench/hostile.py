@@ -31,8 +31,7 @@ from bench.core import make_held, make_node
 from bench.hostile_gangs import gangs
 from bench.measurement import Budget, progress, table
 from tessera.core.quota import QuotaFacts
-from tessera.scheduler.admission.pod_admission import AdmissionSettings
-from tessera.scheduler.admission.webhook import review
+from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.filter import UNFINISHED
@@ -238,15 +237,9 @@ class Bench:
                 },
             }
         )
-        settings = AdmissionSettings(scheduler_name="hami-scheduler")
+        webhook = Webhook(self.engine.vendors, Settings(), self.engine.ledger, observer=SchedulerObserver())
         began = thread_time()
-        review(
-            body,
-            "application/json",
-            vendors=self.engine.vendors,
-            settings=settings,
-            ledger=self.engine.ledger,
-        )
+        webhook.answer(body, "application/json")
         return (thread_time() - began) * 1_000
 
     def informer(self) -> float:

@@ -9,28 +9,24 @@ import msgspec
 
 with atheris.instrument_imports(include=["tessera.scheduler.admission", "tessera.vendors", "tessera.wire"]):
     from tessera.core.ledger import Ledger
-    from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
-    from tessera.scheduler.admission.webhook import review
+    from tessera.scheduler.admission.pod_admission import admit
+    from tessera.scheduler.admission.webhook import Webhook
+    from tessera.scheduler.observer import SchedulerObserver
+    from tessera.scheduler.settings import Settings
     from tessera.vendors.base import Switches
     from tessera.vendors.registry import build_vendors
-    from tessera.wire.admission import FAULT, Verdict
+    from tessera.wire.admission import FAULT
 
 VENDORS = build_vendors(None, Switches(ascend=True, iluvatar=True))
-SETTINGS = AdmissionSettings()
+SETTINGS = Settings()
 LEDGER = Ledger(VENDORS)
+WEBHOOK = Webhook(VENDORS, SETTINGS, LEDGER, observer=SchedulerObserver())
 
 
 def one_input(data: bytes) -> None:
-    decided: list[Verdict] = []
-    review(
-        data,
-        "application/json",
-        vendors=VENDORS,
-        settings=SETTINGS,
-        ledger=LEDGER,
-        observe=lambda verdict, _review: decided.append(verdict),
-    )
-    assert [each.code for each in decided if each.code == FAULT] == []
+    answer = WEBHOOK.answer(data, "application/json")
+    assert isinstance(answer, bytes)
+    assert msgspec.json.decode(answer)["response"]["status"]["code"] != FAULT
     try:
         document = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

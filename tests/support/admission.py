@@ -15,7 +15,8 @@ from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner
-from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.scheduler.admission.pod_admission import admit
+from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.nvidia.section import CHART
 from tessera.vendors.registry import build_vendors
@@ -115,7 +116,7 @@ def verdict(
         document,
         namespace="team-a",
         vendors=makers,
-        settings=AdmissionSettings(**how),
+        settings=Settings(**how),
         ledger=ledger,
         user=user,
         claims=claims,

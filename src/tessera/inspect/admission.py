@@ -9,7 +9,7 @@ from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
-from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.scheduler.admission.pod_admission import admit
 from tessera.wire.admission import Verdict
 
 
@@ -23,7 +23,7 @@ def admit_copy(cluster: OfflineCluster, manifest: Manifest, number: int) -> tupl
         namespace=manifest.namespace,
         vendors=cluster.vendors,
         # A claim that replaces the pod's requests is placed as they are.
-        settings=replace(AdmissionSettings.of(cluster.settings), converts=False),
+        settings=replace(cluster.settings, dra_convert=False),
         ledger=cluster.ledger,
         # Whose they are is judged with the rest of the request: a claim of another driver is refused with a reason.
         claims=ClaimOwner(Owner.OURS) if has_claims else NO_CLAIMS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,19 +32,10 @@ REVIEW_SECONDS = 60.0
 FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """The functions behind the routes."""
-
-    filter: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]]
-    bind: Callable[[bytes], Awaitable[bytes]]
-    preempt: Callable[[bytes], bytes]
-    review: Callable[[bytes, str], bytes | Coroutine[Any, Any, bytes]]
-    """body and content type of a webhook call"""
-    metrics: Callable[[], AsyncGenerator[bytes, None]]
-    """yields the text in pieces: all cards of a large cluster are tens of megabytes"""
-    observe: Callable[[str, float], None]
-    """takes the verb and the seconds that it took"""
+Answer = Callable[[bytes], bytes | Awaitable[bytes]]
+"""to the body of a request"""
+Observe = Callable[[str, float], None]
+"""takes the verb and the seconds that it took"""
 
 
 def may_call_extender(transport: asyncio.BaseTransport) -> bool:
@@ -81,50 +72,41 @@ def without_pages(routes: list[Route]) -> list[Route]:
     return [checked(route) for route in routes]
 
 
-def extender_routes(routes: Routes) -> list[Route]:
-    """Called twice per pod. Their listener's guard must be `find_refusal`."""
+def extender_routes(answers: Mapping[str, Answer], observe: Observe) -> list[Route]:
+    """Filter, bind and preempt, by verb. Their listener's guard must be `find_refusal`."""
 
-    def filter_(request: Request) -> Response | Coroutine[Any, Any, Response]:
-        # The measured times leave out reading and writing HTTP.
+    def handler(verb: str, answer: Answer) -> Handler:
+        return _timed(verb, lambda request: answer(request.body), observe)
+
+    return [Route("POST", f"/{verb}", handler(verb, answer), guarded=True) for verb, answer in answers.items()]
+
+
+def webhook_routes(review: Callable[[bytes, str], bytes | Awaitable[bytes]], observe: Observe) -> list[Route]:
+    """`review` takes body and content type."""
+
+    def answer(request: Request) -> bytes | Awaitable[bytes]:
+        return review(request.body, request.content_type.decode("latin-1"))
+
+    return [Route("POST", "/webhook", _timed("webhook", answer, observe))]
+
+
+def _timed(verb: str, answer: Callable[[Request], bytes | Awaitable[bytes]], observe: Observe) -> Handler:
+    """The measured times leave out reading and writing HTTP."""
+
+    def handle(request: Request) -> Response | Coroutine[Any, Any, Response]:
         started = time.perf_counter()
-        answer = routes.filter(request.body)
-        if not isinstance(answer, bytes):
-            return _observed("filter", answer, started, routes)
-        routes.observe("filter", time.perf_counter() - started)
-        return Response(200, answer, JSON)
+        found = answer(request)
+        if not isinstance(found, bytes):
+            return finish(found, started)
+        observe(verb, time.perf_counter() - started)
+        return Response(200, found, JSON)
 
-    async def bind(request: Request) -> Response:
-        started = time.perf_counter()
-        answer = await routes.bind(request.body)
-        routes.observe("bind", time.perf_counter() - started)
-        return Response(200, answer, JSON)
+    async def finish(answering: Awaitable[bytes], started: float) -> Response:
+        found = await answering
+        observe(verb, time.perf_counter() - started)
+        return Response(200, found, JSON)
 
-    def preempt(request: Request) -> Response:
-        started = time.perf_counter()
-        answer = routes.preempt(request.body)
-        routes.observe("preempt", time.perf_counter() - started)
-        return Response(200, answer, JSON)
-
-    verbs: dict[str, Handler] = {"/filter": filter_, "/bind": bind, "/preempt": preempt}
-    return [Route("POST", path, handler, guarded=True) for path, handler in verbs.items()]
-
-
-async def _observed(verb: str, answer: Coroutine[Any, Any, bytes], started: float, routes: Routes) -> Response:
-    found = await answer
-    routes.observe(verb, time.perf_counter() - started)
-    return Response(200, found, JSON)
-
-
-def webhook_routes(routes: Routes) -> list[Route]:
-    def review(request: Request) -> Response | Coroutine[Any, Any, Response]:
-        started = time.perf_counter()
-        answer = routes.review(request.body, request.content_type.decode("latin-1"))
-        if not isinstance(answer, bytes):
-            return _observed("webhook", answer, started, routes)
-        routes.observe("webhook", time.perf_counter() - started)
-        return Response(200, answer, JSON)
-
-    return [Route("POST", "/webhook", review)]
+    return handle
 
 
 Refuse = Callable[[Request], Awaitable[Response | None]]
@@ -214,8 +196,10 @@ async def _while_allowed(
             yield piece
 
 
-def metrics_routes(routes: Routes) -> list[Route]:
+def metrics_routes(render: Callable[[], AsyncGenerator[bytes, None]]) -> list[Route]:
+    """`render` yields the text in pieces: all cards of a large cluster are tens of megabytes."""
+
     def metrics(_request: Request) -> Response:
-        return Response(200, content_type=exposition.CONTENT_TYPE, pieces=routes.metrics())
+        return Response(200, content_type=exposition.CONTENT_TYPE, pieces=render())
 
     return [Route("GET", "/metrics", metrics)]

@@ -26,7 +26,6 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.http_api import (
-    Routes,
     extender_routes,
     find_refusal,
     journal_routes,
@@ -187,9 +186,11 @@ class Process(SchedulerObserver):
     # -- listening
 
     async def _listen(self) -> None:
-        listeners, routes, tls = self.settings.listeners, self._routes(), self._tls.context
-        decide = [*extender_routes(routes), *journal_routes(self.service.journal)]
-        admit, metrics = webhook_routes(routes), metrics_routes(routes)
+        listeners, tls = self.settings.listeners, self._tls.context
+        engine, observe = self.service.engine, self.metrics.observe
+        verbs = {"filter": engine.answer_filter, "bind": engine.answer_bind, "preempt": engine.answer_preempt}
+        decide = [*extender_routes(verbs, observe), *journal_routes(self.service.journal)]
+        admit, metrics = webhook_routes(self.service.webhook.answer, observe), metrics_routes(self._render_metrics)
         if tls is None or (listeners.single is None and not listeners.extender_tls):
             decide = without_pages(decide)
         if listeners.single is not None:
@@ -236,16 +237,6 @@ class Process(SchedulerObserver):
         if self._page is not None:
             await self._page.close()
         await asyncio.gather(*(listener.stop() for listener in self.listeners.values()))
-
-    def _routes(self) -> Routes:
-        return Routes(
-            filter=self.service.engine.answer_filter,
-            bind=self.service.engine.answer_bind,
-            preempt=self.service.engine.answer_preempt,
-            review=self.service.answer_review,
-            metrics=self._render_metrics,
-            observe=self.metrics.observe,
-        )
 
     def _unready(self) -> str:
         """What is missing before callers should be sent here; leading is not needed for that, but to be able to."""

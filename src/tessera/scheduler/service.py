@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,8 +33,7 @@ from tessera.kube.resources import (
 )
 from tessera.scheduler.admission.claim_lookup import ClaimLookup
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
-from tessera.scheduler.admission.pod_admission import AdmissionSettings
-from tessera.scheduler.admission.webhook import review, review_with_claims
+from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.claims.informers import ClaimInformer, ClassInformer
 from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
@@ -50,7 +49,6 @@ from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.victim_book import BudgetInformer
 from tessera.vendors.base import Vendor
-from tessera.wire.admission import FORBIDDEN, Review, Verdict
 from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Node, Pod, PodDisruptionBudget, ResourceQuota
 from tessera.wire.resource_api import DRIVER, ResourceClaim, ResourceSlice
@@ -113,9 +111,9 @@ class Service:
             tenure=Tenure(self._lease.tenure if self._lease is not None else lambda: 0),
         )
         self.journal.attach(engine.ledger)
-        self._admission = AdmissionSettings.of(settings)
         self._templates = ClaimTemplates(client, now=now)
-        self._new_claims = ClaimLookup(client, engine.claims.book, self._templates)
+        claims = ClaimLookup(client, engine.claims.book, self._templates) if settings.dra else None
+        self.webhook = Webhook(engine.vendors, settings, engine.ledger, claims=claims, observer=self._observer)
         self._informers: dict[InformerHandler, Reflector[Any]] = {
             engine.pods: Reflector(client, PODS.path(), Pod, engine.pods),
             engine.nodes: Reflector(client, NODES.path(), Node, engine.nodes),
@@ -125,11 +123,12 @@ class Service:
             path = POD_DISRUPTION_BUDGETS.path()
             self._informers[engine.budgets] = Reflector(client, path, PodDisruptionBudget, engine.budgets)
         if settings.dra:
-            claims, selector = engine.claims, f"spec.driver={DRIVER}"
-            slices = Reflector(client, RESOURCE_SLICES.path(), ResourceSlice, claims.pools, field_selector=selector)
-            self._informers[claims.pools] = slices
-            self._informers[claims.classes] = Reflector(client, DEVICE_CLASSES.path(), DeviceClass, claims.classes)
-            self._informers[claims.claims] = Reflector(client, RESOURCE_CLAIMS.path(), ResourceClaim, claims.claims)
+            pools, classes, found = engine.claims.pools, engine.claims.classes, engine.claims.claims
+            self._informers[pools] = Reflector(
+                client, RESOURCE_SLICES.path(), ResourceSlice, pools, field_selector=f"spec.driver={DRIVER}"
+            )
+            self._informers[classes] = Reflector(client, DEVICE_CLASSES.path(), DeviceClass, classes)
+            self._informers[found] = Reflector(client, RESOURCE_CLAIMS.path(), ResourceClaim, found)
             self._informers[self._templates] = Reflector(
                 client, RESOURCE_CLAIM_TEMPLATES.path(), ResourceClaimTemplate, self._templates
             )
@@ -146,25 +145,6 @@ class Service:
     @property
     def is_leader(self) -> bool:
         return self.engine.is_leader
-
-    def answer_review(self, body: bytes, content_type: str) -> bytes | Coroutine[Any, Any, bytes]:
-        vendors, settings, ledger = self.engine.vendors, self._admission, self.engine.ledger
-        observe = self._report_denial
-        if not self.settings.dra:
-            return review(body, content_type, vendors=vendors, settings=settings, ledger=ledger, observe=observe)
-        return review_with_claims(
-            body,
-            content_type,
-            vendors=vendors,
-            settings=settings,
-            ledger=ledger,
-            claims=self._new_claims,
-            observe=observe,
-        )
-
-    def _report_denial(self, verdict: Verdict, asked: Review | None) -> None:
-        if asked is not None and verdict.code == FORBIDDEN:
-            self._observer.on_denied(asked.namespace, asked.pod_name, verdict.message)
 
     def watch_ages(self) -> dict[str, float]:
         """By resource, seconds since its watch last said something."""

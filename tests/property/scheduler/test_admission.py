@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tessera.core.ledger import Ledger
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import PodRequest
-from tessera.scheduler.admission.env_injection import Injection
-from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
-from tessera.scheduler.settings import PrivilegedMode
+from tessera.scheduler.admission.pod_admission import admit
+from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors.downward_api import read_references
 from tessera.vendors.pod_reader import pod_request
 from tessera.wire.admission import Verdict
@@ -143,17 +142,18 @@ def broken(draw: st.DrawFn) -> Any:
 
 
 settings_of = st.builds(
-    AdmissionSettings,
+    Settings,
     scheduler_name=st.sampled_from(["hami-scheduler", ""]),
     privileged=st.sampled_from(PrivilegedMode),
-    injection=st.sampled_from([Injection(), Injection(allow_disable_control=True), Injection(downward_api=False)]),
+    allow_disable_control=st.booleans(),
+    injects_downward_api=st.booleans(),
 )
 configurations = st.sampled_from(
     [{}, {"overwrite_env": True, "runtime_class_name": "nvidia"}, {"gpu_core_policy": "disable"}]
 )
 
 
-def decided(document: Any, how: AdmissionSettings, nvidia: dict[str, Any], limit: int = 10**6) -> Verdict:
+def decided(document: Any, how: Settings, nvidia: dict[str, Any], limit: int = 10**6) -> Verdict:
     makers = vendors(**nvidia)
     ledger = Ledger(makers)
     ledger.quotas.set_quota(QuotaFacts("team-a", "q", {"nvidia.com/gpumem": limit}))
@@ -162,9 +162,7 @@ def decided(document: Any, how: AdmissionSettings, nvidia: dict[str, Any], limit
 
 @given(document=pods, how=settings_of, nvidia=configurations)
 @examples(4)
-def test_admitting_a_pod_again_changes_nothing(
-    document: Document, how: AdmissionSettings, nvidia: dict[str, Any]
-) -> None:
+def test_admitting_a_pod_again_changes_nothing(document: Document, how: Settings, nvidia: dict[str, Any]) -> None:
     before = copy.deepcopy(document)
     answer = decided(document, how, nvidia)
     assert document == before
@@ -183,7 +181,7 @@ def test_admitting_a_pod_again_changes_nothing(
 @given(document=pods, how=settings_of, nvidia=configurations)
 @examples(2)
 def test_a_patch_touches_nothing_but_what_admission_decides(
-    document: Document, how: AdmissionSettings, nvidia: dict[str, Any]
+    document: Document, how: Settings, nvidia: dict[str, Any]
 ) -> None:
     for operation in decided(document, how, nvidia).patch:
         match operation["path"].split("/")[1:]:
@@ -200,7 +198,7 @@ def test_a_patch_touches_nothing_but_what_admission_decides(
 def test_a_stored_pod_reads_all_its_slices_through_the_downward_api_or_none_can(
     document: Document, nvidia: dict[str, Any]
 ) -> None:
-    answer = decided(document, AdmissionSettings(), nvidia)
+    answer = decided(document, Settings(), nvidia)
     ours = document["spec"]["schedulerName"] != "other"
     if not (answer.allowed and ours):
         return
@@ -216,7 +214,7 @@ def test_a_stored_pod_reads_all_its_slices_through_the_downward_api_or_none_can(
 
 @given(document=st.one_of(broken(), documents), how=settings_of, nvidia=configurations)
 @examples(6)
-def test_a_document_of_any_kind_gets_an_answer(document: Any, how: AdmissionSettings, nvidia: dict[str, Any]) -> None:
+def test_a_document_of_any_kind_gets_an_answer(document: Any, how: Settings, nvidia: dict[str, Any]) -> None:
     answer = decided(document, how, nvidia, limit=1000)
     assert answer.code in (200, 400, 403)
     assert answer.allowed is (answer.code == 200)

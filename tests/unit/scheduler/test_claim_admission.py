@@ -18,8 +18,9 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.admission.claim_lookup import ClaimLookup
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
 from tessera.scheduler.admission.claim_templates import KEEP_S, RENEW_S, USED, ClaimTemplates
-from tessera.scheduler.admission.pod_admission import AdmissionSettings
-from tessera.scheduler.admission.webhook import review_with_claims
+from tessera.scheduler.admission.webhook import Webhook
+from tessera.scheduler.observer import SchedulerObserver
+from tessera.scheduler.settings import Settings
 from tessera.wire.admission import decode_review
 from tessera.wire.claim_spec import ResourceClaimTemplate
 from tests.support.admission import Document, container, pod, vendors, verdict
@@ -169,15 +170,11 @@ async def test_what_informers_show_is_not_read_again(plane: ControlPlane) -> Non
 
 async def reviewed(claims: ClaimLookup, document: Document, *, dry_run: bool = False) -> Document:
     """The answer of a webhook that converts."""
-    answer = await review_with_claims(
-        asked(document, dry_run=dry_run),
-        "application/json",
-        vendors=vendors(),
-        settings=AdmissionSettings(converts=True),
-        ledger=Ledger(vendors()),
-        claims=claims,
-    )
-    response: Document = json.loads(answer)["response"]
+    settings = Settings(dra=True, dra_convert=True)
+    webhook = Webhook(vendors(), settings, Ledger(vendors()), claims=claims, observer=SchedulerObserver())
+    answer = webhook.answer(asked(document, dry_run=dry_run), "application/json")
+    assert not isinstance(answer, bytes)
+    response: Document = json.loads(await answer)["response"]
     assert response["allowed"], response
     return response
 

@@ -9,7 +9,7 @@ import pytest
 from tessera.wire.cel import Selector, compile_selector
 from tests.support.admission import Document, admitted, container, pod, refusal, variables, verdict
 
-CONVERTS: dict[str, Any] = {"converts": True}
+CONVERTS: dict[str, Any] = {"dra_convert": True}
 MODES = "device.attributes['gpu.tessera.io'].mode in"
 SHARED = f'{MODES} ["hami-core", "mps", "none"]'
 

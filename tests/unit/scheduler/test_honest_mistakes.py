@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.ledger import Ledger
-from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.scheduler.admission.pod_admission import admit
+from tessera.scheduler.settings import Settings
 from tessera.vendors import mistakes, spelling
 from tessera.vendors.mistakes import find_mistakes, vocabulary
 from tessera.vendors.node_reader import node_facts, quota_facts
@@ -135,7 +136,7 @@ def test_the_broken_quota_of_the_namespace_is_mentioned(hard: dict[str, str], sa
     ledger.observe_quota(quota_facts(msgspec.convert(document, ResourceQuota), vendors()))
 
     def warnings(namespace: str) -> tuple[str, ...]:
-        how = AdmissionSettings()
+        how = Settings()
         return admit(pod(SLICE), namespace=namespace, vendors=vendors(), settings=how, ledger=ledger).warnings
 
     assert any(text.startswith("quota q of namespace team: ") and said in text for text in warnings("team"))

@@ -16,8 +16,8 @@ from tessera.http11.responses import MAX_BODY_BYTES
 from tessera.http11.router import Request, Response
 from tessera.http11.server_state import Guard
 from tessera.scheduler.http_api import (
+    Answer,
     Refuse,
-    Routes,
     extender_routes,
     find_refusal,
     journal_routes,
@@ -47,16 +47,6 @@ class Service:
     gate: asyncio.Event | None = None
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def routes(self) -> Routes:
-        return Routes(
-            filter=self._filter,
-            bind=self._bind,
-            preempt=self._preempt,
-            review=lambda body, kind: f"{kind} {len(body)}".encode(),
-            metrics=self._metrics,
-            observe=self._observe,
-        )
-
     def _filter(self, body: bytes) -> bytes:
         self.asked.append(("filter", len(body)))
         return b'{"filter": true}'
@@ -82,9 +72,10 @@ class Service:
 
     def listener(self, guard: Guard = find_refusal) -> Listener:
         """HAMi's single listener, with the metrics as well."""
-        routes = self.routes()
-        decide = without_pages(extender_routes(routes))
-        made = [*decide, *webhook_routes(routes), *metrics_routes(routes)]
+        verbs: dict[str, Answer] = {"filter": self._filter, "bind": self._bind, "preempt": self._preempt}
+        decide = without_pages(extender_routes(verbs, self._observe))
+        admit = webhook_routes(lambda body, kind: f"{kind} {len(body)}".encode(), self._observe)
+        made = [*decide, *admit, *metrics_routes(self._metrics)]
         return Listener(AT, [*made, *health_routes(lambda: self.missing)], guard=guard, grace=GRACE)
 
 

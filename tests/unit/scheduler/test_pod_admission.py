@@ -7,10 +7,9 @@ import pytest
 
 from tessera.core.grants import Use
 from tessera.core.ledger import Ledger
-from tessera.scheduler.admission.env_injection import Injection
-from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.admission.reserved_annotations import reserved_keys
-from tessera.scheduler.settings import PrivilegedMode
+from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors.ascend.backend import Ascend
 from tessera.vendors.base import Switches
 from tessera.vendors.node_reader import node_facts
@@ -30,7 +29,7 @@ from tests.support.builders import A100_40GB, node
 from tests.support.json_patches import patched
 
 DENY: dict[str, Any] = {"privileged": PrivilegedMode.DENY}
-NO_INJECTION: dict[str, Any] = {"injection": Injection(downward_api=False)}
+NO_INJECTION: dict[str, Any] = {"injects_downward_api": False}
 
 GPU = container(gpu="1", mem="3k", cores="30")
 PLAIN = container("plain")
@@ -75,7 +74,7 @@ def test_a_bottomless_document_is_answered() -> None:
     for _ in range(5000):
         deep = {"a": deep}
     document = pod(GPU | {"env": [{"name": VISIBLE, "valueFrom": deep}]})
-    answer = admit(document, namespace="a", vendors=vendors(), settings=AdmissionSettings(), ledger=Ledger(vendors()))
+    answer = admit(document, namespace="a", vendors=vendors(), settings=Settings(), ledger=Ledger(vendors()))
     assert answer.code in (200, 400)
 
 
@@ -437,7 +436,7 @@ def test_limits_on_a_shared_card_cannot_be_switched_off(entry: Document) -> None
     assert surprises(document) == (
         f"container main: {entry['name']} removed: the limits on a shared card are not optional",
     )
-    allowed = admitted(document, injection=Injection(allow_disable_control=True))
+    allowed = admitted(document, allow_disable_control=True)
     assert allowed["spec"]["containers"][0]["env"][-1] == entry
     alone = admitted(pod(container(gpu="1", env=[entry])))
     assert alone["spec"]["containers"][0]["env"][-1] == entry
@@ -475,7 +474,7 @@ def test_without_injection_allocate_alone_sets_what_is_protected() -> None:
 
 
 def test_the_region_lies_under_the_configured_path() -> None:
-    stored = admitted(pod(GPU), injection=Injection(hook_path="/opt/hami"))
+    stored = admitted(pod(GPU), hook_path="/opt/hami")
     path = variables(stored["spec"]["containers"][0])["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     assert path == "/opt/hami/vgpu/$(TESSERA_POD_UID)_main.cache"
 
@@ -512,7 +511,7 @@ def test_chips_are_hidden_from_containers_that_ask_for_none() -> None:
     hiding = {"Ascend910B3": Ascend(msgspec.structs.replace(chips.chip, overwrite_env=True))}
     asked = container(limits={"huawei.com/Ascend910B3": "1"}, env=[{"name": "ASCEND_VISIBLE_DEVICES", "value": "0"}])
     document = pod(PLAIN, asked)
-    answer = admit(document, namespace="a", vendors=hiding, settings=AdmissionSettings(), ledger=Ledger(vendors()))
+    answer = admit(document, namespace="a", vendors=hiding, settings=Settings(), ledger=Ledger(vendors()))
     plain, chip = patched(document, answer.patch)["spec"]["containers"]
     assert variables(plain) == {"ASCEND_VISIBLE_DEVICES": ""}
     assert variables(chip) == {}
@@ -563,7 +562,7 @@ def test_only_an_env_from_that_may_bring_protected_variables_is_overridden() -> 
     )
     alone = admitted(pod(container(gpu="1") | {"envFrom": [CONFIG_MAP]}))["spec"]["containers"][0]
     assert not {*SHIELDS} & {*variables(alone)}
-    loose = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), injection=Injection(allow_disable_control=True))
+    loose = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), allow_disable_control=True)
     assert not {*SHIELDS} & {*variables(loose["spec"]["containers"][0])}
 
 
@@ -574,7 +573,7 @@ def test_an_override_keeps_what_administrator_and_tenant_chose() -> None:
     for nvidia in ({"gpu_core_policy": "disable"}, {"disable_core_limit": True}):
         stored = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), nvidia=nvidia)
         assert variables(stored["spec"]["containers"][0])["GPU_CORE_UTILIZATION_POLICY"] == "disable"
-    stored = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), injection=Injection(hook_path="/opt/hami/"))
+    stored = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), hook_path="/opt/hami/")
     assert variables(stored["spec"]["containers"][0])["CUDA_REDIRECT"] == "/opt/hami/vgpu/libvgpu.so"
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from tessera.core.ledger import Ledger
 from tessera.core.requests import MAX_CONTAINERS
-from tessera.scheduler.admission.pod_admission import AdmissionSettings
-from tessera.scheduler.admission.webhook import review
+from tessera.scheduler.admission.webhook import Webhook
+from tessera.scheduler.observer import SchedulerObserver
+from tessera.scheduler.settings import Settings
 from tessera.vendors.base import ResourceNames, Vendor
-from tessera.wire.admission import Verdict
+from tessera.wire.admission import FORBIDDEN
 from tests.support.admission import SAMPLES, vendors
 from tests.support.json_patches import patched
 
@@ -21,18 +22,22 @@ JSON = "application/json"
 def answer(
     body: bytes, content_type: str = JSON, *, by: dict[str, Vendor] | None = None, **settings: Any
 ) -> dict[str, Any]:
-    seen: list[Verdict] = []
-    text = review(
-        body,
-        content_type,
-        vendors=vendors() if by is None else by,
-        settings=AdmissionSettings(**settings),
-        ledger=Ledger(vendors()),
-        observe=lambda verdict, _review: seen.append(verdict),
-    )
+    denials = Denials()
+    makers = vendors() if by is None else by
+    text = Webhook(makers, Settings(**settings), Ledger(vendors()), observer=denials).answer(body, content_type)
+    assert isinstance(text, bytes)
     found: dict[str, Any] = json.loads(text)
-    assert [verdict.allowed for verdict in seen] == [found["response"]["allowed"]]
+    status = found["response"]["status"]
+    assert denials.messages == ([status["message"]] if status["code"] == FORBIDDEN else [])
     return found
+
+
+class Denials(SchedulerObserver):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def on_denied(self, namespace: str, name: str, message: str) -> None:
+        self.messages.append(message)
 
 
 def recorded(name: str) -> dict[str, Any]:

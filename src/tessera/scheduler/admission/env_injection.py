@@ -8,27 +8,15 @@ bring, and where Allocate has to set the variable, such an `envFrom` is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers, with_env, written_variables
 from tessera.scheduler.admission.reserved_annotations import listed
+from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import EnvEntry, container_env, injects_env, is_slice_reference, shield_env
 from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
 from tessera.vendors.protected_variables import ProtectedVariables
-
-
-@dataclass(frozen=True, slots=True)
-class Injection:
-    """How slices are injected."""
-
-    hook_path: str = "/usr/local"
-    """directory in containers under which the agent mounts `vgpu`"""
-    allow_disable_control: bool = False
-    """let tenants turn HAMi-core off on cards that they share"""
-    downward_api: bool = True
-    """false = slices reach containers through Allocate alone"""
 
 
 def with_slice_env(
@@ -38,7 +26,7 @@ def with_slice_env(
     vendors: Mapping[str, Vendor],
     draft: PodDraft,
     skipped: frozenset[int],
-    injection: Injection,
+    settings: Settings,
 ) -> Document | Denied:
     """The document with the variables that its slices need, except in `skipped` positions.
 
@@ -51,7 +39,7 @@ def with_slice_env(
         if position in skipped:
             continue
         for protected, makers in groups:
-            use = _Use(position, edits, pod=request, makers=makers, injection=injection)
+            use = _Use(position, edits, pod=request, makers=makers, settings=settings)
             answer = _with_owner(containers[position], protected, use, draft)
             if isinstance(answer, Denied):
                 return answer
@@ -78,17 +66,17 @@ class _Use:
         *,
         pod: PodRequest | None,
         makers: Iterable[Vendor],
-        injection: Injection,
+        settings: Settings,
     ) -> None:
         by_key = {vendor.key: vendor for vendor in makers}
         asked: Iterable[Request] = pod.containers[position].requests if pod is not None else ()
         self.position = position
         self.draft = draft
-        self.injection = injection
+        self.settings = settings
         self.request = next((each for each in asked if each.vendor in by_key), None)
         self.api = by_key[self.request.vendor].downward_api if self.request is not None else None
         self.is_injected = (
-            injection.downward_api
+            settings.injects_downward_api
             and pod is not None
             and self.request is not None
             and injects_env(self.request, pod, by_key[self.request.vendor])
@@ -102,7 +90,7 @@ class _Use:
     def is_limited(self) -> bool:
         """Whether the container must not loosen its limits."""
         alone = self.request is not None and self.request.cores >= WHOLE_CARD_CORES
-        return not (alone or self.injection.allow_disable_control)
+        return not (alone or self.settings.allow_disable_control)
 
     def has_instances(self, prefix: str) -> bool:
         return bool(prefix) and any(name.startswith(prefix) for name in (*self.draft.limits, *self.draft.requests))
@@ -114,14 +102,14 @@ def _with_owner(container: Document, protected: ProtectedVariables, use: _Use, d
     has_instances = use.has_instances(protected.instances)
     exposed = protected.may_have_prefix(_prefixes(container))
     waits = (use.request is not None and not use.is_injected) or has_instances
-    if exposed and waits and use.injection.downward_api:
+    if exposed and waits and use.settings.injects_downward_api:
         return Denied(
             f"container {name}: envFrom may set {protected.devices}, which only Allocate can set here: give envFrom a "
             "prefix, or list the variables under env"
         )
     front: list[EnvEntry] = []
     if use.is_injected and use.request is not None and use.api is not None:
-        position, count, hook = use.position, use.request.count, use.injection.hook_path
+        position, count, hook = use.position, use.request.count, use.settings.hook_path
         front = container_env(use.api, container=position, name=name, devices=count, hook_path=hook)
         if exposed and use.is_limited:
             front += shield_env(use.api, container=position, devices=count, hook_path=hook)

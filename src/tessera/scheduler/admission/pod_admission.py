@@ -7,7 +7,7 @@ gets 400. Admitting a changed pod again changes nothing. Neither the document no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from tessera.core.quota import excess_text
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.claim_conversion import NotConverted, convert
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
-from tessera.scheduler.admission.env_injection import Injection, with_slice_env
+from tessera.scheduler.admission.env_injection import with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
 from tessera.scheduler.admission.reserved_annotations import listed, reserved_on
@@ -50,40 +50,12 @@ MAX_DOUBTFUL_QUOTAS, MAX_QUOTA_WARNINGS = 16, 3
 """quotas of a namespace that are looked at, and warnings about them per response"""
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
-    """What an administrator decides about admission."""
-
-    scheduler_name: str = "hami-scheduler"
-    """written into pods that ask for devices; empty = pods keep theirs"""
-    force_overwrite_default_scheduler: bool = True
-    privileged: PrivilegedMode = PrivilegedMode.IGNORE
-    trusted_users: frozenset[str] = frozenset()
-    """may create pods with reserved annotations"""
-    injection: Injection = field(default_factory=Injection)
-    converts: bool = False
-    """whether requests for NVIDIA cards become ResourceClaims"""
-
-    @classmethod
-    def of(cls, settings: Settings) -> AdmissionSettings:
-        return cls(
-            scheduler_name=settings.scheduler_name,
-            force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
-            privileged=settings.privileged,
-            trusted_users=settings.trusted_users,
-            injection=Injection(
-                settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
-            ),
-            converts=settings.dra_convert,
-        )
-
-
 def admit(
     document: Any,
     *,
     namespace: str,
     vendors: Mapping[str, Vendor],
-    settings: AdmissionSettings,
+    settings: Settings,
     ledger: Ledger,
     user: str = "",
     claims: ClaimOwner = NO_CLAIMS,
@@ -111,15 +83,13 @@ def shown_name(metadata: Metadata) -> str:
     return shortened(metadata.name or metadata.generate_name)
 
 
-def _is_ours(scheduler: str, settings: AdmissionSettings) -> bool:
+def _is_ours(scheduler: str, settings: Settings) -> bool:
     if not scheduler or scheduler == settings.scheduler_name:
         return True
     return scheduler == DEFAULT_SCHEDULER and settings.force_overwrite_default_scheduler
 
 
-def _protect_foreign(
-    document: Document, pod: Pod, vendors: Mapping[str, Vendor], settings: AdmissionSettings
-) -> Verdict:
+def _protect_foreign(document: Document, pod: Pod, vendors: Mapping[str, Vendor], settings: Settings) -> Verdict:
     """The verdict on a pod of another scheduler: it gets no slices, and its variables must not take any."""
     draft = draft_of(pod)
     names = sorted({name for container in _containers(pod) for name in _devices_named(container, vendors)})
@@ -139,7 +109,7 @@ def _complete(
     *,
     namespace: str,
     vendors: Mapping[str, Vendor],
-    settings: AdmissionSettings,
+    settings: Settings,
     ledger: Ledger,
     claims: ClaimOwner,
 ) -> Verdict:
@@ -193,7 +163,7 @@ def _complete(
         if lacking := mode_advice(ledger, request):
             draft.warn(lacking)
     template: Document | None = None
-    if request is not None and settings.converts:
+    if request is not None and settings.dra_convert:
         resources = vendors[Nvidia.key].names.all if Nvidia.key in vendors else ()
         converted = convert(changed, request, names=resources, privileged=privileged)
         if isinstance(converted, NotConverted):
@@ -220,13 +190,11 @@ def _protect(
     *,
     request: PodRequest | None,
     vendors: Mapping[str, Vendor],
-    settings: AdmissionSettings,
+    settings: Settings,
     skipped: frozenset[int],
 ) -> Verdict:
     """The verdict with the variables of slices in place. A privileged container sees all cards, whatever they say."""
-    answer = with_slice_env(
-        changed, request, vendors=vendors, draft=draft, skipped=skipped, injection=settings.injection
-    )
+    answer = with_slice_env(changed, request, vendors=vendors, draft=draft, skipped=skipped, settings=settings)
     if isinstance(answer, drafts.Denied):
         return admission.denied(answer.text)
     warnings = draft.warnings

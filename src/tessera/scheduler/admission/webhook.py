@@ -1,4 +1,4 @@
-"""One call of the webhook: an AdmissionReview in, its response out.
+"""The webhook: an AdmissionReview in, its response out.
 
 Every body gets a response that the apiserver understands; an internal fault gets code 500. Only creations are
 decided; anything else that a wrong configuration sends passes unchanged. HTTP is not handled here.
@@ -6,7 +6,7 @@ decided; anything else that a wrong configuration sends passes unchanged. HTTP i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,7 +16,9 @@ import structlog
 from tessera.core.ledger import Ledger
 from tessera.kube.errors import KubeError
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner
-from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.scheduler.admission.pod_admission import admit
+from tessera.scheduler.observer import SchedulerObserver
+from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
 from tessera.wire import admission
 from tessera.wire.admission import Review, Verdict
@@ -39,55 +41,71 @@ class ClaimApi(Protocol):
         ...
 
 
-Observe = Callable[[Verdict, Review | None], None]
-"""sees what was decided, and about what, if that could be read"""
+class Webhook:
+    """Answers for one scheduler."""
 
+    def __init__(
+        self,
+        vendors: Mapping[str, Vendor],
+        settings: Settings,
+        ledger: Ledger,
+        *,
+        claims: ClaimApi | None = None,
+        observer: SchedulerObserver,
+    ) -> None:
+        """`claims`: None if ResourceClaims are left to another scheduler."""
+        self._vendors = vendors
+        self._settings = settings
+        self._as_written = replace(settings, dra_convert=False)
+        self._ledger = ledger
+        self._claims = claims
+        self._observer = observer
 
-def observe_nothing(_verdict: Verdict, _review: Review | None) -> None: ...
+    def answer(self, body: bytes, content_type: str) -> bytes | Coroutine[Any, Any, bytes]:
+        """The body of the answer; later if the API has to be asked about claims."""
+        asked, verdict = _read(body, content_type)
+        if asked is None or verdict is not None:
+            return self._encode(asked, verdict or admission.allowed())
+        if self._claims is None:
+            return self._encode(asked, self._decide(asked, self._as_written))
+        return self._answer_with_claims(asked, self._claims)
 
-
-def review(
-    body: bytes,
-    content_type: str,
-    *,
-    vendors: Mapping[str, Vendor],
-    settings: AdmissionSettings,
-    ledger: Ledger,
-    observe: Observe = observe_nothing,
-) -> bytes:
-    """The body of the answer, for a scheduler that leaves ResourceClaims to others."""
-    asked, verdict = _read(body, content_type)
-    if asked is not None and verdict is None:
-        verdict = _decide(asked, vendors=vendors, settings=replace(settings, converts=False), ledger=ledger)
-    return _answer(asked, verdict, observe)
-
-
-async def review_with_claims(
-    body: bytes,
-    content_type: str,
-    *,
-    vendors: Mapping[str, Vendor],
-    settings: AdmissionSettings,
-    ledger: Ledger,
-    claims: ClaimApi,
-    observe: Observe = observe_nothing,
-) -> bytes:
-    """The same for a scheduler that allocates them."""
-    asked, verdict = _read(body, content_type)
-    if asked is not None and verdict is None:
+    async def _answer_with_claims(self, asked: Review, claims: ClaimApi) -> bytes:
         owner = await claims.find_owner(asked)
-        verdict = _decide(asked, vendors=vendors, settings=settings, ledger=ledger, claims=owner)
+        verdict = self._decide(asked, self._settings, owner)
         if verdict.requires is not None and not asked.dry_run:
             try:
                 await claims.use_template(asked.namespace, verdict.requires)
             except KubeError as error:
                 log.warning("a ResourceClaimTemplate cannot be written", namespace=asked.namespace, error=str(error))
                 # The pod can be placed as it was written.
-                as_is = replace(settings, converts=False)
-                verdict = _decide(asked, vendors=vendors, settings=as_is, ledger=ledger, claims=owner)
+                verdict = self._decide(asked, self._as_written, owner)
                 why = f"the pod's requests do not become a ResourceClaim: its template cannot be written: {error}"
                 verdict = replace(verdict, warnings=(*verdict.warnings, why))
-    return _answer(asked, verdict, observe)
+        return self._encode(asked, verdict)
+
+    def _decide(self, asked: Review, settings: Settings, claims: ClaimOwner = NO_CLAIMS) -> Verdict:
+        try:
+            return admit(
+                _document(asked),
+                namespace=asked.namespace,
+                vendors=self._vendors,
+                settings=settings,
+                ledger=self._ledger,
+                user=asked.username,
+                claims=claims,
+            )
+        except WireError as error:
+            return admission.errored(admission.BAD_REQUEST, str(error))
+        except Exception as error:
+            # A fault that one pod triggers must not take the webhook down for all others.
+            log.exception("admission failed", namespace=asked.namespace, name=asked.name)
+            return admission.errored(admission.FAULT, f"the webhook failed: {type(error).__name__}")
+
+    def _encode(self, asked: Review | None, verdict: Verdict) -> bytes:
+        if asked is not None and verdict.code == admission.FORBIDDEN:
+            self._observer.on_denied(asked.namespace, asked.pod_name, verdict.message)
+        return admission.encode_verdict(verdict, asked)
 
 
 def _read(body: bytes, content_type: str) -> tuple[Review | None, Verdict | None]:
@@ -101,38 +119,6 @@ def _read(body: bytes, content_type: str) -> tuple[Review | None, Verdict | None
         return None, admission.errored(admission.BAD_REQUEST, str(error))
     refused = admission.container_refusal(asked)
     return asked, refused or (None if asked.operation == CREATE else admission.allowed())
-
-
-def _decide(
-    asked: Review,
-    *,
-    vendors: Mapping[str, Vendor],
-    settings: AdmissionSettings,
-    ledger: Ledger,
-    claims: ClaimOwner = NO_CLAIMS,
-) -> Verdict:
-    try:
-        return admit(
-            _document(asked),
-            namespace=asked.namespace,
-            vendors=vendors,
-            settings=settings,
-            ledger=ledger,
-            user=asked.username,
-            claims=claims,
-        )
-    except WireError as error:
-        return admission.errored(admission.BAD_REQUEST, str(error))
-    except Exception as error:
-        # A fault that one pod triggers must not take the webhook down for all others.
-        log.exception("admission failed", namespace=asked.namespace, name=asked.name)
-        return admission.errored(admission.FAULT, f"the webhook failed: {type(error).__name__}")
-
-
-def _answer(asked: Review | None, verdict: Verdict | None, observe: Observe) -> bytes:
-    verdict = verdict or admission.allowed()
-    observe(verdict, asked)
-    return admission.encode_verdict(verdict, asked)
 
 
 def _document(asked: Review) -> Any:
