@@ -19,7 +19,7 @@ from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.misfits import UNREGISTERED, Misfit
 from tessera.core.policies import device_policy
 from tessera.core.requests import PodRequest, Request
 
@@ -36,8 +36,6 @@ NO_ROOMS: QuotaRooms = MappingProxyType({})
 
 FEW = 6
 """changed columns up to which one by one is quicker than all at once"""
-
-UNREGISTERED = node_misfit(Reason.NODE_UNREGISTERED)
 
 
 class OutOfWork(Exception):

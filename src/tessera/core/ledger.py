@@ -30,9 +30,10 @@ from typing import Any, Protocol
 from tessera.core.arrays import CardArrays
 from tessera.core.device_rules import UNLIMITED, Rules
 from tessera.core.devices import NOTHING, Device, NodeFacts
-from tessera.core.fit import QuotaRooms
+from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import NO_USE, Placement, Use, spans_of
 from tessera.core.holdings import Holding, PodFacts, holdings
+from tessera.core.misfits import UNREGISTERED, Misfit
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.nominations import Nomination, NominationBook, Part, claimed, counted, quota_use, shares_of
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
@@ -328,6 +329,20 @@ class Ledger:
             return None
         cards = (self._later(name, node, card, claimant, gone) for card in view.cards)
         return NodeInfo(view.facts, tuple(cards))
+
+    def fit(self, pod: PodRequest, name: str) -> Placement | Misfit:
+        """Where the pod goes on one node, by the plain rule, with what it is nominated for."""
+        view = self.node(name, claimant=pod.uid)
+        if view is None:
+            return UNREGISTERED
+        return fit_pod(view, pod, self.rules, self.rooms(pod.namespace, pod.vendors, claimant=pod.uid))
+
+    def fit_after(self, pod: PodRequest, name: str, gone: Collection[str]) -> Placement | Misfit:
+        """The same once these pods and the victims of other nominations have left (`node_after`)."""
+        view = self.node_after(name, gone, claimant=pod.uid)
+        if view is None:
+            return UNREGISTERED
+        return fit_pod(view, pod, self.rules, self.rooms_after(pod.namespace, pod.vendors, gone, claimant=pod.uid))
 
     def devices(self, name: str) -> Mapping[str, Device]:
         """The node's cards by uuid; empty if nothing is registered."""

@@ -139,6 +139,9 @@ def node_misfit(reason: Reason, *, vendor: str = "", container: int = 0, total: 
     return Misfit(((reason, 0),), total=total, vendor=vendor, container=container, detail=detail)
 
 
+UNREGISTERED = node_misfit(Reason.NODE_UNREGISTERED)
+
+
 def cards_misfit(
     refused: Iterable[CardMisfit], *, total: int, vendor: str, taken: int = 0, container: int = 0
 ) -> Misfit:

@@ -21,11 +21,11 @@ import numpy as np
 
 from tessera.core import policies, quota
 from tessera.core.arrays import Bools, Ints, NameOrder
-from tessera.core.evaluation import UNREGISTERED, Evaluation, OutOfWork
+from tessera.core.evaluation import Evaluation, OutOfWork
 from tessera.core.fit import QuotaRooms
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.misfits import UNREGISTERED, Misfit, Reason, node_misfit
 from tessera.core.policies.base import Floats, Ranking
 from tessera.core.requests import PodRequest
 

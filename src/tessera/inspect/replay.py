@@ -15,8 +15,6 @@ from operator import attrgetter
 import numpy as np
 
 from tessera.core.demand_forecast import DemandForecast
-from tessera.core.evaluation import UNREGISTERED
-from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.misfits import Misfit
@@ -186,21 +184,13 @@ class JournalReplay:
         """None if the candidates are not known."""
         request = self.request(decision)
         if isinstance(decision, Placed) and decision.at_bind:
-            return self._fit(request, decision.node)
+            return self.ledger.fit(request, decision.node)
         candidates = self.candidates(decision)
         if candidates is None:
             return None
         if decision.at_bind:
-            return self._fit(request, candidates.names[0]) if len(candidates) else None
+            return self.ledger.fit(request, candidates.names[0]) if len(candidates) else None
         return self.selector.select(request, candidates)
-
-    def _fit(self, request: PodRequest, node: str) -> Placement | Misfit:
-        """On the one node that a bind request names."""
-        view = self.ledger.node(node, claimant=request.uid)
-        if view is None:
-            return UNREGISTERED
-        rooms = self.ledger.rooms(request.namespace, request.vendors, claimant=request.uid)
-        return fit_pod(view, request, self.ledger.rules, rooms)
 
     def _resolve(self, decision: Decision, mask: CandidateMask) -> Candidates:
         """The candidates, looked up. Equal ones are one object until a node comes or goes, so refusals are cached."""

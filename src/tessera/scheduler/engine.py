@@ -26,7 +26,6 @@ from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.gangs.coordinator import GangCoordinator
-from tessera.scheduler.gangs.gang import GangTimes
 from tessera.scheduler.gangs.holds import GangHolds, NodeLabels
 from tessera.scheduler.gangs.preemptor import GangPreemptor
 from tessera.scheduler.gangs.registry import LOOK_UP_SECONDS
@@ -128,9 +127,7 @@ class Engine:
             self.requests,
             book=self.victims,
             nominated_nodes=self.nominated_nodes,
-            times=GangTimes(
-                patience=settings.gang_seconds, bind=settings.turn_seconds, starving=settings.gang_starving_seconds
-            ),
+            settings=settings,
             observer=observer,
         )
         self.filter = Filter(
@@ -145,14 +142,14 @@ class Engine:
             evictor,
             nominated_nodes=self.nominated_nodes,
             observer=observer,
-            settings=settings.preemption_settings,
+            settings=settings,
             is_ready=self._may_preempt,
         )
         self.gang_preemptor = GangPreemptor(
             self.gangs,
             self.preemption,
             evictor,
-            settings=settings.preemption_settings,
+            settings=settings,
             is_ready=self._may_preempt,
         )
         self.preempt_verb = PreemptVerb(

@@ -16,12 +16,10 @@ from typing import Any
 
 from msgspec import Raw, structs
 
-from tessera.core.evaluation import UNREGISTERED
 from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
-from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.misfits import UNREGISTERED, Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
@@ -139,7 +137,7 @@ class Filter:
             if not request.asks_for_devices:
                 self._reserve(prepared, Placement(node, {}))
                 return ""
-            answer = self._place_on(request, node)
+            answer = self._ledger.fit(request, node)
             self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
             if not isinstance(answer, Misfit):
                 self._reserve(structs.replace(prepared, request=request), answer)
@@ -153,12 +151,6 @@ class Filter:
         self._cycles.reserve(prepared, placement)
         if self.requests.claims is not None:
             self.requests.claims.reserve(prepared)
-
-    def _place_on(self, request: PodRequest, node: str) -> Placement | Misfit:
-        """By the plain rule, with what the pod is nominated for."""
-        view = self._ledger.node(node, claimant=request.uid)
-        rooms = self._ledger.rooms(request.namespace, request.vendors, claimant=request.uid)
-        return UNREGISTERED if view is None else fit_pod(view, request, self._ledger.rules, rooms)
 
     def forget(self) -> None:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
@@ -269,7 +261,7 @@ class Filter:
         if nomination is None or nomination.facts.node not in named:
             return None
         node = nomination.facts.node
-        answer = self._place_on(request, node)
+        answer = self._ledger.fit(request, node)
         if isinstance(answer, Misfit):
             return None
         self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))

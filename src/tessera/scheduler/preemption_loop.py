@@ -14,10 +14,10 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tessera.scheduler.clock import Clock
+from tessera.scheduler.settings import Settings
 from tessera.services.failpoints import Failpoint, failpoint
 
 ATTEMPTS = 5
@@ -34,22 +34,11 @@ Victims = TypeVar("Victims")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptionSettings:
-    """What an administrator decides."""
-
-    is_enabled: bool = True
-    delay_seconds: float = 0.0
-    """between a pod's first refusal and the first eviction for it"""
-    nomination_seconds: float = 300.0
-    """for which devices are held beyond the victims' grace"""
-
-
 class PreemptionLoop(ABC, Generic[Preemptor, Victims]):
     """Of one scheduler, for one kind of preemptors."""
 
     def __init__(
-        self, refused: asyncio.Event, clock: Clock, *, settings: PreemptionSettings, is_ready: Callable[[], bool]
+        self, refused: asyncio.Event, clock: Clock, *, settings: Settings, is_ready: Callable[[], bool]
     ) -> None:
         """`refused` is set when there may be work; `is_ready`: whether this replica decides now, on complete lists."""
         self._refused = refused
@@ -63,7 +52,7 @@ class PreemptionLoop(ABC, Generic[Preemptor, Victims]):
     async def run(self) -> None:
         """For ever: look for victims."""
         async with asyncio.TaskGroup() as evictions:
-            while self._settings.is_enabled:
+            while self._settings.preemption:
                 await self._serve(evictions)
 
     async def preempt(self, preemptor: Preemptor) -> None:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from tessera.core.fit import fit_pod
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, facts_of
-from tessera.core.misfits import Misfit
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
@@ -31,9 +30,9 @@ from tessera.scheduler.preemption_loop import (
     NOT_DECIDING,
     SEARCH_PAUSE,
     PreemptionLoop,
-    PreemptionSettings,
     finish_in_slices,
 )
+from tessera.scheduler.settings import Settings
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
 
 DEFERRED_SECONDS = 10.0
@@ -51,7 +50,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
         *,
         nominated_nodes: NominatedNodes,
         observer: SchedulerObserver,
-        settings: PreemptionSettings,
+        settings: Settings,
         is_ready: Callable[[], bool],
     ) -> None:
         super().__init__(cycles.unschedulable.refused, cycles.clock, settings=settings, is_ready=is_ready)
@@ -100,9 +99,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
             if pod is None or pod.is_woken or (left and left == self._victims_left.get(uid)):
                 continue
             self._victims_left[uid] = left
-            view = self._ledger.node(nomination.facts.node, claimant=uid)
-            rooms = self._ledger.rooms(pod.request.namespace, pod.request.vendors, claimant=uid)
-            if view is not None and not isinstance(fit_pod(view, pod.request, self._ledger.rules, rooms), Misfit):
+            if isinstance(self._ledger.fit(pod.request, nomination.facts.node), Placement):
                 pod.is_woken = True
                 yield pod.request
 
@@ -212,7 +209,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
     def _wait_of(self, pod: UnschedulablePod) -> float:
         uid, now = pod.request.uid, self._clock.monotonic()
         first = self._refused_at.setdefault(uid, now)
-        due = first + self._settings.delay_seconds
+        due = first + self._settings.preemption_delay_seconds
         return max(due, self._fruitless.get(_kind(pod), 0.0), self._deferred.get(uid, 0.0)) - now
 
     def _tidy(self) -> None:

@@ -40,7 +40,6 @@ from tessera.services.value_types import (
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
-    from tessera.scheduler.preemption_loop import PreemptionSettings
     from tessera.vendors.base import Switches
     from tessera.vendors.pod_reader import PolicyDefaults
 
@@ -270,16 +269,6 @@ class Settings(ClusterAccess):
         from tessera.vendors.pod_reader import PolicyDefaults
 
         return PolicyDefaults(node=self.node_policy, device=self.device_policy)
-
-    @property
-    def preemption_settings(self) -> PreemptionSettings:
-        from tessera.scheduler.preemption_loop import PreemptionSettings
-
-        return PreemptionSettings(
-            is_enabled=self.preemption,
-            delay_seconds=self.preemption_delay_seconds,
-            nomination_seconds=self.nomination_seconds,
-        )
 
     @property
     def switches(self) -> Switches:

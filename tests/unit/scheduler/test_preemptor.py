@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -357,7 +358,9 @@ async def test_a_group_with_a_member_that_must_stay_is_left_alone() -> None:
 @in_fake_time
 async def test_the_delay_passes_before_the_first_eviction() -> None:
     cluster = Cluster(node("n1").gpus(1))
-    object.__setattr__(cluster.engine.preemptor._settings, "delay_seconds", 60.0)
+    cluster.settings = replace(cluster.settings, preemption_delay_seconds=60.0)
+    cluster.restart()
+    cluster.started()
     await cluster.runs(low("victim"))
     task = asyncio.ensure_future(cluster.engine.preemptor.run())
     cluster.refuse(high())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes, MemberState
+from tessera.scheduler.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.gangs.holds import GangHolds
 from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
+from tessera.scheduler.settings import Settings
 
 HELD_SECONDS = 300.0
 """for which the rest of a gang that is bound in part has its holds, as long as a pod's reservation lasts"""
@@ -25,14 +26,14 @@ class GangBarrier:
         cycles: PodCycles,
         plans: GangPlans,
         *,
-        times: GangTimes,
+        settings: Settings,
         reports: GangReports,
     ) -> None:
         self._registry = registry
         self._holds = holds
         self._cycles = cycles
         self._plans = plans
-        self._times = times
+        self._settings = settings
         self._reports = reports
 
     async def enter(self, uid: str) -> str:
@@ -50,7 +51,7 @@ class GangBarrier:
         gang.waiting_binds[uid] = turn
         self._plans.extend(gang)
         self.open_if_complete(gang)
-        ends = self._now() + self._times.bind
+        ends = self._now() + self._settings.turn_seconds
         try:
             while not turn.done():
                 now = self._now()

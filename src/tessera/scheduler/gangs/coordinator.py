@@ -22,7 +22,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
 from tessera.scheduler.gangs.barrier import GangBarrier
 from tessera.scheduler.gangs.completion import GangCompletion
-from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes, Member, MemberState
+from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.gangs.nominations import GangNominations
 from tessera.scheduler.gangs.planner import GangPlanner, shared_claim_text
@@ -34,6 +34,7 @@ from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
+from tessera.scheduler.settings import Settings
 from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
@@ -59,7 +60,7 @@ class GangCoordinator:
         *,
         book: VictimBook,
         nominated_nodes: NominatedNodes,
-        times: GangTimes,
+        settings: Settings,
         observer: SchedulerObserver,
     ) -> None:
         self._holds = holds
@@ -69,10 +70,10 @@ class GangCoordinator:
         self.recovering = ""
         """why nothing is decided; empty if it is"""
         self.reports = reports = GangReports(observer)
-        self._turns = turns = GangTurns(self.registry, holds, cycles.clock, times)
-        self._plans = plans = GangPlans(holds, turns, cycles.clock, times=times, reports=reports)
+        self._turns = turns = GangTurns(self.registry, holds, cycles.clock, settings)
+        self._plans = plans = GangPlans(holds, turns, cycles.clock, settings=settings, reports=reports)
         self.nominations = GangNominations(holds, cycles, book, nominated_nodes=nominated_nodes, reports=reports)
-        self.barrier = GangBarrier(self.registry, holds, cycles, plans, times=times, reports=reports)
+        self.barrier = GangBarrier(self.registry, holds, cycles, plans, settings=settings, reports=reports)
         self._completion = GangCompletion(
             holds, cycles, self.nominations, barrier=self.barrier, turns=turns, reports=reports
         )

@@ -51,20 +51,6 @@ from tessera.core.selection import Candidates
 from tessera.wire.pod_groups import PodGroup
 
 
-@dataclass(frozen=True, slots=True)
-class GangTimes:
-    """In seconds."""
-
-    patience: float = 20.0
-    """a plan waits for its next member"""
-    bind: float = 20.0
-    """a bind waits for the other members; below the extender's httpTimeout"""
-    starving: float = 300.0
-    """a complete gang waits before what becomes free is held for it; 0: never"""
-    turn: float = 600.0
-    """that lasts"""
-
-
 class GangState(Enum):
     """See the drawing."""
 

@@ -18,7 +18,6 @@ from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import Domains, GangMember, Placed
 from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
-from tessera.core.relocation import fit_on
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
 from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
@@ -219,8 +218,8 @@ class GangHolds:
         """
         while (hold := take_hold(gang, request, named)) is not None:
             self._cycles.release_hold(hold.uid)
-            placement = fit_on(self._selector.ledger, request, hold.placement.node)
-            if placement is not None:
+            placement = self._selector.ledger.fit(request, hold.placement.node)
+            if isinstance(placement, Placement):
                 return placement
         return None
 
@@ -252,9 +251,9 @@ class GangHolds:
         displaced = gang.take_from(node)
         for hold in displaced:
             self._cycles.release_hold(hold.uid)
-        placement = fit_on(self._selector.ledger, request, node)
+        placement = self._selector.ledger.fit(request, node)
         moved = []
-        if placement is not None:
+        if isinstance(placement, Placement):
             taken = self.named(gang, request)
             self._cycles.hold(taken, placement)
             for hold in displaced:
@@ -265,7 +264,7 @@ class GangHolds:
             self._cycles.release_hold(taken.uid)
         for hold in moved:
             self._cycles.release_hold(hold.uid)
-        if placement is not None and (at_any_cost or len(moved) == len(displaced)):
+        if isinstance(placement, Placement) and (at_any_cost or len(moved) == len(displaced)):
             # The member is decided first, on the ledger without them: a card whose cores are all taken refuses it.
             self._displaced = [(gang, hold) for hold in moved]
             return placement

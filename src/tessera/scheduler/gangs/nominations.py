@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tessera.core.fit import fit_pod
 from tessera.core.gang_preemption import GangVictims
 from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, facts_of
@@ -107,9 +106,7 @@ class GangNominations:
     def _nominate_one(self, gang: Gang, request: PodRequest, node: str, gone: frozenset[str]) -> bool:
         ledger = self._ledger
         held = self._holds.named(gang, request)
-        view = ledger.node_after(node, gone, claimant=held.uid)
-        rooms = ledger.rooms_after(held.namespace, held.vendors, gone, claimant=held.uid)
-        placement = None if view is None else fit_pod(view, held, ledger.rules, rooms)
+        placement = ledger.fit_after(held, node, gone)
         if not isinstance(placement, Placement):
             return False
         cards = {grant.uuid for grants in placement.grants.values() for each in grants for grant in each}
@@ -138,11 +135,9 @@ class GangNominations:
 
     async def redeem(self, gang: Gang) -> bool:
         """Turn all nominations into holds, in slices; False if one place is gone, and then all are renounced."""
-        ledger, nominations = self._ledger, gang.nominations
+        nominations = gang.nominations
         for number, nomination in enumerate(list(nominations), 1):
-            view = ledger.node(nomination.placement.node, claimant=nomination.uid)
-            rooms = ledger.rooms(nomination.request.namespace, nomination.request.vendors, claimant=nomination.uid)
-            placement = None if view is None else fit_pod(view, nomination.request, ledger.rules, rooms)
+            placement = self._ledger.fit(nomination.request, nomination.placement.node)
             if not isinstance(placement, Placement):
                 self.renounce(gang, f"a place on node {nomination.placement.node} is gone")
                 return False

@@ -1,6 +1,6 @@
 """The life of a plan, from the holds for all members to its end in time.
 
-    begun      every member has a hold; it ends if no member comes for `patience` seconds, and some time later anyway
+    begun      every member has a hold; it ends if no member comes for `--gang-timeout`, and some time later anyway
     given up   everything is released, and binds that wait fail; the next plan follows after a pause that grows
 
 If members did not come, the next plan waits until kube-scheduler has asked for all of them, and so do the plans of all
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from tessera.core.misfits import Misfit
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes
+from tessera.scheduler.gangs.gang import Gang, GangState
 from tessera.scheduler.gangs.holds import GangHolds
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
+from tessera.scheduler.settings import Settings
 
 LONGEST_PLAN = 6
-"""times the patience: a plan whose members come one by one, each in time, ends nevertheless"""
+"""times `--gang-timeout`: a plan whose members come one by one, each in time, ends nevertheless"""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """seconds between two plans of a gang whose last plan was given up; doubled each time"""
 DISTRUST_SECONDS = 600.0
@@ -28,12 +29,12 @@ class GangPlans:
     """Of all gangs."""
 
     def __init__(
-        self, holds: GangHolds, turns: GangTurns, clock: Clock, *, times: GangTimes, reports: GangReports
+        self, holds: GangHolds, turns: GangTurns, clock: Clock, *, settings: Settings, reports: GangReports
     ) -> None:
         self._holds = holds
         self._turns = turns
         self._clock = clock
-        self._times = times
+        self._settings = settings
         self._reports = reports
         self._distrusted: dict[str, float] = {}
         """namespace -> until when nothing is held for members that do not exist"""
@@ -42,14 +43,14 @@ class GangPlans:
         """WAITING, NOMINATED -> PLANNED: every member has its hold."""
         now = self._clock.monotonic()
         gang.state, gang.tried, gang.misfit, gang.replans = GangState.PLANNED, None, None, 0
-        gang.deadline, gang.ends = now + self._times.patience, now + LONGEST_PLAN * self._times.patience
+        gang.deadline, gang.ends = now + self._settings.gang_seconds, now + LONGEST_PLAN * self._settings.gang_seconds
         gang.refused_at = None
         self._turns.end(gang)
         self._reports.tell(gang, f"a place for each of {gang.free_holds} members is held")
 
     def extend(self, gang: Gang) -> None:
         """The plan has made progress."""
-        gang.deadline = self._clock.monotonic() + self._times.patience
+        gang.deadline = self._clock.monotonic() + self._settings.gang_seconds
 
     def give_up(self, gang: Gang, why: str, *, pause: bool = True) -> Misfit:
         """PLANNED -> WAITING: release everything; no bind that waits is written."""

@@ -28,9 +28,9 @@ from tessera.scheduler.preemption_loop import (
     NOT_DECIDING,
     SEARCH_PAUSE,
     PreemptionLoop,
-    PreemptionSettings,
     finish_in_slices,
 )
+from tessera.scheduler.settings import Settings
 
 SLICE_SECONDS = 0.005
 """of a search between two pauses"""
@@ -45,7 +45,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         preemption: Preemption,
         evictor: Evictor,
         *,
-        settings: PreemptionSettings,
+        settings: Settings,
         is_ready: Callable[[], bool],
     ) -> None:
         super().__init__(gangs.registry.short, gangs.cycles.clock, settings=settings, is_ready=is_ready)
@@ -69,7 +69,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         now = self._clock.monotonic()
         if gang.refused_at is None:
             gang.refused_at = now
-        return max(gang.refused_at + self._settings.delay_seconds, gang.search_at, gang.not_before) - now
+        return max(gang.refused_at + self._settings.preemption_delay_seconds, gang.search_at, gang.not_before) - now
 
     def _look_again(self, gang: Gang) -> None:
         gang.may_preempt = True

@@ -1,8 +1,8 @@
 """Turns of starving gangs, so that small pods cannot starve a gang for ever.
 
-The complete gang that has waited longest for more than `starving` seconds gets its turn: what becomes free is held for
-it, until all of it fits, or for at most `turn` seconds. One gang has the turn at a time; after it, it is the last in
-line.
+The complete gang that has waited longest, and for longer than `--gang-starvation-timeout`, gets its turn: what becomes
+free is held for it until all of it fits, or for at most `TURN_SECONDS`. One gang has the turn at a time;
+after it, it is the last in line.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 import structlog
 
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.gangs.gang import Gang, GangState, GangTimes
+from tessera.scheduler.gangs.gang import Gang, GangState
 from tessera.scheduler.gangs.holds import GangHolds
 from tessera.scheduler.gangs.registry import GangRegistry
+from tessera.scheduler.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+TURN_SECONDS = 600.0
+"""that a turn lasts at most"""
 
 
 class GangTurns:
     """Whose turn it is."""
 
-    def __init__(self, registry: GangRegistry, holds: GangHolds, clock: Clock, times: GangTimes) -> None:
+    def __init__(self, registry: GangRegistry, holds: GangHolds, clock: Clock, settings: Settings) -> None:
         self._registry = registry
         self._holds = holds
         self._clock = clock
-        self._times = times
+        self._settings = settings
         self.favoured: Gang | None = None
         """the gang whose turn it is"""
         self._ends = 0.0
@@ -34,7 +38,7 @@ class GangTurns:
 
     def give(self) -> None:
         """Give the turn to the complete gang that has starved longest, if no other has it."""
-        starving, now = self._times.starving, self._clock.monotonic()
+        starving, now = self._settings.gang_starving_seconds, self._clock.monotonic()
         if self.favoured is not None or not starving:
             return
         waiting = [
@@ -48,7 +52,7 @@ class GangTurns:
         if waiting:
             self.favoured = min(waiting, key=lambda gang: (gang.since, gang.name))
             self.favoured.tried = None
-            self._ends = now + self._times.turn
+            self._ends = now + TURN_SECONDS
             log.info("what becomes free is held for a starving gang", gang=self.favoured.name)
 
     def end(self, gang: Gang | None = None) -> None:
