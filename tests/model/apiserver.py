@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError
-from tessera.scheduler.kube_api import Annotations
+from tessera.scheduler.kube_api import Annotations, KubeApi
 from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.keys import FENCE, NOMINATED
 from tessera.wire.objects import Metadata, Node, Pod, PodStatus, ResourceQuota
@@ -178,7 +178,7 @@ class SimulatedApiserver:
 
 
 @dataclass(eq=False)
-class Client:
+class Client(KubeApi):
     """The connection of one scheduler process."""
 
     api: SimulatedApiserver

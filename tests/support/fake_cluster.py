@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tessera.kube.errors import ApiError, KubeError, Unreachable
-from tessera.scheduler.kube_api import Annotations
+from tessera.scheduler.kube_api import Annotations, KubeApi
 from tessera.wire import keys
 from tessera.wire.objects import Metadata, Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
@@ -68,7 +68,7 @@ class Write:
     """of the pod, of a binding"""
 
 
-class FakeCluster:
+class FakeCluster(KubeApi):
     """Pods and nodes. Each call first takes the steps that are scripted for its verb."""
 
     def __init__(self) -> None:

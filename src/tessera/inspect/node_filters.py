@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tessera.inspect.state import Json
-from tessera.wire.label_requirements import LabelRequirement
+from tessera.wire.objects import LabelRequirement
 
 UNSCHEDULABLE = "node(s) were unschedulable"
 SELECTOR = "node(s) didn't match Pod's node affinity/selector"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -22,68 +22,8 @@ Annotations = Mapping[str, str | None]
 """None removes the annotation"""
 
 
-class KubeApi(Protocol):
+class KubeApi:
     """The apiserver as binder, take-over, node locks, wake-ups and node registration see it."""
-
-    async def get_pod(self, namespace: str, name: str) -> Pod: ...
-
-    async def unbound_pods(self) -> Sequence[Pod]:
-        """As they are now, not as a cache of the apiserver remembers them."""
-        ...
-
-    async def get_node(self, name: str) -> Node: ...
-
-    async def get_pod_group(self, kind: GroupObject, namespace: str, name: str) -> PodGroupObject: ...
-
-    def bind(
-        self,
-        namespace: str,
-        name: str,
-        *,
-        uid: str,
-        resource_version: str,
-        node: str,
-        annotations: Mapping[str, str],
-        labels: Mapping[str, str],
-    ) -> Awaitable[None]: ...
-
-    async def annotate_pod(
-        self, namespace: str, name: str, annotations: Annotations, *, labels: Annotations | None = None
-    ) -> Pod: ...
-
-    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None: ...
-
-    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
-        """Deletes the pod if it still has this uid (409 otherwise) and its disruption budget allows it (429). As a
-        `dry_run` it only asks whether it would."""
-        ...
-
-    async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
-        """Writes `status.nominatedNodeName`, and its mark `tessera.io/nominated-node`, if the pod still has this uid
-        (409 otherwise); None removes both."""
-        ...
-
-    async def list_claims(self) -> Sequence[ResourceClaim]:
-        """As they are now, not as a cache of the apiserver remembers them."""
-        ...
-
-    async def get_claim(self, namespace: str, name: str) -> ResourceClaim: ...
-
-    async def mark_claim(
-        self, claim: ResourceClaim, annotations: Annotations, *, finalizers: Sequence[str] | None = None
-    ) -> ResourceClaim:
-        """Changes the claim's metadata, whatever version it has, if it still has this uid (409 otherwise). With
-        `finalizers`, which replace all that it has, only if it still has this version."""
-        ...
-
-    async def write_claim_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
-        """Changes these parts of the status (None removes one) if the claim still has this uid and version (409
-        otherwise)."""
-        ...
-
-
-class KubeApiClient:
-    """`KubeApi` over HTTP."""
 
     def __init__(self, client: KubeClient, observer: SchedulerObserver) -> None:
         self._client = client
@@ -93,6 +33,7 @@ class KubeApiClient:
         return await self._client.get(PODS.path(namespace, name), Pod)
 
     async def unbound_pods(self) -> Sequence[Pod]:
+        """As they are now, not as a cache of the apiserver remembers them."""
         # A pod that cannot be decoded was never placed: filter could not read it either.
         found = await self._client.list(PODS.path(), Pod, field_selector="spec.nodeName=", on_unreadable=_skip)
         return found.items
@@ -141,17 +82,22 @@ class KubeApiClient:
         await self._client.patch(NODES.path(name=name), {"metadata": metadata})
 
     async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
+        """Deletes the pod if it still has this uid (409 otherwise) and its disruption budget allows it (429). As a
+        `dry_run` it only asks whether it would."""
         if not dry_run:
             self._observer.on_write("evict")
         await self._client.evict(namespace, name, uid=uid, dry_run=dry_run)
 
     async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
+        """Writes `status.nominatedNodeName`, and its mark `tessera.io/nominated-node`, if the pod still has this uid
+        (409 otherwise); None removes both."""
         self._observer.on_write("patch")
         metadata = {"uid": uid, "annotations": {keys.NOMINATED: node}}
         body = {"metadata": metadata, "status": {"nominatedNodeName": node}}
         await self._client.patch(PODS.path(namespace, name, "status"), body)
 
     async def list_claims(self) -> Sequence[ResourceClaim]:
+        """As they are now, not as a cache of the apiserver remembers them."""
         # A claim that cannot be decoded was never allocated here, either.
         found = await self._client.list(RESOURCE_CLAIMS.path(), ResourceClaim, on_unreadable=_skip)
         return found.items
@@ -162,6 +108,8 @@ class KubeApiClient:
     async def mark_claim(
         self, claim: ResourceClaim, annotations: Annotations, *, finalizers: Sequence[str] | None = None
     ) -> ResourceClaim:
+        """Changes the claim's metadata, whatever version it has, if it still has this uid (409 otherwise). With
+        `finalizers`, which replace all that it has, only if it still has this version."""
         known = claim.metadata
         metadata: dict[str, Any] = {"uid": known.uid, "annotations": annotations}
         if finalizers is not None:
@@ -171,6 +119,8 @@ class KubeApiClient:
         return await self._client.patch(path, {"metadata": metadata}, kind=ResourceClaim)
 
     async def write_claim_status(self, claim: ResourceClaim, status: Mapping[str, Any]) -> ResourceClaim:
+        """Changes these parts of the status (None removes one) if the claim still has this uid and version (409
+        otherwise)."""
         # A patch, not an update: other programs write parts of the status that are not read here.
         known = claim.metadata
         body = {"metadata": {"uid": known.uid, "resourceVersion": known.resource_version}, "status": status}

@@ -41,7 +41,7 @@ from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.event_recorder import EventRecorder
 from tessera.scheduler.journal import Journal
-from tessera.scheduler.kube_api import KubeApiClient
+from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
@@ -104,7 +104,7 @@ class Service:
         self._observer = ObserverGroup(self.journal, DecisionLog(), self.recorder, observer)
         engine = self.engine = Engine(
             settings,
-            KubeApiClient(client, self._observer),
+            KubeApi(client, self._observer),
             clock=Clock(now, loop.time, datetime.now().astimezone().tzinfo or UTC),
             spawn=self._group.create_task,
             observer=self._observer,

@@ -16,6 +16,9 @@ TEMPLATE_HASH = "pod-template-hash"
 """label with which a Deployment tells its ReplicaSets apart, and ends their names"""
 REPLICA_SET, DEPLOYMENT = "ReplicaSet", "Deployment"
 
+SELECTOR_OPERATORS = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
+"""of label selectors"""
+
 QuantityText = str | int | float
 """a quantity as JSON has it; apiservers write strings, people also write numbers"""
 
@@ -221,23 +224,35 @@ class ResourceQuota(Partial, frozen=True):
 
 
 class LabelRequirement(Partial, frozen=True):
+    """One requirement on labels, as label selectors and node affinity have it."""
+
     key: str = ""
     operator: str = ""
-    values: list[str] | None = None
+    """In, NotIn, Exists, DoesNotExist, Gt or Lt"""
+    values: frozenset[str] | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """By the rules of the API; an operator that is not known matches, since a budget must not be missed."""
         value, values = labels.get(self.key), self.values or ()
         match self.operator:
             case "In":
-                return value is not None and value in values
+                return value in values
             case "NotIn":
-                return value is None or value not in values
+                return value not in values
             case "Exists":
                 return value is not None
             case "DoesNotExist":
                 return value is None
-        return True
+            case "Gt" | "Lt":
+                return self._compare(value)
+        return False
+
+    def _compare(self, value: str | None) -> bool:
+        """Numbers only; what is no number matches nothing."""
+        try:
+            label, bound = int(value or ""), int(next(iter(self.values or ()), ""))
+        except ValueError:
+            return False
+        return label > bound if self.operator == "Gt" else label < bound
 
 
 class LabelSelector(Partial, frozen=True):
@@ -245,9 +260,12 @@ class LabelSelector(Partial, frozen=True):
     match_expressions: list[LabelRequirement] | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """An empty selector matches everything."""
+        """An empty selector matches everything. So does an operator that is not known, since a budget must not be
+        missed."""
         is_labelled = all(labels.get(key) == value for key, value in (self.match_labels or {}).items())
-        return is_labelled and all(each.matches(labels) for each in self.match_expressions or ())
+        return is_labelled and all(
+            each.matches(labels) or each.operator not in SELECTOR_OPERATORS for each in self.match_expressions or ()
+        )
 
 
 class DisruptionBudgetSpec(Partial, frozen=True):

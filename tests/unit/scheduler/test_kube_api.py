@@ -13,7 +13,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.server import ApiServer
-from tessera.scheduler.kube_api import KubeApiClient
+from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 
 
@@ -22,7 +22,7 @@ class World:
     """A pod and a node, and what was written."""
 
     client: KubeClient
-    cluster: KubeApiClient
+    cluster: KubeApi
     writes: list[str] = field(default_factory=list)
 
     async def pod(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ async def world() -> AsyncIterator[World]:
             "spec": {"containers": [{"name": "c", "image": "i"}]},
         }
         await client.create(PODS.path("default"), pod)
-        yield World(client, KubeApiClient(client, WriteObserver(writes)), writes)
+        yield World(client, KubeApi(client, WriteObserver(writes)), writes)
 
 
 async def test_pods_and_nodes_are_read_as_they_are(world: World) -> None:

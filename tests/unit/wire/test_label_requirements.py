@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.wire.label_requirements import LabelRequirement
+from tessera.wire.objects import LabelRequirement
 
 
 @pytest.mark.parametrize(

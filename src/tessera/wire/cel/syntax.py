@@ -100,6 +100,7 @@ _ESCAPES = {
 }  # fmt: skip
 _CODE_LENGTHS = {"x": 2, "X": 2, "u": 4, "U": 8}
 _RELATIONS = frozenset({"==", "!=", "<", "<=", ">", ">=", "in"})
+_SUMS, _PRODUCTS = frozenset("+-"), frozenset("*/%")
 _RESERVED = frozenset(
     {
         "as", "break", "const", "continue", "else", "for", "function", "if", "import", "let", "loop", "namespace",
@@ -116,25 +117,28 @@ class Token(NamedTuple):
     place: int
 
 
-def count_nodes(node: Node) -> int:
-    """The parts of a tree."""
-    children: tuple[Node, ...]
+def children(node: Node) -> tuple[Node, ...]:
+    """The parts that a tree is made of."""
     match node:
         case Literal() | Name():
-            children = ()
+            return ()
         case Select(target):
-            children = (target,)
+            return (target,)
         case Index(target, key):
-            children = (target, key)
+            return (target, key)
         case ListOf(items):
-            children = items
+            return items
         case Bind(_, value, body):
-            children = (value, body)
+            return (value, body)
         case Quantified(_, target, _, body):
-            children = (target, body)
+            return (target, body)
         case Call(_, args, target):
-            children = args if target is None else (*args, target)
-    return 1 + sum(map(count_nodes, children))
+            return args if target is None else (*args, target)
+
+
+def count_nodes(node: Node) -> int:
+    """The parts of a tree, those of its parts included."""
+    return 1 + sum(map(count_nodes, children(node)))
 
 
 def parse(text: str) -> Node:
@@ -250,8 +254,8 @@ class _Parser:
 
     # -- trees
 
-    def _node(self, node: Node, *children: Node) -> Node:
-        depth = 1 + max((self._depths[id(child)] for child in children), default=0)
+    def _node(self, node: Node) -> Node:
+        depth = 1 + max((self._depths[id(child)] for child in children(node)), default=0)
         if depth > MAX_DEPTH:
             raise Unsupported(f"more than {MAX_DEPTH} steps deep")
         self._depths[id(node)] = depth
@@ -259,7 +263,7 @@ class _Parser:
         return node
 
     def _call(self, name: str, *args: Node, target: Node | None = None) -> Node:
-        return self._node(Call(name, args, target), *args, *(() if target is None else (target,)))
+        return self._node(Call(name, args, target))
 
     def _expression(self) -> Node:
         self._deeper()
@@ -279,24 +283,13 @@ class _Parser:
         return items[0] if len(items) == 1 else self._call(sign, *items)
 
     def _relation(self) -> Node:
-        found = self._sum()
-        while self._at(*_RELATIONS):
-            sign = self._take().value
-            found = self._call(sign, found, self._sum())
-        return found
+        return self._chain(_RELATIONS, lambda: self._chain(_SUMS, lambda: self._chain(_PRODUCTS, self._unary)))
 
-    def _sum(self) -> Node:
-        found = self._product()
-        while self._at("+", "-"):
-            sign = self._take().value
-            found = self._call(sign, found, self._product())
-        return found
-
-    def _product(self) -> Node:
-        found = self._unary()
-        while self._at("*", "/", "%"):
-            sign = self._take().value
-            found = self._call(sign, found, self._unary())
+    def _chain(self, signs: frozenset[str], operand: Operand) -> Node:
+        """Operands of operators that bind equally, from the left."""
+        found = operand()
+        while self._at(*signs):
+            found = self._call(self._take().value, found, operand())
         return found
 
     def _unary(self) -> Node:
@@ -314,11 +307,11 @@ class _Parser:
             if self._accept("["):
                 key = self._expression()
                 self._expect("]")
-                found = self._node(Index(found, key), found, key)
+                found = self._node(Index(found, key))
                 continue
             self._expect(".")
             field = self._word()
-            found = self._method(found, field) if self._at("(") else self._node(Select(found, field), found)
+            found = self._method(found, field) if self._at("(") else self._node(Select(found, field))
         return found
 
     def _method(self, target: Node, name: str) -> Node:
@@ -328,14 +321,14 @@ class _Parser:
         if name in QUANTIFIERS:
             if len(args) != 2 or not isinstance(args[0], Name):
                 raise Unsupported(f"{name}() takes a name and an expression")
-            return self._node(Quantified(name == "all", target, args[0].name, args[1]), target, *args)
+            return self._node(Quantified(name == "all", target, args[0].name, args[1]))
         return self._call(name, *args, target=target)
 
     def _bind(self) -> Node:
         args = self._arguments()
         if len(args) != 3 or not isinstance(args[0], Name):
             raise Unsupported("cel.bind() takes a name and two expressions")
-        return self._node(Bind(args[0].name, args[1], args[2]), *args)
+        return self._node(Bind(args[0].name, args[1], args[2]))
 
     def _arguments(self) -> tuple[Node, ...]:
         self._expect("(")
@@ -362,7 +355,7 @@ class _Parser:
             return found
         if self._accept("["):
             items = self._items("]")
-            return self._node(ListOf(items), *items)
+            return self._node(ListOf(items))
         if self._at("true", "false"):
             return self._node(Literal(self._take().value == "true"))
         name = self._word()
@@ -372,7 +365,7 @@ class _Parser:
         if name == "has":
             if len(args) != 1 or not isinstance(args[0], Select):
                 raise Unsupported("has() takes a field, as in has(device.attributes['gpu.tessera.io'].model)")
-            return self._node(Select(args[0].target, args[0].field, is_test=True), args[0].target)
+            return self._node(Select(args[0].target, args[0].field, is_test=True))
         return self._call(name, *args)
 
 

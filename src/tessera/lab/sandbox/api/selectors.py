@@ -12,7 +12,7 @@ from typing import Any
 from tessera.lab.sandbox.api.errors import bad_request
 from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import LabelSelector
-from tessera.wire.label_requirements import LabelRequirement
+from tessera.wire.objects import LabelRequirement
 
 _TERM = re.compile(
     r"\s*(?:(?P<absent>!\s*[^\s!=<>(),]+)"
