@@ -252,7 +252,7 @@ async def served(plane: ControlPlane, folder: Path) -> AsyncIterator[Served]:
         process = Process(Settings(listeners=listeners, tls=files), client, page=SchedulerPage())
         task = asyncio.create_task(process.run())
         try:
-            await until(lambda: task.done() or not process.service.missing())
+            await until(lambda: task.done() or not process.service.engine.missing())
             yield Served(process, authority, session)
         finally:
             process.stopping.set()

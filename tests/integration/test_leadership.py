@@ -163,14 +163,14 @@ async def test_a_write_of_the_old_leader_that_lands_late_has_no_effect(tmp_path:
         plane, first, second = cluster.plane, cluster.scheduler, await cluster.add_replica("host-2")
         early, late = [await plane.create_pod(gpu_pod(name, gpu=1)) for name in ("early", "late")]
         await lease_to(cluster, "host-1_x")
-        await cluster.until(lambda: not first.process.service.missing(), what="the first leader to decide")
+        await cluster.until(lambda: not first.process.service.engine.missing(), what="the first leader to decide")
         plane.server.faults.next(held, method="POST", path="/binding$")
         async with ExtenderClient(ExtenderAccess(first.extender_url)) as extender:
             await extender.filter(await plane.client.get(PODS.path("default", "early"), dict), ["n1"])
             binding = asyncio.create_task(extender.bind(early, "n1"))
             await held.reached.wait()
             await lease_to(cluster, "host-2_x")
-            await cluster.until(lambda: not second.process.service.missing(), what="the second leader to decide")
+            await cluster.until(lambda: not second.process.service.engine.missing(), what="the second leader to decide")
             async with ExtenderClient(ExtenderAccess(second.extender_url)) as other:
                 await other.filter(late, ["n1"])
                 await other.bind(late, "n1")

@@ -87,7 +87,7 @@ class World:
     async def changed(self, times: int = 1) -> None:
         """Wait until the file has taken effect and everything has been read again."""
         await self.logs.until(CHANGED, times=times)
-        await until(lambda: not self.process.service.missing())
+        await until(lambda: not self.process.service.engine.missing())
 
     def cards(self) -> Json:
         nodes = self.process.service.ledger.state()["nodes"]
@@ -198,7 +198,7 @@ async def test_a_broken_file_is_reported_and_the_old_configuration_stays(
         fault = await world.logs.until(NOT_READ)
         assert fault["level"] == "error"
         assert said in fault["error"]
-        assert not world.process.service.missing()
+        assert not world.process.service.engine.missing()
         assert await world.manages("nvidia.com/gpu")
         world.file.write_text(config("nvidia.com/vgpu"))
         hang_up()

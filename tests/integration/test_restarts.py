@@ -83,7 +83,7 @@ async def test_a_scheduler_that_cannot_touch_a_pending_pod_decides_nothing_and_s
         takeover = cluster.service.engine.takeover
         await cluster.until(lambda: takeover.problem and not cluster.service.unsynced(), what="a take-over held up")
         why = "1 pods cannot be touched, such as default/p: 403"
-        assert cluster.service.missing().startswith(f"this replica is taking over, but {why}")
+        assert cluster.service.engine.missing().startswith(f"this replica is taking over, but {why}")
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://{cluster.running.listeners['metrics'].address}/readyz") as answer:
                 assert (answer.status, (await answer.text())[: len(why)]) == (503, why)

@@ -14,7 +14,7 @@ from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
 from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import GangMember
 from tessera.core.gangs import GangMisfit, plan_gang
-from tessera.core.node_preemption import best_victims
+from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
 from tessera.scheduler.claims.book import WriteState
@@ -261,7 +261,7 @@ class Checker:
         priority = request.preempts_below
         assert priority is not None
         for name in names:
-            found = best_victims(engine.ledger, engine.victims, request, priority=priority, node=name)
+            found = NodeSearch(engine.ledger, engine.victims, request, priority=priority, node=name).run()
             assert found is None, f"pod {request.uid} waits, and could be placed without {found.victims}"
 
     def _gangs(self) -> dict[tuple[str, str], list[Pod]]:

@@ -48,7 +48,7 @@ class Replica:
         service, waits = process.service, self.settings.leadership is not None
         # A replica that waits for the lease knows everything, but decides nothing.
         await self._until(
-            lambda: len(process.listeners) == 3 and not (service.unsynced() if waits else service.missing())
+            lambda: len(process.listeners) == 3 and not (service.unsynced() if waits else service.engine.missing())
         )
         found = {name: listener.address for name, listener in process.listeners.items()}
         # The ports stay the same over restarts, as a Service's would.

@@ -45,7 +45,7 @@ async def running(plane: ControlPlane, settings: Settings, *, reload: Reload | N
         process = Process(settings, client, reload=reload)
         task = asyncio.create_task(process.run())
         try:
-            await until(lambda: task.done() or not process.service.missing())
+            await until(lambda: task.done() or not process.service.engine.missing())
             assert not task.done(), "the scheduler did not start"
             yield process
         finally:

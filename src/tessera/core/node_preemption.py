@@ -39,11 +39,6 @@ Search = Generator[None, None, VictimSet | None]
 """pauses at each yield; its return value is the result"""
 
 
-def best_victims(ledger: Ledger, book: PodBook, pod: PodRequest, *, priority: int, node: str) -> VictimSet | None:
-    """The best set of victims on this node for a pod of this priority; None if no set helps."""
-    return NodeSearch(ledger, book, pod, priority=priority, node=node).run()
-
-
 def leaving_pods(ledger: Ledger, book: PodBook, node: str, *, claimant: str = "") -> frozenset[str]:
     """The pods on a node that leave already: they are being deleted, or are victims of other nominations."""
     found = set(ledger.nominations.victims_on(node, without=claimant))

@@ -50,7 +50,7 @@ from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.extender import encode_binding_result, encode_filter_result, encode_preemption_result
-from tessera.wire.objects import Node, Pod, Workload
+from tessera.wire.objects import Node, Pod
 
 log = structlog.get_logger(__name__)
 
@@ -114,6 +114,7 @@ class Engine:
             tenure=tenure,
             spawn=spawn,
             listener=self,
+            observer=observer,
         )
         self._reads_claims = settings.dra
         if settings.dra:
@@ -285,12 +286,6 @@ class Engine:
 
     def on_pool(self, node: str) -> None:
         self.nodes.refresh(node)
-
-    def on_claim(self, node: str) -> None:
-        self._observer.on_cards(node)
-
-    def on_claim_holder(self, uid: str, workload: Workload | None) -> None:
-        self._observer.on_claim(uid, workload)
 
     def on_claims_ready(self, pod: Pod) -> None:
         self.gangs.observe(pod)  # What it asks for is known now.

@@ -19,6 +19,7 @@ import structlog
 
 from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
+from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
@@ -63,14 +64,6 @@ class NodeListener(Protocol):
         ...
 
 
-class DevicePools(Protocol):
-    """What nodes offer to ResourceClaims."""
-
-    def join(self, facts: NodeFacts) -> NodeFacts:
-        """The node with what selectors of claims see of its cards."""
-        ...
-
-
 class NodeInformer:
     """Handler of the node informer."""
 
@@ -79,7 +72,7 @@ class NodeInformer:
         ledger: Ledger,
         vendors: Mapping[str, Vendor],
         *,
-        pools: DevicePools,
+        pools: ClaimPools,
         selector: Mapping[str, str],
         clock: Clock,
         listener: NodeListener,

@@ -155,10 +155,6 @@ class Service:
         """Which first list is not complete; empty if all are."""
         return self.engine.unsynced()
 
-    def missing(self) -> str:
-        """Why no decision can be made; empty if one can."""
-        return self.engine.missing()
-
     # -- life
 
     async def run(self) -> None:

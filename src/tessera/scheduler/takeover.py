@@ -53,11 +53,6 @@ async def touch(api: KubeApi, namespace: str, name: str, fence: str) -> Pod:
         return await api.annotate_pod(namespace, name, {}, labels={keys.FENCE: fence})
 
 
-async def touch_claim(api: KubeApi, claim: ResourceClaim, fence: str) -> ResourceClaim:
-    """Change the claim's version; the claim as it is then."""
-    return await api.mark_claim(claim, {keys.FENCE: fence})
-
-
 class Takeover:
     """Fences the pods for one replica."""
 
@@ -160,7 +155,7 @@ class Takeover:
             metadata = found.metadata
             try:
                 if isinstance(found, ResourceClaim):
-                    await touch_claim(self._api, found, fence)
+                    await self._api.mark_claim(found, {keys.FENCE: fence})
                 else:
                     await touch(self._api, metadata.namespace, metadata.name, fence)
             except KubeError as error:

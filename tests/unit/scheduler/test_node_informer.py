@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
+from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.wire.objects import Node
@@ -48,14 +48,14 @@ class World:
         self.informer = NodeInformer(
             self.ledger,
             vendors(),
-            pools=self,
+            pools=ClaimPools(self, self.on_synced),
             selector=self.selector,
             clock=Clock(lambda: NOW + self.at, lambda: self.at, self.zone),
             listener=self,
         )
 
-    def join(self, facts: NodeFacts) -> NodeFacts:
-        return facts
+    def on_pool(self, node: str) -> None:
+        raise AssertionError("there are no ResourceSlices here")
 
     def on_node(self, node: Node) -> None:
         self.seen.append(node.name)

@@ -7,9 +7,8 @@ late. Nothing is remembered here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -41,7 +40,7 @@ class ClaimLookup:
     def __init__(self, client: KubeClient, book: ClaimBook, templates: ClaimTemplates) -> None:
         self._client = client
         self._book = book
-        self._templates = templates
+        self.templates = templates
 
     async def find_owner(self, asked: Review) -> ClaimOwner:
         """Whose the claims of the pod are."""
@@ -50,7 +49,7 @@ class ClaimLookup:
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             # Not a pod: the webhook says so.
             return NO_CLAIMS
-        known = _Sources(self._book, self._templates)
+        known = _Sources(self._book, self.templates)
         owner = find_owner(pod, asked.namespace, known)
         for _ in range(MOST_READS):
             missing = known.missing
@@ -59,9 +58,6 @@ class ClaimLookup:
             await self._read(known, missing)
             owner = find_owner(pod, asked.namespace, known)
         return owner
-
-    async def use_template(self, namespace: str, template: Mapping[str, Any]) -> None:
-        await self._templates.use(namespace, template)
 
     async def _read(self, known: _Sources, missing: tuple[str, str, str]) -> None:
         kind, namespace, name = missing

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
 
 from tessera.core.ledger import Ledger
 from tessera.kube.errors import KubeError
+from tessera.scheduler.admission.claim_lookup import ClaimLookup
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.observer import SchedulerObserver
@@ -29,18 +30,6 @@ log = structlog.get_logger(__name__)
 CREATE = "CREATE"
 
 
-class ClaimApi(Protocol):
-    """The API as far as claims of new pods are concerned."""
-
-    async def find_owner(self, asked: Review) -> ClaimOwner:
-        """Whose the claims of the pod are."""
-        ...
-
-    async def use_template(self, namespace: str, template: Mapping[str, Any]) -> None:
-        """Makes sure that a ResourceClaimTemplate exists. Raises KubeError."""
-        ...
-
-
 class Webhook:
     """Answers for one scheduler."""
 
@@ -50,7 +39,7 @@ class Webhook:
         settings: Settings,
         ledger: Ledger,
         *,
-        claims: ClaimApi | None = None,
+        claims: ClaimLookup | None = None,
         observer: SchedulerObserver,
     ) -> None:
         """`claims`: None if ResourceClaims are left to another scheduler."""
@@ -70,12 +59,12 @@ class Webhook:
             return self._encode(asked, self._decide(asked, self._as_written))
         return self._answer_with_claims(asked, self._claims)
 
-    async def _answer_with_claims(self, asked: Review, claims: ClaimApi) -> bytes:
+    async def _answer_with_claims(self, asked: Review, claims: ClaimLookup) -> bytes:
         owner = await claims.find_owner(asked)
         verdict = self._decide(asked, self._settings, owner)
         if verdict.requires is not None and not asked.dry_run:
             try:
-                await claims.use_template(asked.namespace, verdict.requires)
+                await claims.templates.use(asked.namespace, verdict.requires)
             except KubeError as error:
                 log.warning("a ResourceClaimTemplate cannot be written", namespace=asked.namespace, error=str(error))
                 # The pod can be placed as it was written.

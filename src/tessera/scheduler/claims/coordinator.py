@@ -18,6 +18,7 @@ from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.claims.reader import PodClaimReader
 from tessera.scheduler.claims.writer import ClaimWriter
 from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.tenure import Tenure
@@ -33,14 +34,6 @@ class ClaimCoordinatorListener(Protocol):
 
     def on_pool(self, node: str) -> None:
         """A node offers other devices to claims than before."""
-        ...
-
-    def on_claim(self, node: str) -> None:
-        """A claim that has devices of a node has changed; other pods may use it than before."""
-        ...
-
-    def on_claim_holder(self, uid: str, workload: Workload | None) -> None:
-        """What a claim holds, or for whom, may have changed; None if it holds nothing."""
         ...
 
     def on_claims_ready(self, pod: Pod) -> None:
@@ -64,10 +57,12 @@ class ClaimCoordinator:
         tenure: Tenure,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         listener: ClaimCoordinatorListener,
+        observer: SchedulerObserver,
     ) -> None:
         self._scheduler_name = scheduler_name
         self._cycles = cycles
         self._listener = listener
+        self._observer = observer
         self.pools = ClaimPools(self, listener.on_synced)
         self.book = ClaimBook(cycles, self.pools.by_name, self)
         self.reader = PodClaimReader(self.book, self)
@@ -136,7 +131,8 @@ class ClaimCoordinator:
         self.reader.on_claim(record)
         self._tell_holder(record)
         if record.facts is not None:
-            self._listener.on_claim(record.facts.node)
+            # Other pods may use its devices than before.
+            self._observer.on_cards(record.facts.node)
 
     def on_pool(self, node: str) -> None:
         changed = self.book.recount(node)
@@ -145,7 +141,7 @@ class ClaimCoordinator:
             self._tell_holder(record)
 
     def _tell_holder(self, record: ClaimRecord) -> None:
-        self._listener.on_claim_holder(record.uid, None if record.facts is None else self._workload(record))
+        self._observer.on_claim(record.uid, None if record.facts is None else self._workload(record))
 
     def _workload(self, record: ClaimRecord) -> Workload:
         """Of the pods that use the claim, if it is one; else the claim itself, or unknown if it was made for a pod."""
