@@ -65,6 +65,11 @@ class Ticket:
     """it is active only to wait for HAMi's node lock"""
     locks: list[HeldLock] = field(default_factory=list)
 
+    def end_wait(self) -> None:
+        """Let a bind that waits go on."""
+        if self.turn is not None and not self.turn.done():
+            self.turn.set_result(None)
+
 
 class PodsAhead:
     """The pods that are ahead in a node's queue, summed up, so that each next one is judged without a look at all."""
@@ -226,8 +231,7 @@ class AllocationQueue:
         if ticket.state is TicketState.WAITING:
             self._queues[ticket.node].waiting.remove(ticket)
         self._activate(ticket)
-        if ticket.turn is not None and not ticket.turn.done():
-            ticket.turn.set_result(None)
+        ticket.end_wait()
 
     def restart_clock(self, ticket: Ticket) -> None:
         """The binding is written: from now on the plugin can hand over."""
@@ -282,8 +286,7 @@ class AllocationQueue:
             queue.active_dependents -= ticket.depends_on_allocate
         else:
             queue.waiting.remove(ticket)
-            if ticket.turn is not None and not ticket.turn.done():
-                ticket.turn.set_result(None)
+            ticket.end_wait()
         self._advance(ticket.node)
 
     async def give_back(self, ticket: Ticket) -> None:
@@ -325,8 +328,7 @@ class AllocationQueue:
                 queue.waiting.append(ticket)
             else:
                 self._activate(ticket)
-                if ticket.turn is not None and not ticket.turn.done():
-                    ticket.turn.set_result(None)
+                ticket.end_wait()
             ahead.add(ticket)
         if not queue.active and not queue.waiting:
             del self._queues[node]

@@ -189,11 +189,7 @@ class Filter:
             self._leave_to_others(cycle)
             return self._refuse_member(pod, prepared, every, misfit=of_gang, began=began)
         if of_gang is not None:
-            taken = time.perf_counter() - began
-            # A score compares nodes, and here the node was given.
-            given = of_gang._replace(score=0.0)
-            self._observer.on_bind_decision(BindDecision(request, given, given.node, taken))
-            answered = self._place(prepared, of_gang, partial(brief_success_text, of_gang))
+            answered = self._place_given(prepared, request, of_gang, began)
             self.gangs.settle()
             return answered
         if cycle is not None and cycle.state is CycleState.RESERVED:
@@ -204,13 +200,11 @@ class Filter:
             return self._place(prepared, place, partial(brief_success_text, place))
         moved = self._cycles.moves.take(pod.workload, request, named) if len(self._cycles.moves) else None
         if moved is not None:
-            asked, place = moved
-            self._observer.on_bind_decision(BindDecision(asked, place, place.node, time.perf_counter() - began))
-            return self._place(prepared, place, partial(brief_success_text, place))
+            return self._place_given(prepared, *moved, began)
         if cycle is not None and cycle.state is CycleState.NOMINATED:
-            nominated = self._take_nomination(prepared, named)
+            nominated = self._nominated_place(request, named)
             if nominated is not None:
-                return nominated
+                return self._place_given(prepared, request, nominated, began)
         was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
         request, answer = self._select(prepared, named)
         if isinstance(answer, Unfinished):
@@ -251,21 +245,21 @@ class Filter:
         self._observer.on_placed(PlacedEvent(prepared.request, describe, partial(brief_success_text, placement)))
         return encode_filter_result(node_names=[placement.node])
 
-    def _take_nomination(self, prepared: PreparedRequest, named: Named) -> bytes | None:
-        """The node that the pod is nominated for, if its victims have left; None if they have not, or it does not fit.
+    def _place_given(self, prepared: PreparedRequest, asked: PodRequest, placement: Placement, began: float) -> bytes:
+        """On a node that was given: it is not chosen among the candidates."""
+        # A score compares nodes.
+        decision = BindDecision(asked, placement._replace(score=0.0), placement.node, time.perf_counter() - began)
+        self._observer.on_bind_decision(decision)
+        return self._place(prepared, placement, partial(brief_success_text, placement))
 
-        Then it is placed wherever it fits, or keeps its nomination.
-        """
-        request, began = prepared.request, time.perf_counter()
+    def _nominated_place(self, request: PodRequest, named: Named) -> Placement | None:
+        """On the node that the pod is nominated for, if its victims have left; None if they have not, or it does not
+        fit. Then it is placed wherever it fits, or keeps its nomination."""
         nomination = self._ledger.nominations.get(request.uid)
         if nomination is None or nomination.facts.node not in named:
             return None
-        node = nomination.facts.node
-        answer = self._ledger.fit(request, node)
-        if isinstance(answer, Misfit):
-            return None
-        self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
-        return self._place(prepared, answer, partial(brief_success_text, answer))
+        answer = self._ledger.fit(request, nomination.facts.node)
+        return None if isinstance(answer, Misfit) else answer
 
     def _leave_to_others(self, cycle: PodCycle | None) -> None:
         """A gang, or what becomes of a claim, decides: nothing is held, or evicted, for the pod alone."""
