@@ -9,9 +9,9 @@ and the set of candidates, and on nothing else.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from functools import partial
+from sys import intern
 from typing import Any
 
 from msgspec import Raw, structs
@@ -26,6 +26,7 @@ from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.gangs.coordinator import GangCoordinator
+from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
@@ -37,8 +38,8 @@ from tessera.wire.errors import WireError
 from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
 from tessera.wire.objects import Pod
 
-ENCODED_REFUSALS = 32
-"""kept: a backlog is refused with the same few again and again"""
+KEPT_REFUSALS = 32
+"""a backlog is refused with the same few again and again"""
 
 NO_NODES = "extender args name no nodes"
 UNFINISHED = "finding a node takes longer than one call may; the search goes on"
@@ -46,23 +47,6 @@ UNFINISHED = "finding a node takes longer than one call may; the search goes on"
 
 Named = CandidateList | Candidates
 """the nodes to choose from"""
-
-
-class GangRefusals:
-    """The last refusals of gangs: most members of one are refused with the same reason for the same candidates."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, int], tuple[Candidates, Misfit, Refused]] = OrderedDict()
-
-    def of(self, candidates: Candidates, misfit: Misfit) -> Refused:
-        key = (id(candidates), id(misfit))
-        known = self._known.get(key)
-        if known is None:
-            known = (candidates, misfit, Refused(dict.fromkeys(candidates.names, misfit)))
-            self._known[key] = known
-            if len(self._known) > ENCODED_REFUSALS:
-                self._known.popitem(last=False)
-        return known[2]
 
 
 class Filter:
@@ -86,8 +70,9 @@ class Filter:
         self._demand = demand
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
-        self._refusals = GangRefusals()
-        self._encoded: OrderedDict[tuple[int, str | None], tuple[Refused, bytes]] = OrderedDict()
+        # Most members of a gang are refused with the same reason for the same candidates.
+        self._gang_refusals = IdentityCache(_refuse_all, most=KEPT_REFUSALS)
+        self._encoded = IdentityCache(_encode_refusal, most=KEPT_REFUSALS)
         self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
     def answer(self, body: bytes) -> bytes:
@@ -276,7 +261,7 @@ class Filter:
         if claims is not None and self.requests.claims is not None:
             problem = claims.elsewhere if claims.node else ClaimNotReady("", misfit.text)
             self.requests.claims.wait(pod, problem)
-        refused = self._refusals.of(named.resolve(), misfit)
+        refused = self._gang_refusals.of(named.resolve(), misfit)
         is_first, refusals = self.gangs.note_refusal(request.uid, misfit.text)
         decision = FilterDecision(request, refused, named, refusals, time.perf_counter() - began, of_gang=True)
         self._observer.on_filter_decision(decision)
@@ -338,19 +323,8 @@ class Filter:
         nomination for a node that it takes for hopeless, so that one is only refused.
         """
         kept = pod.status.nominated_node_name if (request.preempts_below or 0) > 0 else None
-        known = self._encoded.get((id(refused), kept))
-        if known is None or known[0] is not refused:
-            texts = {id(misfit): misfit.text for misfit, _ in refused.verdicts}
-            reasons = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
-            if kept is None:
-                encoded = encode_filter_result(failed=reasons)
-            else:
-                waits = {kept: reasons.pop(kept)} if kept in reasons else None
-                encoded = encode_filter_result(failed=waits, unresolvable=reasons)
-            known = self._encoded[id(refused), kept] = refused, encoded
-            if len(self._encoded) > ENCODED_REFUSALS:
-                self._encoded.popitem(last=False)
-        return known[1]
+        encoded: bytes = self._encoded.of(refused, None if kept is None else intern(kept))
+        return encoded
 
     def _refuse_for_claims(self, pod: Pod, named: Named, problem: ClaimNotReady) -> bytes:
         """The pod has to wait for a claim: every node says why."""
@@ -392,3 +366,17 @@ class Filter:
             chosen = answer.placement.node
             return encode_filter_result(nodes=[given[chosen].raw])
         return encode_filter_result(failed={name: misfit.text for name, misfit in answer.misfits.items()})
+
+
+def _refuse_all(candidates: Candidates, misfit: Misfit) -> Refused:
+    return Refused(dict.fromkeys(candidates.names, misfit))
+
+
+def _encode_refusal(refused: Refused, kept: str | None) -> bytes:
+    """`kept`: None, or the only node that is not hopeless; it may be empty."""
+    texts = {id(misfit): misfit.text for misfit, _ in refused.verdicts}
+    reasons = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
+    if kept is None:
+        return encode_filter_result(failed=reasons)
+    waits = {kept: reasons.pop(kept)} if kept in reasons else None
+    return encode_filter_result(failed=waits, unresolvable=reasons)

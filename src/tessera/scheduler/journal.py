@@ -14,7 +14,6 @@ import asyncio
 import socket
 import uuid
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Unfinished
 from tessera.core.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
+from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.journal_entries import (
     DECISION_BYTES,
     DEVICE_BYTES,
@@ -159,7 +159,7 @@ class Journal(SchedulerObserver):
         """by the identity of the containers"""
         self._searched: dict[int, CandidateMask] = {}
         """by the number of candidates: lists that named every node that was searched for"""
-        self._masks: OrderedDict[int, tuple[Candidates, CandidateMask]] = OrderedDict()
+        self._masks = IdentityCache(self._make_mask, most=MASKS)
         self._order: tuple[NameOrder, int] | None = None
         """the last order of nodes, and how many free columns it has"""
         self._refused: dict[str, tuple[int, RefusalKey]] = {}
@@ -278,7 +278,7 @@ class Journal(SchedulerObserver):
             entry = PlacedEntry(time, pod, ask, candidates, self._changed, took, answer.placement)
             self.add(entry, size + ask.granted_bytes)
             return
-        mask = self._mask_of(event.candidates.resolve())
+        mask = self._masks.of(event.candidates.resolve())
         if isinstance(answer, Refused):
             self._add_refused(time, event, RefusalKey(ask, mask, answer.reason_counts), size)
         else:
@@ -349,9 +349,9 @@ class Journal(SchedulerObserver):
     def _mask_of_choice(self, candidates: CandidateList | Candidates, chosen: Selected) -> CandidateMask | SearchedList:
         """Looking up all names would cost more than the choice did, so a list that was only searched stays one."""
         if isinstance(candidates, Candidates):
-            return self._mask_of(candidates)
+            return self._masks.of(candidates)
         if candidates.resolved is not None:
-            return self._mask_of(candidates.resolved)
+            return self._masks.of(candidates.resolved)
         count = candidates.estimated_count
         if not chosen.absent:
             known = self._searched.get(count)
@@ -365,19 +365,12 @@ class Journal(SchedulerObserver):
         absent = tuple([int(ranked.places[i]) - free for i in chosen.absent])
         return SearchedList(count, len(ranked.order.names) - free, absent)
 
-    def _mask_of(self, candidates: Candidates) -> CandidateMask:
+    def _make_mask(self, candidates: Candidates) -> CandidateMask:
         """Equal lists are one object while the nodes stay the same, and so are their masks."""
-        known = self._masks.get(id(candidates))
-        if known is not None:
-            return known[1]
         named = candidates.named[self._free_columns(candidates.order) :]
         count, others = int(np.count_nonzero(named)), len(candidates.unregistered)
         bits = None if count == len(named) else np.packbits(named).tobytes()
-        mask = CandidateMask(count + others, bits, others)
-        self._masks[id(candidates)] = candidates, mask
-        if len(self._masks) > MASKS:
-            self._masks.popitem(last=False)
-        return mask
+        return CandidateMask(count + others, bits, others)
 
     def _mask_of_node(self, name: str) -> CandidateMask:
         order, row = self._arrays.order, self._arrays.row(name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import structlog
@@ -20,6 +19,7 @@ from tessera import __version__
 from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
+from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.metrics.counters import Reader, Reading, Tally, Times
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.services import exposition as exposing
@@ -89,7 +89,7 @@ class Metrics(SchedulerObserver):
         )
         self._findings: dict[str, frozenset[AuditFinding]] = {}
         """by node, what its last audit found"""
-        self._counted: OrderedDict[int, tuple[Refused, tuple[Reason, ...]]] = OrderedDict()
+        self._reasons = IdentityCache(reasons_of, most=REMEMBERED_REFUSALS)
 
     def observe(self, verb: str, seconds: float) -> None:
         """How long an answer took; `verb` is filter, bind, preempt or webhook."""
@@ -107,15 +107,9 @@ class Metrics(SchedulerObserver):
 
     def on_refused(self, event: RefusedEvent) -> None:
         """Every reason that occurred counts once, on however many nodes."""
-        refused = event.refused
         # A backlog is refused with the same few objects again and again; looking through all nodes each time would
         # cost more than the answer.
-        known = self._counted.get(id(refused))
-        if known is None or known[0] is not refused:
-            known = self._counted[id(refused)] = (refused, reasons_of(refused))
-            if len(self._counted) > REMEMBERED_REFUSALS:
-                self._counted.popitem(last=False)
-        for reason in known[1]:
+        for reason in self._reasons.of(event.refused):
             self._refusals.labels(reason.value).inc()
 
     def on_preemption(self, event: PreemptionEvent) -> None:
