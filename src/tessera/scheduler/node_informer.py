@@ -21,6 +21,7 @@ from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
 from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
 from tessera.wire.handshake import Reported, Requesting, decode_handshake, encode_requesting
@@ -64,7 +65,7 @@ class NodeListener(Protocol):
         ...
 
 
-class NodeInformer:
+class NodeInformer(InformerHandler[Node]):
     """Handler of the node informer."""
 
     def __init__(
@@ -77,6 +78,7 @@ class NodeInformer:
         clock: Clock,
         listener: NodeListener,
     ) -> None:
+        super().__init__(listener.on_synced)
         self._ledger = ledger
         self._vendors = vendors
         self._pools = pools
@@ -87,7 +89,6 @@ class NodeInformer:
         """nodes whose handshake waits for an answer, the plugin's or ours: only time changes what they mean"""
         self._registered: dict[str, NodeFacts] = {}
         """as the nodes themselves say; the ledger's view also knows what their pods make of it"""
-        self.has_synced = False
 
     def put(self, key: str, node: Node) -> None:
         if not all(node.labels.get(label) == value for label, value in self._selector.items()):
@@ -100,11 +101,6 @@ class NodeInformer:
         self._asked.pop(key, None)
         self._forget(key)
         self._listener.on_node_gone(key)
-
-    def synced(self) -> None:
-        is_first, self.has_synced = not self.has_synced, True
-        if is_first:
-            self._listener.on_synced()
 
     def refresh(self, name: str) -> None:
         """What the node offers to claims has changed."""

@@ -15,6 +15,7 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.scheduler.host_resources import HostResources
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
@@ -53,7 +54,7 @@ class PodListener(Protocol):
         ...
 
 
-class PodInformer:
+class PodInformer(InformerHandler[Pod]):
     """Handler of the pod informer."""
 
     def __init__(
@@ -66,6 +67,7 @@ class PodInformer:
         observer: SchedulerObserver,
         listener: PodListener,
     ) -> None:
+        super().__init__(listener.on_synced)
         self._cycles = cycles
         self._vendors = vendors
         self._reader = PodReader(vendors)
@@ -74,7 +76,6 @@ class PodInformer:
         self._victims = victims
         self._listener = listener
         self._uids: dict[str, str] = {}
-        self.has_synced = False
 
     def put(self, key: str, pod: Pod) -> None:
         uid = pod.metadata.uid
@@ -103,11 +104,6 @@ class PodInformer:
             self._observe_gone(uid)
             self._listener.on_pod_gone(uid)
 
-    def synced(self) -> None:
-        is_first, self.has_synced = not self.has_synced, True
-        if is_first:
-            self._listener.on_synced()
-
     def forget(self) -> None:
         """The vendors have changed."""
         self._reader.forget()
@@ -131,7 +127,7 @@ class PodInformer:
         self._observer.on_pod(uid, None)
 
 
-class QuotaInformer:
+class QuotaInformer(InformerHandler[ResourceQuota]):
     """Handler of the quota informer."""
 
     def __init__(
@@ -142,11 +138,10 @@ class QuotaInformer:
         *,
         on_synced: Callable[[], None],
     ) -> None:
+        super().__init__(on_synced)
         self._ledger = ledger
         self._vendors = vendors
         self._unschedulable = unschedulable
-        self._on_synced = on_synced
-        self.has_synced = False
 
     def put(self, key: str, quota: ResourceQuota) -> None:
         self._ledger.observe_quota(quota_facts(quota, self._vendors))
@@ -156,7 +151,3 @@ class QuotaInformer:
         namespace, _, name = key.partition("/")
         self._ledger.forget_quota(namespace, name)
         self._unschedulable.on_room()
-
-    def synced(self) -> None:
-        self.has_synced = True
-        self._on_synced()

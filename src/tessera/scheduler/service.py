@@ -34,20 +34,16 @@ from tessera.kube.resources import (
 from tessera.scheduler.admission.claim_lookup import ClaimLookup
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
 from tessera.scheduler.admission.webhook import Webhook
-from tessera.scheduler.claims.informers import ClaimInformer, ClassInformer
-from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.event_recorder import EventRecorder
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.journal import Journal
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.node_informer import NodeInformer
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
-from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
-from tessera.scheduler.victim_book import BudgetInformer
 from tessera.vendors.base import Vendor
 from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Node, Pod, PodDisruptionBudget, ResourceQuota
@@ -67,18 +63,6 @@ LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
 SWEEP_PERIOD = 3600.0
 """seconds between looks for templates that no pod uses any more"""
-
-
-InformerHandler = (
-    PodInformer
-    | NodeInformer
-    | QuotaInformer
-    | BudgetInformer
-    | ClaimPools
-    | ClassInformer
-    | ClaimInformer
-    | ClaimTemplates
-)
 
 
 class Service:
@@ -114,7 +98,7 @@ class Service:
         self._templates = ClaimTemplates(client, now=now)
         claims = ClaimLookup(client, engine.claims.book, self._templates) if settings.dra else None
         self.webhook = Webhook(engine.vendors, settings, engine.ledger, claims=claims, observer=self._observer)
-        self._informers: dict[InformerHandler, Reflector[Any]] = {
+        self._informers: dict[InformerHandler[Any], Reflector[Any]] = {
             engine.pods: Reflector(client, PODS.path(), Pod, engine.pods),
             engine.nodes: Reflector(client, NODES.path(), Node, engine.nodes),
             engine.quotas: Reflector(client, RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
@@ -136,7 +120,7 @@ class Service:
         if self._lease is not None and lead is not None:
             path, selector = LEASES.path(lead.namespace), f"metadata.name={lead.name}"
             self._leases = Reflector(client, path, Lease, self._lease, field_selector=selector)
-        self._watches: dict[InformerHandler, asyncio.Task[None]] = {}
+        self._watches: dict[InformerHandler[Any], asyncio.Task[None]] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -183,10 +167,10 @@ class Service:
         for handler in self._informers:
             self._read_again(handler)
 
-    def _watch(self, handler: InformerHandler) -> None:
+    def _watch(self, handler: InformerHandler[Any]) -> None:
         self._watches[handler] = self._group.create_task(self._informers[handler].run())
 
-    def _read_again(self, handler: InformerHandler) -> None:
+    def _read_again(self, handler: InformerHandler[Any]) -> None:
         """List all objects of one informer afresh; decisions wait until that is done."""
         self._watches[handler].cancel()
         self._informers[handler].start_over()

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from tessera.core.holdings import PodFacts
 from tessera.core.victims import PodTraits
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.wire import keys
 from tessera.wire.gobool import parse_bool
 from tessera.wire.objects import Pod, PodDisruptionBudget
@@ -176,21 +177,18 @@ class VictimBook:
         return 0 if found is None else found.status.disruptions_allowed
 
 
-class BudgetInformer:
+class BudgetInformer(InformerHandler[PodDisruptionBudget]):
     """Handler of the informer of disruption budgets."""
 
     def __init__(self, book: VictimBook) -> None:
+        super().__init__()
         self._book = book
-        self.has_synced = False
 
     def put(self, key: str, budget: PodDisruptionBudget) -> None:
         self._book.put_budget(key, budget)
 
     def drop(self, key: str) -> None:
         self._book.drop_budget(key)
-
-    def synced(self) -> None:
-        self.has_synced = True
 
 
 def read_traits(pod: Pod) -> PodTraits:

@@ -19,6 +19,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler.admission.claim_conversion import LABEL
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.wire.claim_spec import ClaimSpec, ResourceClaimTemplate
 from tessera.wire.integers import parse_integer
 
@@ -32,15 +33,15 @@ MOST_DELETED = 100
 """in one sweep, so that the webhook's other requests are not held up"""
 
 
-class ClaimTemplates:
+class ClaimTemplates(InformerHandler[ResourceClaimTemplate]):
     """Handler of the informer. `now` is in seconds since 1970."""
 
     def __init__(self, client: KubeClient, *, now: Callable[[], float]) -> None:
+        super().__init__()
         self._client = client
         self._now = now
         self._found: dict[str, ResourceClaimTemplate] = {}
         """by namespace/name"""
-        self.has_synced = False
 
     # -- the informer
 
@@ -49,9 +50,6 @@ class ClaimTemplates:
 
     def drop(self, key: str) -> None:
         self._found.pop(key, None)
-
-    def synced(self) -> None:
-        self.has_synced = True
 
     def get(self, namespace: str, name: str) -> ClaimSpec | None:
         found = self._found.get(f"{namespace}/{name}")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from tessera.core.devices import NodeFacts
-from tessera.scheduler.claims.informers import Informer
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.vendors.claims import PoolDevices, pool_devices, with_published
 from tessera.wire.resource_api import DRIVER, ResourceSlice
 
@@ -22,7 +22,7 @@ class PoolListener(Protocol):
     def on_pool(self, node: str) -> None: ...
 
 
-class ClaimPools(Informer):
+class ClaimPools(InformerHandler[ResourceSlice]):
     """The pools of all nodes."""
 
     def __init__(self, listener: PoolListener, on_synced: Callable[[], None]) -> None:
