@@ -7,7 +7,7 @@ One event loop runs all of it. The engine does not read the API by itself: somet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -30,6 +30,7 @@ from tessera.scheduler.gangs.holds import GangHolds, NodeLabels
 from tessera.scheduler.gangs.preemptor import GangPreemptor
 from tessera.scheduler.gangs.registry import LOOK_UP_SECONDS
 from tessera.scheduler.host_resources import HostResources
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.move_holds import MoveHolds
 from tessera.scheduler.node_informer import NodeInformer, Patch
@@ -194,6 +195,11 @@ class Engine:
             listener=self,
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable, on_synced=self.on_synced)
+        awaited: dict[str, InformerHandler[Any]] = {"pods": self.pods, "nodes": self.nodes, "quotas": self.quotas}
+        if settings.dra:
+            awaited |= self.claims.informers
+        self._awaited = tuple(awaited.items())
+        """lists without which nothing is decided"""
         self.takeover = Takeover(
             api,
             tenure,
@@ -257,13 +263,8 @@ class Engine:
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty if all are."""
-        has_claims = not self._reads_claims or self.claims.has_synced
-        if self.pods.has_synced and self.nodes.has_synced and self.quotas.has_synced and has_claims:
-            return ""
-        done = {"pods": self.pods.has_synced, "nodes": self.nodes.has_synced, "quotas": self.quotas.has_synced}
-        if self._reads_claims:
-            done |= self.claims.synced
-        return f"the first list of {', '.join(name for name, synced in done.items() if not synced)} is not complete"
+        missing = [name for name, handler in self._awaited if not handler.has_synced]
+        return f"the first list of {', '.join(missing)} is not complete" if missing else ""
 
     def missing(self) -> str:
         """Why no decision can be made; empty if one can."""
@@ -371,9 +372,7 @@ class Engine:
             self.claims.retry_wakes()
             await self._read_gang_sizes()
             async for members in self.gangs.retry():
-                waking = iter(members)
-                workers = min(AT_ONCE, len(members))
-                await asyncio.gather(*[self._wake_each(waking, self.gangs.on_wake_failed) for _ in range(workers)])
+                await self._wake_all(members, self.gangs.on_wake_failed)
             for pod in self.preemptor.ready():
                 await self._wake(pod, self.unschedulable.on_wake_failed)
             for pod in self._ready_after_moves():
@@ -385,10 +384,12 @@ class Engine:
         """For ever: make kube-scheduler ask again for pods whose claims exist now. That must not wait for others."""
         while True:
             await self.claims.has_ready.wait()
-            ready = self.claims.take_ready()
-            waking = iter(ready)
-            workers = min(AT_ONCE, len(ready))
-            await asyncio.gather(*[self._wake_each(waking, self.claims.on_wake_failed) for _ in range(workers)])
+            await self._wake_all(self.claims.take_ready(), self.claims.on_wake_failed)
+
+    async def _wake_all(self, pods: Sequence[PodRequest], on_failed: Callable[[str], None]) -> None:
+        """Several at a time."""
+        waking = iter(pods)
+        await asyncio.gather(*[self._wake_each(waking, on_failed) for _ in range(min(AT_ONCE, len(pods)))])
 
     async def _wake_each(self, pods: Iterator[PodRequest], on_failed: Callable[[str], None]) -> None:
         for pod in pods:

@@ -8,8 +8,9 @@ are asked for, because few pods are ever looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from tessera.core.holdings import PodFacts
 from tessera.core.victims import PodTraits
@@ -29,6 +30,13 @@ LEAVING_S = 60.0
 """for which an accepted eviction counts if no watch shows it: then the pod is looked at as it is shown"""
 
 
+class _KnownPod(NamedTuple):
+    traits: PodTraits
+    """as the API shows them"""
+    node: str
+    labels: Mapping[str, str]
+
+
 class VictimBook:
     """`PodBook` of one scheduler. Used from the event loop only."""
 
@@ -36,9 +44,7 @@ class VictimBook:
         """`time` in seconds, monotonic; `on_change` gets the node of a pod of which something is new."""
         self._time = time
         self._on_change = on_change
-        self._pods: dict[str, PodTraits] = {}
-        self._nodes: dict[str, str] = {}
-        self._labels: dict[str, dict[str, str]] = {}
+        self._pods: dict[str, _KnownPod] = {}
         self._groups: dict[str, set[str]] = {}
         self._priorities: Counter[int] = Counter()
         self._budgets: dict[str, dict[str, PodDisruptionBudget]] = {}
@@ -56,24 +62,26 @@ class VictimBook:
 
     def put_pod(self, pod: Pod, facts: PodFacts) -> None:
         """A bound pod that holds devices."""
-        uid, traits, labels = facts.uid, read_traits(pod), pod.metadata.labels or {}
-        if self._pods.get(uid) == traits and self._nodes.get(uid) == facts.node:
-            self.revision += self._labels[uid] != labels
-            self._labels[uid] = labels
+        uid = facts.uid
+        found = _KnownPod(read_traits(pod), facts.node, pod.metadata.labels or {})
+        known = self._pods.get(uid)
+        if known is not None and known[:2] == found[:2]:
+            self.revision += known.labels != found.labels
+            self._pods[uid] = found
             return
         self.drop_pod(uid)
-        self._pods[uid], self._nodes[uid], self._labels[uid] = traits, facts.node, labels
-        self._priorities[traits.priority] += 1
-        if traits.group:
-            self._groups.setdefault(traits.group, set()).add(uid)
-        self._note(facts.node)
+        self._pods[uid] = found
+        self._priorities[found.traits.priority] += 1
+        if found.traits.group:
+            self._groups.setdefault(found.traits.group, set()).add(uid)
+        self._note(uid)
 
     def drop_pod(self, uid: str) -> None:
         """It holds nothing any more."""
-        traits = self._pods.pop(uid, None)
-        if traits is None:
+        known = self._pods.get(uid)
+        if known is None:
             return
-        self._labels.pop(uid, None)
+        traits = known.traits
         self._evicted.pop(uid, None)
         self._spared.pop(uid, None)
         self._stuck.discard(uid)
@@ -84,7 +92,8 @@ class VictimBook:
             self._groups[traits.group].discard(uid)
             if not self._groups[traits.group]:
                 del self._groups[traits.group]
-        self._note(self._nodes.pop(uid))
+        self._note(uid)
+        del self._pods[uid]
 
     def put_budget(self, key: str, budget: PodDisruptionBudget) -> None:
         namespace, _, name = key.partition("/")
@@ -103,36 +112,37 @@ class VictimBook:
         """The apiserver has accepted the pod's eviction."""
         if uid in self._pods:
             self._evicted[uid] = self._time() + LEAVING_S
-            self._note(self._nodes[uid])
+            self._note(uid)
 
     def spare(self, uid: str, reason: str, *, seconds: float) -> None:
         """Leave the pod alone for so long."""
         if uid in self._pods:
             self._spared[uid] = self._time() + seconds, reason
-            self._note(self._nodes[uid])
+            self._note(uid)
 
     def note_stuck(self, uid: str) -> None:
         """A victim has not left in all the time that it was waited for: a finalizer may keep it for ever."""
         if uid in self._pods:
             self._stuck.add(uid)
-            self._note(self._nodes[uid])
+            self._note(uid)
 
     def forget_overdue(self) -> None:
         """Look at pods again whose time of sparing or leaving is over. Comes before a search."""
         now = self._time()
         for uid in [uid for uid, until in self._evicted.items() if until <= now]:
             del self._evicted[uid]
-            self._note(self._nodes[uid])
+            self._note(uid)
         for uid in [uid for uid, (until, _) in self._spared.items() if until <= now]:
             del self._spared[uid]
-            self._note(self._nodes[uid])
+            self._note(uid)
 
-    def _note(self, node: str) -> None:
+    def _note(self, uid: str) -> None:
+        """Something is new about a pod that is known."""
         self.revision += 1
-        self._on_change(node)
+        self._on_change(self._pods[uid].node)
 
     def node_of(self, uid: str) -> str:
-        return self._nodes.get(uid, "")
+        return self._pods[uid].node if uid in self._pods else ""
 
     # -- PodBook
 
@@ -141,8 +151,11 @@ class VictimBook:
         return min(self._priorities, default=None)
 
     def traits(self, uid: str) -> PodTraits | None:
-        traits = self._pods.get(uid)
-        if traits is None or not (self._evicted or self._spared or self._stuck):
+        known = self._pods.get(uid)
+        if known is None:
+            return None
+        traits = known.traits
+        if not (self._evicted or self._spared or self._stuck):
             return traits
         if uid in self._stuck:
             return traits._replace(is_leaving=False, protection=traits.protection or STUCK)
@@ -159,17 +172,17 @@ class VictimBook:
         return sorted(self._groups.get(group, ()))
 
     def budgets(self, uid: str) -> tuple[str, ...]:
-        traits = self._pods.get(uid)
-        of_namespace = self._budgets.get(traits.namespace) if traits is not None else None
-        if not of_namespace or traits is None:
+        known = self._pods.get(uid)
+        namespace = "" if known is None else known.traits.namespace
+        of_namespace = self._budgets.get(namespace)
+        if not of_namespace or known is None:
             return ()
-        labels = self._labels[uid]
         matching = (
             name
             for name, budget in of_namespace.items()
-            if budget.spec.selector is not None and budget.spec.selector.matches(labels)
+            if budget.spec.selector is not None and budget.spec.selector.matches(known.labels)
         )
-        return tuple(f"{traits.namespace}/{name}" for name in sorted(matching))
+        return tuple(f"{namespace}/{name}" for name in sorted(matching))
 
     def disruptions_allowed(self, budget: str) -> int:
         namespace, _, name = budget.partition("/")

@@ -17,6 +17,7 @@ from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.claims.reader import PodClaimReader
 from tessera.scheduler.claims.writer import ClaimWriter
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
@@ -78,17 +79,9 @@ class ClaimCoordinator:
         """of all pods with claims, by uid"""
 
     @property
-    def informers(self) -> dict[str, ClaimPools | ClassInformer | ClaimInformer]:
+    def informers(self) -> dict[str, InformerHandler[Any]]:
         """By the name of their resource."""
         return {"resourceslices": self.pools, "deviceclasses": self.classes, "resourceclaims": self.claims}
-
-    @property
-    def has_synced(self) -> bool:
-        return self.pools.has_synced and self.classes.has_synced and self.claims.has_synced
-
-    @property
-    def synced(self) -> dict[str, bool]:
-        return {name: informer.has_synced for name, informer in self.informers.items()}
 
     # -- filter
 
