@@ -1,7 +1,7 @@
 """POST /bind: one atomic write of node and allocation, once it is the pod's turn on that node.
 
     RESERVED, UNCERTAIN, or placed again after a restart
-      -> a member of a gang waits for the others (`gangs/barrier`)
+      -> a member of a gang waits for the others (`gangs/lifecycle`)
       -> BINDING: the reservation no longer expires
       -> turn and node lock, where the plugin needs them
       -> its ResourceClaims, if it has any (`claims/writer`): a pod whose claims are not its own is not bound
@@ -93,7 +93,7 @@ class Binder:
     ) -> None:
         self._cycles = cycles
         self._filter = filter_
-        self._barrier = filter_.gangs.barrier
+        self._gangs = filter_.gangs.lifecycle
         self._api = api
         self._vendors = filter_.requests.vendors
         self._claims = claims
@@ -118,7 +118,7 @@ class Binder:
             if outcome is None:
                 outcome = await self._bind(cycle, args)
         finally:
-            self._barrier.leave(args.pod_uid)
+            self._gangs.leave_bind(args.pod_uid)
             self._cycles.unclaim(cycle)
         self._observer.on_bind(BindEvent(args.pod_namespace, args.pod_name, args.pod_uid, outcome.error, args.node))
         return encode_binding_result(outcome.error)
@@ -164,7 +164,7 @@ class Binder:
 
     async def _await_gang(self, cycle: PodCycle, args: BindingArgs) -> Outcome | None:
         """None once the pod may be bound: at once, or when all members of its gang have come."""
-        problem = await self._barrier.enter(args.pod_uid)
+        problem = await self._gangs.enter_bind(args.pod_uid)
         if problem:
             return Outcome(WriteResult.NOT_BOUND, problem)
         return None if self._has_reservation(cycle, args) else self._overtaken(args)

@@ -2,8 +2,8 @@
 
     filter of a member   the gang is planned whole, once (`planner`); each member gets a hold of the plan, or one
                          common reason
-    bind of a member     waits until every required member has come, then all are written together (`barrier`)
-    over time            a plan without progress is given up, and tried again (`plans`); a starving gang gets its
+    bind of a member     waits until every required member has come, then all are written together (`lifecycle`)
+    over time            a plan without progress is given up, and tried again (`lifecycle`); a starving gang gets its
                          turn (`turns`); one that may preempt is nominated for places of victims (`nominations`)
 
 `gang` draws the states.
@@ -20,13 +20,11 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
-from tessera.scheduler.gangs.barrier import GangBarrier
-from tessera.scheduler.gangs.completion import GangCompletion
 from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.gangs.lifecycle import GangLifecycle
 from tessera.scheduler.gangs.nominations import GangNominations
 from tessera.scheduler.gangs.planner import GangPlanner, shared_claim_text
-from tessera.scheduler.gangs.plans import GangPlans
 from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.gangs.reports import GangReports, gang_misfit
 from tessera.scheduler.gangs.turns import GangTurns
@@ -71,13 +69,9 @@ class GangCoordinator:
         """why nothing is decided; empty if it is"""
         self.reports = reports = GangReports(observer)
         self._turns = turns = GangTurns(self.registry, holds, cycles.clock, settings)
-        self._plans = plans = GangPlans(holds, turns, cycles.clock, settings=settings, reports=reports)
         self.nominations = GangNominations(holds, cycles, book, nominated_nodes=nominated_nodes, reports=reports)
-        self.barrier = GangBarrier(self.registry, holds, cycles, plans, settings=settings, reports=reports)
-        self._completion = GangCompletion(
-            holds, cycles, self.nominations, barrier=self.barrier, turns=turns, reports=reports
-        )
-        self._planner = GangPlanner(holds, cycles, plans, turns=turns, completion=self._completion, reports=reports)
+        self.lifecycle = GangLifecycle(self.registry, holds, cycles, turns, settings=settings, reports=reports)
+        self._planner = GangPlanner(holds, cycles, self.lifecycle, turns=turns, reports=reports)
 
     def count(self, *states: GangState) -> int:
         return sum(1 for gang in self.registry if gang.state in states)
@@ -114,8 +108,8 @@ class GangCoordinator:
             state = MemberState.GATED if pod.spec.scheduling_gates else MemberState.PENDING
         gang.set_state(member, state)
         if gang.state is PLANNED and is_new:
-            self._plans.extend(gang)
-        self._completion.look_again(gang)
+            self.lifecycle.extend_plan(gang)
+        self._look_again(gang)
 
     def forget(self, uid: str) -> None:
         """The pod is gone, has failed, or belongs to no gang any more."""
@@ -124,8 +118,8 @@ class GangCoordinator:
             return
         gang.end_wait(uid, "the pod is gone")
         if not gang.members and gang.state is PLANNED:
-            self._plans.distrust(gang)
-        self._completion.look_again(gang)
+            self.lifecycle.distrust(gang)
+        self._look_again(gang)
         if not gang.members:
             self._holds.release(gang)
             self._turns.end(gang)
@@ -179,7 +173,7 @@ class GangCoordinator:
         difference = self.registry.difference(gang, group)
         problem = gang_misfit(f"gang {gang.name}: {difference}") if difference else None
         if gang.state is PLANNED and member.shared_claim:
-            self._plans.give_up(gang, shared_claim_text(member.shared_claim))
+            self.lifecycle.give_up(gang, shared_claim_text(member.shared_claim))
         if gang.state in (WAITING, NOMINATED):
             member.candidates = named.resolve()
         if problem is None and gang.state is NOMINATED:
@@ -237,8 +231,8 @@ class GangCoordinator:
 
     def _recover(self) -> Iterator[None]:
         for gang in sorted(self.registry, key=lambda gang: gang.name):
-            if self._completion.needs_holds(gang):
-                yield from self._completion.begin(gang)
+            if self.lifecycle.needs_holds(gang):
+                yield from self.lifecycle.complete(gang)
 
     async def _finish_recovery(self, steps: Iterator[None]) -> None:
         try:
@@ -254,7 +248,7 @@ class GangCoordinator:
         self._turns.end()
         for gang in self.registry:
             if gang.state is PLANNED:
-                self._plans.give_up(gang, "this replica stopped deciding", pause=False)
+                self.lifecycle.give_up(gang, "this replica stopped deciding", pause=False)
             self.nominations.renounce(gang, "this replica stopped deciding")
             self._holds.give_up(gang)
 
@@ -267,9 +261,9 @@ class GangCoordinator:
                 unseen.append(uid)
         for uid in unseen:
             self.forget(uid)
-        self._plans.tick()
+        self.lifecycle.tick()
         for gang in self.registry:
-            self._completion.look_again(gang)
+            self._look_again(gang)
             self._end_if_overdue(gang)
             if gang.fitting is not None and gang.state is WAITING:
                 # Other pods may have become victims since.
@@ -286,7 +280,7 @@ class GangCoordinator:
             if not gang.members or self.registry.get(gang.namespace, gang.group.name) is not gang:
                 continue
             if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
-                self._plans.begin(gang)
+                self.lifecycle.begin_plan(gang)
             asleep = [member for member in gang.members.values() if member.is_refused]
             if not asleep or gang.state is NOMINATED:
                 continue
@@ -333,15 +327,21 @@ class GangCoordinator:
 
     def _follow_moves(self, gang: Gang, workload: Workload) -> bool:
         """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held."""
-        if not len(self.cycles.moves) or self._completion.is_begun(gang):
+        if not len(self.cycles.moves) or self.lifecycle.is_begun(gang):
             return False
         is_held = self._holds.hold_moved(gang, workload)
         if is_held:
-            self._plans.begin(gang)
+            self.lifecycle.begin_plan(gang)
         return is_held
 
+    def _look_again(self, gang: Gang) -> None:
+        """Bring the state to what the API shows."""
+        if gang.state is NOMINATED and (gang.count(MemberState.BOUND) or gang.present() < gang.required):
+            self.nominations.renounce(gang, "its members are others now")
+        self.lifecycle.observe(gang)
+
     def _end_if_overdue(self, gang: Gang) -> None:
-        self._plans.end_if_overdue(gang)
+        self.lifecycle.end_if_overdue(gang)
         self.nominations.end_if_overdue(gang)
 
     def _meet(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
@@ -350,7 +350,7 @@ class GangCoordinator:
         gang, member = self._join(group, prepared)
         member.request, member.is_refused = request, False
         self._holds.take_back(gang, request.uid)
-        self._completion.look_again(gang)
+        self._look_again(gang)
         self._end_if_overdue(gang)
         return gang, member
 

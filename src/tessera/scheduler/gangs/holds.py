@@ -1,6 +1,6 @@
 """The places in the ledger that are kept for members of gangs: how they are found, taken and released.
 
-A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `plans` ends it. A
+A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `lifecycle` ends it. A
 member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
 nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
 """

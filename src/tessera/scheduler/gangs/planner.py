@@ -5,7 +5,7 @@ one waits with nothing. The plan of a large gang pauses for other work; what it 
 if the rest does not fit. A gang that does not fit holds nothing, and smaller pods pass it.
 
 Members that do not exist yet are planned with the first one that asks, as copies of it, so that members that are
-created one after the other need not be refused and woken. That is tried once (`plans`).
+created one after the other need not be refused and woken. That is tried once (`lifecycle`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
-from tessera.scheduler.gangs.completion import GangCompletion
 from tessera.scheduler.gangs.gang import Gang, GangState, Member
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds
-from tessera.scheduler.gangs.plans import GangPlans
+from tessera.scheduler.gangs.lifecycle import GangLifecycle
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import PodCycles
@@ -49,17 +48,15 @@ class GangPlanner:
         self,
         holds: GangHolds,
         cycles: PodCycles,
-        plans: GangPlans,
+        lifecycle: GangLifecycle,
         *,
         turns: GangTurns,
-        completion: GangCompletion,
         reports: GangReports,
     ) -> None:
         self._holds = holds
         self._cycles = cycles
-        self._plans = plans
+        self._lifecycle = lifecycle
         self._turns = turns
-        self._completion = completion
         self._reports = reports
         self._idle = asyncio.Event()
         """cleared while a plan pauses"""
@@ -92,8 +89,8 @@ class GangPlanner:
     ) -> Generator[None, None, Misfit | None]:
         if not gang.group.is_sized:
             return self._reports.wait(gang, self._unsized_text(gang))
-        if self._completion.is_begun(gang):
-            yield from self._completion.begin(gang)
+        if self._lifecycle.is_begun(gang):
+            yield from self._lifecycle.complete(gang)
             return None
         shared = gang.shared_claim()
         if shared:
@@ -101,7 +98,7 @@ class GangPlanner:
         present, required = gang.present(), gang.required
         now, term = self._cycles.clock.monotonic(), self._cycles.term
         missing = max(required - present, 0)
-        if self._plans.must_ask(gang):
+        if self._lifecycle.must_ask(gang):
             asked = (asking is not None) + sum(member.is_refused for member in gang.members.values())
             if missing or asked < required:
                 not_asked = "" if missing else f"; kube-scheduler asks for {asked} of them"
@@ -128,7 +125,7 @@ class GangPlanner:
             return self._reports.wait(gang, "its members have changed; the next plan follows")
         gang.is_unfinished = isinstance(answer, Unfinished)
         if isinstance(answer, GangPlan):
-            self._plans.begin(gang)
+            self._lifecycle.begin_plan(gang)
             return None
         text = "finding room takes longer than one call may; the search goes on"
         if isinstance(answer, GangMisfit):
@@ -167,7 +164,7 @@ class GangPlanner:
         self._holds.release(gang)
         if gang.replans > 2 * gang.group.size + SPARE_REPLANS:
             why = "kube-scheduler refused too many of the planned nodes for reasons of its own"
-            return self._plans.give_up(gang, why)
+            return self._lifecycle.give_up(gang, why)
         why = "no other node was found for it"
         if len(self._holds.unplaced(gang)) <= MOST_REPLANNED:
             missing = max(gang.required - gang.present(), 0)
@@ -176,7 +173,7 @@ class GangPlanner:
             if placement is not None:
                 return placement
             why = answer.text if isinstance(answer, GangMisfit) else why
-        return self._plans.give_up(
+        return self._lifecycle.give_up(
             gang, f"kube-scheduler does not allow the planned node for pod {request.name}: {why}"
         )
 

@@ -1,0 +1,243 @@
+"""The states of gangs from the plan to the last bind, which change only here. `gang` draws them.
+
+    planned      every member has a hold; a plan ends if no member comes for `--gang-timeout`, and after a while anyway
+    given up     everything is released, and binds that wait fail; the next plan follows after a pause that grows
+    the barrier  binds of members wait until every required member has come, then all are written together
+    completing   what is bound is shown by the API, which is the memory: a process that finds a gang bound in part makes
+                 holds for the rest before it decides about anything else
+
+If members did not come, the next plan waits until kube-scheduler has asked for all of them, and so do the plans of all
+gangs of the namespace for a while: otherwise one pod, created again and again, could hold the whole cluster.
+`nominations` has the states of gangs that preempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+
+from tessera.core.gangs import GangMisfit
+from tessera.core.misfits import Misfit
+from tessera.scheduler.gangs.gang import Gang, GangState, MemberState
+from tessera.scheduler.gangs.holds import PLAN_AGAIN, GangHolds
+from tessera.scheduler.gangs.registry import GangRegistry
+from tessera.scheduler.gangs.reports import GangReports
+from tessera.scheduler.gangs.turns import GangTurns
+from tessera.scheduler.pod_cycle import CycleState, PodCycles
+from tessera.scheduler.settings import Settings
+
+LONGEST_PLAN = 6
+"""times `--gang-timeout`: a plan whose members come one by one, each in time, ends nevertheless"""
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
+"""seconds between two plans of a gang whose last plan was given up; doubled each time"""
+DISTRUST_SECONDS = 600.0
+"""for which nothing is held for members of a namespace that do not exist, after some of them did not come"""
+HELD_SECONDS = 300.0
+"""for which the rest of a gang that is bound in part has its holds, as long as a pod's reservation lasts"""
+
+WAITING, PLANNED = GangState.WAITING, GangState.PLANNED
+COMPLETING, WHOLE = GangState.COMPLETING, GangState.WHOLE
+IN_WRITING = (CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND, CycleState.HANDING_OVER)
+
+
+class GangLifecycle:
+    """Of all gangs."""
+
+    def __init__(
+        self,
+        registry: GangRegistry,
+        holds: GangHolds,
+        cycles: PodCycles,
+        turns: GangTurns,
+        *,
+        settings: Settings,
+        reports: GangReports,
+    ) -> None:
+        self._registry = registry
+        self._holds = holds
+        self._cycles = cycles
+        self._turns = turns
+        self._settings = settings
+        self._reports = reports
+        self._distrusted: dict[str, float] = {}
+        """namespace -> until when nothing is held for members that do not exist"""
+
+    # -- plans
+
+    def begin_plan(self, gang: Gang) -> None:
+        """WAITING, NOMINATED -> PLANNED: every member has its hold."""
+        now, patience = self._now(), self._settings.gang_seconds
+        gang.state, gang.tried, gang.misfit, gang.replans = PLANNED, None, None, 0
+        gang.deadline, gang.ends = now + patience, now + LONGEST_PLAN * patience
+        gang.refused_at = None
+        self._turns.end(gang)
+        self._reports.tell(gang, f"a place for each of {gang.free_holds} members is held")
+
+    def extend_plan(self, gang: Gang) -> None:
+        """The plan has made progress."""
+        gang.deadline = self._now() + self._settings.gang_seconds
+
+    def give_up(self, gang: Gang, why: str, *, pause: bool = True) -> Misfit:
+        """PLANNED -> WAITING: release everything; no bind that waits is written."""
+        self._holds.give_up(gang)
+        gang.state, gang.tried = WAITING, None
+        if pause:
+            gang.not_before = self._now() + min(FIRST_PAUSE * 2**gang.failures, LONGEST_PAUSE)
+            gang.failures += 1
+        misfit = self._reports.tell_given_up(gang, f"the plan was given up: {why}")
+        gang.end_waits(misfit.text)
+        return misfit
+
+    def end_if_overdue(self, gang: Gang) -> None:
+        """The plan, or what is held for the rest of a gang that is bound in part."""
+        now = self._now()
+        if gang.state is PLANNED and now >= min(gang.deadline, gang.ends):
+            gang.must_ask = True
+            if gang.present() < gang.required:
+                self.distrust(gang)
+            self.give_up(gang, f"{gang.progress} in time")
+        elif gang.state in (COMPLETING, WHOLE) and gang.holds and now >= gang.deadline:
+            self._holds.release(gang)
+
+    def distrust(self, gang: Gang) -> None:
+        """Places were held for members that did not come."""
+        self._distrusted[gang.namespace] = self._now() + DISTRUST_SECONDS
+
+    def must_ask(self, gang: Gang) -> bool:
+        """Whether kube-scheduler must have asked for all members before the next plan."""
+        return gang.must_ask or self._now() < self._distrusted.get(gang.namespace, 0.0)
+
+    def tick(self) -> None:
+        now = self._now()
+        self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
+
+    # -- the barrier
+
+    async def enter_bind(self, uid: str) -> str:
+        """Wait until all required members have come to bind; empty, or why they have not.
+
+        Then nothing of the pod is reserved any more, unless the plan goes on and only this bind has waited too long.
+        """
+        gang = self._registry.of(uid)
+        if gang is None or gang.state in (COMPLETING, WHOLE):
+            return ""
+        if gang.state is not PLANNED:
+            self._drop_reservation(uid)
+            return f"gang {gang.name} is not planned"
+        turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        gang.waiting_binds[uid] = turn
+        self.extend_plan(gang)
+        self._open_if_complete(gang)
+        ends = self._now() + self._settings.turn_seconds
+        try:
+            while not turn.done():
+                now = self._now()
+                if now >= min(gang.deadline, gang.ends):
+                    self.end_if_overdue(gang)
+                elif now >= ends:
+                    self._holds.take_back(gang, uid)
+                    return f"gang {gang.name}: {gang.progress}"
+                else:
+                    await asyncio.wait([turn], timeout=min(gang.deadline, gang.ends, ends) - now)
+            return turn.result()
+        finally:
+            if gang.waiting_binds.get(uid) is turn:
+                del gang.waiting_binds[uid]
+
+    def leave_bind(self, uid: str) -> None:
+        """The bind has ended."""
+        gang = self._registry.of(uid)
+        if gang is not None:
+            gang.released.discard(uid)
+
+    def _open_if_complete(self, gang: Gang) -> None:
+        """PLANNED -> COMPLETING: every required member has come, and nothing known can make one fail."""
+        if _come(gang) < gang.required:
+            return
+        for uid in list(gang.waiting_binds):
+            cycle = self._cycles.get(uid)
+            can_be_bound = (
+                cycle is not None and cycle.state is CycleState.RESERVED and self._cycles.may_be_written(cycle)
+            )
+            placement = cycle.placement if cycle is not None else None
+            if not can_be_bound or placement is None or not self._cycles.has_cards(placement):
+                self._drop_reservation(uid)
+                gang.end_wait(uid, "its node lost its devices")
+        if _come(gang) < gang.required:
+            return
+        gang.failures, gang.must_ask = 0, False
+        gang.released.update(gang.waiting_binds)
+        came = len(gang.waiting_binds)
+        self._open(gang)
+        self._reports.tell(gang, f"all of {came} members have come: they are bound")
+
+    def _open(self, gang: Gang) -> None:
+        """PLANNED -> COMPLETING: no bind waits any more."""
+        gang.state, gang.deadline = COMPLETING, self._now() + HELD_SECONDS
+        gang.end_waits("")
+
+    # -- gangs that are bound, in part or as a whole
+
+    def is_begun(self, gang: Gang) -> bool:
+        """Whether a member is bound, or may be."""
+        if gang.released or gang.count(MemberState.BOUND):
+            return True
+        cycles = (self._cycles.get(uid) for uid in gang.members)
+        return any(cycle is not None and cycle.state in IN_WRITING for cycle in cycles)
+
+    def needs_holds(self, gang: Gang) -> bool:
+        """Whether a gang that is bound in part has members without a place."""
+        return gang.state in (WAITING, COMPLETING) and self.is_begun(gang) and bool(self._holds.unplaced(gang))
+
+    def complete(self, gang: Gang) -> Generator[None, None, None]:
+        """WAITING -> COMPLETING: hold what is missing, as much of it as there is room for, in slices.
+
+        The state changes last: a member that is asked for in a pause waits for its hold.
+        """
+        before = gang.state, self._cycles.term
+        self._turns.end(gang)
+        self._holds.release(gang)
+        answer = None
+        for _ in range(PLAN_AGAIN):
+            if answer is None and self._holds.unplaced(gang):
+                answer = yield from self._holds.plan(gang, None, missing=0)
+            if (gang.state, self._cycles.term) != before:
+                return  # Something else has happened to it in a pause.
+        if isinstance(answer, GangMisfit):
+            self._holds.hold(gang, answer.places)
+        gang.state, gang.deadline = COMPLETING, self._now() + HELD_SECONDS
+        bound = gang.count(MemberState.BOUND)
+        self._reports.tell(gang, f"{bound} of {gang.required} members are bound; the rest goes first")
+
+    def observe(self, gang: Gang) -> None:
+        """Bring the state to what the API shows."""
+        bound = gang.count(MemberState.BOUND)
+        if bound and bound + gang.count(MemberState.DONE) >= gang.group.minimum and gang.group.is_sized:
+            if gang.state is not WHOLE:
+                gang.state = WHOLE
+                gang.end_waits("")
+                self._reports.tell_whole(gang, f"{bound} members are bound")
+        elif gang.state in (COMPLETING, WHOLE) and not self.is_begun(gang):
+            self._holds.give_up(gang)
+            gang.state, gang.since, gang.tried = WAITING, self._now(), None
+        elif gang.state is PLANNED:
+            if bound:
+                # Another scheduler, or a write of an earlier process: what is left must follow.
+                self._open(gang)
+            else:
+                self._open_if_complete(gang)
+
+    # -- inside
+
+    def _now(self) -> float:
+        return self._cycles.clock.monotonic()
+
+    def _drop_reservation(self, uid: str) -> None:
+        cycle = self._cycles.get(uid)
+        if cycle is not None and cycle.state is CycleState.RESERVED:
+            self._cycles.give_up(cycle)
+
+
+def _come(gang: Gang) -> int:
+    """Members that have come to bind, or are bound."""
+    return len(gang.waiting_binds) + gang.count(MemberState.BOUND)
