@@ -23,7 +23,6 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from tessera.core.gang_aftermath import Aftermath
 from tessera.core.gang_demand import GangDemand, cheapest_nodes, promising_domains, within_domains
 from tessera.core.gang_trial import GangMember, Placed
 from tessera.core.gangs import GangPlan, largest_first, plan_gang
@@ -34,6 +33,7 @@ from tessera.core.preemption import NODES_AT_ONCE, Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.core.steps import finish
+from tessera.core.trial_cluster import TrialCluster
 from tessera.core.victims import Cost, Unit, VictimSet, add_up
 
 MOST_TRIALS = 1_024
@@ -108,11 +108,11 @@ def _better(one: GangVictims | None, other: GangVictims | None) -> GangVictims |
     return min(one, other, key=lambda found: found.rank)
 
 
-class _Lane:
+class _NodeHeap:
     """The nodes for members of one kind, the cheapest first. A node's cost grows, unless something leaves it."""
 
-    def __init__(self, world: Aftermath, priority: int, known: Iterable[tuple[Cost, str]]) -> None:
-        self._world = world
+    def __init__(self, cluster: TrialCluster, priority: int, known: Iterable[tuple[Cost, str]]) -> None:
+        self._cluster = cluster
         self._priority = priority
         self._heap: list[tuple[tuple[Cost, str, tuple[str, ...]], int, int, VictimSet | None]] = []
         """rank or a bound of it, a serial number, the number of claims at that time, and what was found"""
@@ -134,8 +134,8 @@ class _Lane:
                 continue  # It is there once more.
             if found is not None and (at == claims or not self._is_limited):
                 return found
-            self._world.look_at(name)
-            ledger, book = self._world.ledger, self._world.book
+            self._cluster.look_at(name)
+            ledger, book = self._cluster.ledger, self._cluster.book
             found = yield from NodeSearch(ledger, book, request, priority=self._priority, node=name).steps()
             if found is not None:
                 self._push(found.rank, claims, found)
@@ -149,7 +149,7 @@ class _Lane:
     @property
     def _is_limited(self) -> bool:
         """Whether a claim on one node may make another one dearer."""
-        return self._world.book.has_spent or self._world.ledger.quotas.limits_anything
+        return self._cluster.book.has_spent or self._cluster.ledger.quotas.limits_anything
 
 
 class _Draft:
@@ -159,22 +159,22 @@ class _Draft:
         self._preemption = preemption
         self._demand = demand
         self._order = order
-        self._world = Aftermath(preemption.ledger, preemption.book, free=demand.free)
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._cluster = TrialCluster(preemption.ledger, preemption.book, free=demand.free)
+        self._heaps: dict[Hashable, _NodeHeap] = {}
         self._places: list[Placed] = []
 
     # -- ways to begin
 
     def by_member(self, limit: Cost | None) -> GangSearch:
-        required, victims = self._demand.required, self._world.victims
+        required, victims = self._demand.required, self._cluster.victims
         for number, member in enumerate(self._order):
-            lane = self._lanes.get(member.kind)
-            if lane is None:
-                lane = self._lanes[member.kind] = _Lane(
-                    self._world, self._demand.priority, cheapest_nodes(self._preemption, self._demand, member)
+            heap = self._heaps.get(member.kind)
+            if heap is None:
+                heap = self._heaps[member.kind] = _NodeHeap(
+                    self._cluster, self._demand.priority, cheapest_nodes(self._preemption, self._demand, member)
                 )
                 yield
-            found = yield from lane.best(member.request, len(self._places))
+            found = yield from heap.best(member.request, len(self._places))
             if found is not None and not (found.victims and len(self._places) >= required):
                 self._claim(member.request, found)
                 if limit is not None and len(victims) > limit.pods and not self._may_try(len(victims)):
@@ -186,10 +186,10 @@ class _Draft:
     def may_share(self) -> bool:
         """Whether a pod that may leave holds more than the smallest member takes: then one may do for several."""
         smallest = min((_memory_of(placement) for _, placement in self._places), default=0)
-        ledger = self._world.ledger
+        ledger = self._cluster.ledger
         held = (
             sum(holding.use.memory for holding in entry.holdings.values())
-            for entry in (*self._world.victims.values(), *ledger.pods())
+            for entry in (*self._cluster.victims.values(), *ledger.pods())
             if entry.observed
         )
         return any(memory > smallest for memory in held)
@@ -198,34 +198,34 @@ class _Draft:
         """`highest`: the priority above which none has to leave."""
         for member in {member.kind: member for member in self._order}.values():
             for _, name in cheapest_nodes(self._preemption, self._demand, member):
-                self._world.look_at(name)
+                self._cluster.look_at(name)
                 search = NodeSearch(
-                    self._world.ledger, self._world.book, member.request, priority=self._demand.priority, node=name
+                    self._cluster.ledger, self._cluster.book, member.request, priority=self._demand.priority, node=name
                 )
                 units = search.units()
                 pods = sum(unit.cost.pods for unit in units)
-                if (len(self._world.victims) + pods) * len(self._order) > MOST_TRIALS:
+                if (len(self._cluster.victims) + pods) * len(self._order) > MOST_TRIALS:
                     break
                 # A large pod first, where a budget allows not all of them to leave.
                 for unit in sorted(units, key=lambda unit: (unit.cost.highest, -unit.cost.work, unit.uids)):
                     fits_budgets = all(
-                        count <= self._world.book.disruptions_allowed(budget)
+                        count <= self._cluster.book.disruptions_allowed(budget)
                         for budget, count in Counter(unit.budgets).items()
                     )
                     if fits_budgets and (highest is None or unit.cost.highest <= highest):
-                        self._world.evict(unit.uids)
+                        self._cluster.evict(unit.uids)
                 yield
         return (yield from self._finish(_smallest_first))
 
     def _claim(self, request: PodRequest, found: VictimSet) -> None:
-        touched = {found.node, *self._world.evict(found.victims)}
+        touched = {found.node, *self._cluster.evict(found.victims)}
         number = len(self._places)
         claimed = request.called(uid=f"gang-trial/{number}", namespace=request.namespace, name=request.name)
-        self._world.ledger.reserve(claimed, found.placement, deadline=0.0)
+        self._cluster.ledger.reserve(claimed, found.placement, deadline=0.0)
         self._places.append(Placed(request, found.placement))
-        for lane in self._lanes.values():
+        for heap in self._heaps.values():
             for name in touched:
-                lane.touch(name, number + 1)
+                heap.touch(name, number + 1)
 
     # -- who can stay
 
@@ -233,25 +233,25 @@ class _Draft:
         return units * len(self._order) <= MOST_TRIALS
 
     def _finish(self, first_to_stay: Callable[[Unit], tuple[Any, ...]]) -> GangSearch:
-        world, greedy = self._world, tuple(self._places)
-        units, plan = (yield from world.units()), None
+        cluster, greedy = self._cluster, tuple(self._places)
+        units, plan = (yield from cluster.units()), None
         if self._may_try(len(units)):
             for number in range(len(greedy)):
-                world.ledger.release(f"gang-trial/{number}")
-            planner = _Planner(world.ledger, self._demand, self._order)
+                cluster.ledger.release(f"gang-trial/{number}")
+            planner = _Planner(cluster.ledger, self._demand, self._order)
             plan = planner.plan()
             free = 0
             if plan is not None:
                 taken = sorted(_memory_of(placement) for _, placement in plan.places)
-                free = world.free_memory() - sum(taken[: self._demand.required])
+                free = cluster.free_memory() - sum(taken[: self._demand.required])
             for unit in sorted(units, key=first_to_stay) if plan is not None else ():
                 if unit.cost.work > free:
                     continue  # There is no room for it beside the gang, however that is placed.
                 yield
-                world.restore(unit.uids)
+                cluster.restore(unit.uids)
                 without = planner.plan()
                 if without is None:
-                    world.evict(unit.uids)
+                    cluster.evict(unit.uids)
                 else:
                     plan, free = without, free - unit.cost.work
                     units.remove(unit)
@@ -260,7 +260,7 @@ class _Draft:
         places = greedy if plan is None else plan.places
         cost, uids = add_up(units)
         nodes = {place.placement.node for place in places}
-        leaving = set[str]().union(*(world.leaving.get(name, ()) for name in nodes))
+        leaving = set[str]().union(*(cluster.leaving.get(name, ()) for name in nodes))
         domains = self._demand.domains
         spread = 0 if domains is None else len({domains.by_node.get(name, f"/{name}") for name in nodes})
         return GangVictims(cost, uids, tuple(sorted(leaving)), places, spread)

@@ -54,13 +54,9 @@ def plan_gang(
     *,
     required: int,
     domains: Domains | None = None,
-    work: float = math.inf,
 ) -> Answer:
-    """Places for all members, or for at least `required` of them. Changes nothing but caches.
-
-    `work` bounds the plain rule for one member, as in `Selector.select_within`.
-    """
-    planning = GangPlanning(selector, members, required=required, domains=domains, work=work)
+    """Places for all members, or for at least `required` of them. Changes nothing but caches."""
+    planning = GangPlanning(selector, members, required=required, domains=domains)
     answer = finish(planning.steps())
     planning.take_back()
     return answer
@@ -83,7 +79,8 @@ class GangPlanning:
         work: float = math.inf,
         name: Name | None = None,
     ) -> None:
-        """`name` gives the request of a member the uid under which its place is held."""
+        """`work` bounds the plain rule for one member, as in `Selector.select_within`. `name` gives the request of a
+        member the uid under which its place is held."""
         self._selector = selector
         self._members = members
         self._required = required

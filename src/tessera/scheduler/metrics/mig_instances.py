@@ -14,7 +14,7 @@ from tessera.wire.mig import MigAllocation, decode_mig_allocations
 class MigInstances:
     """Fed with the annotation of every pod that is seen; tells `on_change` the node whose instances are others now."""
 
-    def __init__(self, on_change: Callable[[str], None] = lambda _node: None) -> None:
+    def __init__(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._pods: dict[str, tuple[str, str]] = {}
         """uid -> node and text"""

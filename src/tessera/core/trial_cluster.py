@@ -58,7 +58,7 @@ class _VictimBook:
             self._spent.subtract(self._book.budgets(uid))
 
 
-class Aftermath:
+class TrialCluster:
     """The cluster once everything has left that leaves already, and the victims that were chosen."""
 
     def __init__(self, source: Ledger, book: PodBook, *, free: frozenset[str]) -> None:
