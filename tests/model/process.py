@@ -136,8 +136,7 @@ class Process:
 
     def _catch_up(self) -> None:
         """Decisions wait until the new lists are delivered."""
-        engine = self.engine
-        for handler in (engine.pods, engine.nodes, engine.quotas, *engine.claims.informers.values()):
+        for handler in self.engine.awaited.values():
             handler.has_synced = False
         for informer in self.informers:
             informer.list()

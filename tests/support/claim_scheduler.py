@@ -19,7 +19,6 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import replay
 from tessera.scheduler.claims.book import WriteState
 from tessera.scheduler.claims.coordinator import ClaimCoordinator
-from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.vendors.claims import claim_facts
 from tessera.vendors.node_reader import node_facts
@@ -145,8 +144,7 @@ class ClaimWorld(World):
 
     def sync(self) -> None:
         """All first lists are complete."""
-        informers: list[InformerHandler[Any]] = [self.pods, self.nodes, self.quotas, *self.claims.informers.values()]
-        for informer in informers:
+        for informer in self.engine.awaited.values():
             informer.synced()
 
     @property

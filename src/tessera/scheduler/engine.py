@@ -195,11 +195,13 @@ class Engine:
             listener=self,
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable, on_synced=self.on_synced)
-        awaited: dict[str, InformerHandler[Any]] = {"pods": self.pods, "nodes": self.nodes, "quotas": self.quotas}
-        if settings.dra:
-            awaited |= self.claims.informers
-        self._awaited = tuple(awaited.items())
-        """lists without which nothing is decided"""
+        self.awaited: dict[str, InformerHandler[Any]] = {
+            "pods": self.pods,
+            "nodes": self.nodes,
+            "quotas": self.quotas,
+            **(self.claims.informers if settings.dra else {}),
+        }
+        """without whose lists nothing is decided"""
         self.takeover = Takeover(
             api,
             tenure,
@@ -263,7 +265,7 @@ class Engine:
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty if all are."""
-        missing = [name for name, handler in self._awaited if not handler.has_synced]
+        missing = [name for name, handler in self.awaited.items() if not handler.has_synced]
         return f"the first list of {', '.join(missing)} is not complete" if missing else ""
 
     def missing(self) -> str:
