@@ -175,7 +175,7 @@ class Filter:
             return self._refuse_member(pod, prepared, every, misfit=of_gang, began=began)
         if of_gang is not None:
             answered = self._place_given(prepared, request, of_gang, began)
-            self.gangs.settle()
+            self.gangs.holds.settle()
             return answered
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)

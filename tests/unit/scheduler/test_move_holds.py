@@ -337,7 +337,7 @@ async def test_places_that_are_too_few_for_a_gang_are_not_held_for_it() -> None:
     gang = coordinator.registry.of("uid-m0")
     assert gang is not None
     gang.members["uid-m0"].candidates = moves.world.selector.candidates(("n1", "n2"))
-    assert not coordinator._holds.hold_moved(gang, member.api().workload)
+    assert not coordinator.holds.hold_moved(gang, member.api().workload)
     assert (gang.free_holds, moves.used) == (0, 0)
 
 

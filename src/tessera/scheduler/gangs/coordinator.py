@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from tessera.core.gang_demand import GangDemand
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
@@ -61,7 +60,7 @@ class GangCoordinator:
         settings: Settings,
         observer: SchedulerObserver,
     ) -> None:
-        self._holds = holds
+        self.holds = holds
         self.cycles = cycles
         self._requests = requests
         self.registry = GangRegistry()
@@ -80,10 +79,6 @@ class GangCoordinator:
         """Whether the pod is a member of a gang for which victims leave."""
         gang = self.registry.of(uid)
         return gang is not None and gang.state is NOMINATED
-
-    def demand(self, gang: Gang, *, priority: int) -> GangDemand:
-        """What a complete gang needs, for a search of victims."""
-        return self._holds.demand(gang, priority=priority)
 
     # -- informer
 
@@ -121,7 +116,7 @@ class GangCoordinator:
             self.lifecycle.distrust(gang)
         self._look_again(gang)
         if not gang.members:
-            self._holds.release(gang)
+            self.holds.release(gang)
             self._turns.end(gang)
 
     # -- filter
@@ -158,7 +153,8 @@ class GangCoordinator:
         return self._is_shown(request.uid) or not was_shown
 
     def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placement | Misfit | None:
-        """A member's place, or why it has none; None if it is decided like a single pod."""
+        """A member's place, or why it has none; None if it is decided like a single pod. `holds.settle` follows once
+        the member has the place."""
         request = prepared.request
         overtaken = self._overtaken(request.uid)
         if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
@@ -183,7 +179,7 @@ class GangCoordinator:
         if problem is None and gang.state is PLANNED:
             placement: Placement | Misfit | None
             if self._is_first_try(pod, member, named):
-                placement = self._holds.take(gang, request, named) or gang_misfit(
+                placement = self.holds.take(gang, request, named) or gang_misfit(
                     f"gang {gang.name}: another node is planned for this pod"
                 )
             else:
@@ -194,17 +190,11 @@ class GangCoordinator:
         elif problem is None:
             if not gang.free_holds:
                 return None
-            return self._holds.take(gang, request, named) or self._holds.exchange(
-                gang, request, named, at_any_cost=True
-            )
+            return self.holds.take(gang, request, named) or self.holds.exchange(gang, request, named, at_any_cost=True)
         member.is_refused = True
         if gang.fitting is not None and gang.state is WAITING:
             self.registry.note_short(gang)
         return problem
-
-    def settle(self) -> None:
-        """The member for which `decide` found a place has it now."""
-        self._holds.settle()
 
     def note_refusal(self, uid: str, text: str) -> tuple[bool, int]:
         """Whether the member is refused with this text for the first time, and how often it was refused in all."""
@@ -250,7 +240,7 @@ class GangCoordinator:
             if gang.state is PLANNED:
                 self.lifecycle.give_up(gang, "this replica stopped deciding", pause=False)
             self.nominations.renounce(gang, "this replica stopped deciding")
-            self._holds.give_up(gang)
+            self.holds.give_up(gang)
 
     def tick(self) -> None:
         """End what only time ends. Called every 15 s."""
@@ -286,7 +276,7 @@ class GangCoordinator:
                 continue
             if gang.state is WAITING:
                 if gang.is_unfinished:
-                    await self._holds.prepare(gang)
+                    await self.holds.prepare(gang)
                 self._end_if_overdue(gang)
                 is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
                 problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
@@ -329,7 +319,7 @@ class GangCoordinator:
         """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held."""
         if not len(self.cycles.moves) or self.lifecycle.is_begun(gang):
             return False
-        is_held = self._holds.hold_moved(gang, workload)
+        is_held = self.holds.hold_moved(gang, workload)
         if is_held:
             self.lifecycle.begin_plan(gang)
         return is_held
@@ -349,7 +339,7 @@ class GangCoordinator:
         request = prepared.request
         gang, member = self._join(group, prepared)
         member.request, member.is_refused = request, False
-        self._holds.take_back(gang, request.uid)
+        self.holds.take_back(gang, request.uid)
         self._look_again(gang)
         self._end_if_overdue(gang)
         return gang, member

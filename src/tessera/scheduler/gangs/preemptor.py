@@ -83,7 +83,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             priority = gang_priority(gang)
             if priority is None or not self._is_ready():
                 return None
-            demand = self._gangs.demand(gang, priority=priority)
+            demand = self._gangs.holds.demand(gang, priority=priority)
             self._book.forget_overdue()
             state = ledger.version, self._book.revision, demand
             if state == gang.searched:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+from prometheus_client import CollectorRegistry, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tessera import __version__
@@ -20,7 +21,7 @@ from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
 from tessera.scheduler.identity_cache import IdentityCache
-from tessera.scheduler.metrics.counters import Reader, Reading, Tally, Times
+from tessera.scheduler.metrics.counters import Reader, Reading, Times
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.services import exposition as exposing
 
@@ -47,34 +48,39 @@ class Metrics(SchedulerObserver):
             "preempt": Times("tessera_preempt_seconds", "Time to answer a preempt.", bounds=MILLISECONDS),
             "webhook": Times("tessera_webhook_seconds", "Time to answer an admission review.", bounds=MILLISECONDS),
         }
-        self._refusals = Counter(
+        self._search = Times("tessera_preemption_search_seconds", "Time to find victims.", bounds=MILLISECONDS)
+        for times in (*self._seconds.values(), self._search):
+            registry.register(times)
+        self._refusals = Counter({reason.value: 0 for reason in Reason})
+        self._preemptions = Counter({"nominated": 0, "no-victims": 0, "given-up": 0})
+        self._evicted = 0
+        self._writes: Counter[str] = Counter()
+        self._findings: dict[str, frozenset[AuditFinding]] = {}
+        """by node, what its last audit found"""
+        self._reasons = IdentityCache(reasons_of, most=REMEMBERED_REFUSALS)
+        self.add_counter(
             "tessera_refusals",
             "Filters that found no node, by each reason that occurred.",
-            ["reason"],
-            registry=registry,
+            lambda: self._refusals,
+            label="reason",
         )
-        for reason in Reason:
-            self._refusals.labels(reason.value)
-        self._preemptions = Counter(
+        self.add_counter(
             "tessera_preemptions",
             "Searches for victims by their result: nominated, no-victims or given-up.",
-            ["result"],
-            registry=registry,
+            lambda: self._preemptions,
+            label="result",
         )
-        for result in ("nominated", "no-victims", "given-up"):
-            self._preemptions.labels(result)
-        self._evicted = Counter("tessera_victims_evicted", "Pods evicted for other pods.", registry=registry)
-        self._search = Times("tessera_preemption_search_seconds", "Time to find victims.", bounds=MILLISECONDS)
-        self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
-        for tally in (*self._seconds.values(), self._search, self._writes):
-            registry.register(tally)
-        self._overallocated = Gauge(
-            "tessera_devices_overallocated", "Devices with more granted than they have; must be 0.", registry=registry
+        self.add_counter("tessera_victims_evicted", "Pods evicted for other pods.", lambda: self._evicted)
+        self.add_counter("tessera_api_writes", "Writes to the apiserver.", lambda: self._writes, label="verb")
+        self.add_gauge(
+            "tessera_devices_overallocated",
+            "Devices with more granted than they have; must be 0.",
+            lambda: len({(one.node, one.card) for one in self._found(OVERCOMMITTED)}),
         )
-        self._drift = Gauge(
+        self.add_gauge(
             "tessera_ledger_drift",
             "Differences between the ledger and what it is made from; must be 0.",
-            registry=registry,
+            lambda: len(self._found(BROKEN)),
         )
         python, build = platform.python_version(), {"version": __version__, "revision": ""}
         Info("tessera_build", "What runs.", registry=registry).info({**build, "python": python})
@@ -87,9 +93,6 @@ class Metrics(SchedulerObserver):
                 "platform": f"{sys.platform}/{platform.machine()}",
             }
         )
-        self._findings: dict[str, frozenset[AuditFinding]] = {}
-        """by node, what its last audit found"""
-        self._reasons = IdentityCache(reasons_of, most=REMEMBERED_REFUSALS)
 
     def observe(self, verb: str, seconds: float) -> None:
         """How long an answer took; `verb` is filter, bind, preempt or webhook."""
@@ -110,19 +113,19 @@ class Metrics(SchedulerObserver):
         # A backlog is refused with the same few objects again and again; looking through all nodes each time would
         # cost more than the answer.
         for reason in self._reasons.of(event.refused):
-            self._refusals.labels(reason.value).inc()
+            self._refusals[reason.value] += 1
 
     def on_preemption(self, event: PreemptionEvent) -> None:
         result = "nominated" if not event.problem else "given-up" if event.node else "no-victims"
-        self._preemptions.labels(result).inc()
+        self._preemptions[result] += 1
         if event.seconds:
             self._search.add(event.seconds)
 
     def on_evicted(self, event: EvictedEvent) -> None:
-        self._evicted.inc()
+        self._evicted += 1
 
     def on_write(self, verb: str) -> None:
-        self._writes.add(verb)
+        self._writes[verb] += 1
 
     def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
         known = self._findings.pop(node, frozenset())
@@ -132,19 +135,15 @@ class Metrics(SchedulerObserver):
                 log.error("audit", kind=finding.kind, node=finding.node, card=finding.card, finding=finding.text)
         if findings:
             self._findings[node] = frozenset(findings)
-        self._count_findings()
 
     def keep_only(self, nodes: Iterable[str]) -> None:
         """Forget what was found on nodes that are not there any more."""
         if self._findings:
             kept = frozenset(nodes)
             self._findings = {node: found for node, found in self._findings.items() if node in kept}
-            self._count_findings()
 
-    def _count_findings(self) -> None:
-        found = [finding for of_node in self._findings.values() for finding in of_node]
-        self._overallocated.set(len({(one.node, one.card) for one in found if one.kind == OVERCOMMITTED}))
-        self._drift.set(sum(one.kind == BROKEN for one in found))
+    def _found(self, kind: str) -> list[AuditFinding]:
+        return [each for of_node in self._findings.values() for each in of_node if each.kind == kind]
 
     def render(self) -> bytes:
         """Text format 0.0.4, some kilobytes."""

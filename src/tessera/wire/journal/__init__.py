@@ -14,14 +14,12 @@ from tessera.wire.journal.cluster import (
     Device,
     Grant,
     Grants,
-    MigProfile,
     MigSlot,
     NodeState,
     PodState,
     Published,
     Span,
     grants_of,
-    grants_value,
 )
 from tessera.wire.journal.records import (
     FORMAT,
@@ -52,7 +50,7 @@ from tessera.wire.journal.records import (
     decode_record,
     encode_record,
 )
-from tessera.wire.journal.requests import Constraint, Container, DeviceRequest, Forecast, Host, PodAsk, PodRef, Weights
+from tessera.wire.journal.requests import Constraint, Container, Forecast, Host, PodAsk, PodRef, Weights
 
 __all__ = [
     "FORMAT",
@@ -64,7 +62,6 @@ __all__ = [
     "Decision",
     "Denied",
     "Device",
-    "DeviceRequest",
     "Evicted",
     "Forecast",
     "ForecastRecord",
@@ -73,7 +70,6 @@ __all__ = [
     "Grants",
     "Host",
     "HostRecord",
-    "MigProfile",
     "MigSlot",
     "NodeRecord",
     "NodeState",
@@ -101,5 +97,4 @@ __all__ = [
     "decode_record",
     "encode_record",
     "grants_of",
-    "grants_value",
 ]
