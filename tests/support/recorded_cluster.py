@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class RecordedCluster:
         self._begin = begin
         self._sequence = 0
         self._forecasts: dict[int, int] = {}
-        self._state: dict[tuple[str, ...], Record] = {}
+        self._state: dict[Hashable, Record] = {}
         """the newest record of each node, pod, quota, host and forecast"""
         self.restart()
         self.ledger.listener = self
@@ -98,33 +98,19 @@ class RecordedCluster:
     # -- told by the ledger
 
     def on_node(self, name: str, facts: NodeFacts | None) -> None:
-        state = None if facts is None else journal.NodeState.of(facts)
-        self._put(journal.NodeRecord, "node", name, gone=facts is None, name=name, state=state)
+        self._put(journal.NodeRecord, name, *(() if facts is None else (facts,)))
 
     def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
-        uid = facts.uid
-        if state is None:
-            self._put(journal.PodRecord, "pod", uid, gone=True, uid=uid)
-        else:
-            held = journal.PodState.of(facts)
-            self._put(journal.PodRecord, "pod", uid, uid=uid, state=held, grants=state.value, observed=observed)
+        self._put(journal.PodRecord, facts.uid, *(() if state is None else (facts, state, observed)))
 
     def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
-        uid = facts.uid
-        if victims is None:
-            self._put(journal.NominationRecord, "nomination", uid, gone=True, uid=uid)
-        else:
-            claim, over = journal.PodState.of(facts), tuple(sorted(victims))
-            self._put(journal.NominationRecord, "nomination", uid, uid=uid, state=claim, victims=over)
+        self._put(journal.NominationRecord, facts.uid, *(() if victims is None else (facts, victims)))
 
     def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
-        limits = None if facts is None else dict(facts.limits)
-        key = ("quota", namespace, name)
-        self._put(journal.QuotaRecord, *key, gone=facts is None, namespace=namespace, name=name, limits=limits)
+        self._put(journal.QuotaRecord, (namespace, name), *(() if facts is None else (facts,)))
 
     def on_host(self, name: str, free: HostRequest | None) -> None:
-        host = None if free is None else journal.Host(free.cpu, free.memory)
-        self._put(journal.HostRecord, "host", name, gone=free is None, name=name, free=host)
+        self._put(journal.HostRecord, name, *(() if free is None else (free,)))
 
     # -- inside
 
@@ -134,8 +120,7 @@ class RecordedCluster:
             forecast = self._forecasts.get(id(request.forecast))
             if forecast is None:
                 forecast = self._forecasts[id(request.forecast)] = len(self._forecasts)
-                found = journal.Forecast.of(request.forecast)
-                self._put(journal.ForecastRecord, "forecast", str(forecast), id=forecast, forecast=found)
+                self._put(journal.ForecastRecord, forecast, request.forecast)
         return {
             "pod": PodRef(request.namespace, request.name, request.uid),
             "ask": journal.PodAsk.of(request, forecast),
@@ -155,12 +140,14 @@ class RecordedCluster:
             journal.Placed, node=placement.node, grants=grants_of(placement.grants), score=placement.score, **known
         )
 
-    def _put(self, kind: type[Any], *key: str, gone: bool = False, **fields: Any) -> None:
-        self._add(kind, **fields)
-        if gone:
-            self._state.pop(key, None)
+    def _put(self, kind: type[Any], name: Hashable, *value: object) -> None:
+        """What a part of the state is from now on; without a value it is gone."""
+        self._sequence += 1
+        self.records.append(kind.of(name, *value, time=self.now, sequence=self._sequence))
+        if value:
+            self._state[kind, name] = self.records[-1]
         else:
-            self._state[key] = self.records[-1]
+            self._state.pop((kind, name), None)
 
     def _add(self, kind: type[Any], *, own: bool = True, **fields: Any) -> None:
         """A record with a number of its own, or part of a snapshot."""
