@@ -151,9 +151,10 @@ def _is_traced(item: pytest.Item) -> bool:
     """Coverage is that of the unit tests, and of the monitor's and of claims, which have most of theirs one level up.
 
     Tracing would double the time of the others, and what only random examples reach should not count as covered. Nor
-    should what tests of another part pass through on their way.
+    should what tests of another part pass through on their way. Tests that repeat a thing a thousand times, or compare
+    with an oracle, have pytest-cov's marker `no_cover`: others reach the same lines.
     """
-    if _is_property(item):
+    if _is_property(item) or item.get_closest_marker("no_cover") is not None:
         return False
     kind, *folders = item.path.relative_to(HERE).parts[:-1]
     if kind == "unit":

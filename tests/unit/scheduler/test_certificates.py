@@ -308,6 +308,7 @@ async def test_a_round_that_loses_every_race_gives_up_until_the_next() -> None:
     assert serving.served is None
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(25))
 @in_fake_time
 async def test_replicas_that_start_at_once_use_one_certificate_and_never_show_what_is_not_trusted(seed: int) -> None:
