@@ -152,7 +152,7 @@ def _is_traced(item: pytest.Item) -> bool:
 
     Tracing would double the time of the others, and what only random examples reach should not count as covered. Nor
     should what tests of another part pass through on their way. Tests that repeat a thing a thousand times, or compare
-    with an oracle, have pytest-cov's marker `no_cover`: others reach the same lines.
+    with an oracle, have pytest-cov's marker `no_cover`: others reach nearly all of the same lines.
     """
     if _is_property(item) or item.get_closest_marker("no_cover") is not None:
         return False
