@@ -62,7 +62,6 @@ help: ## say what every verb does
 demo: $(READY) ## try everything without a cluster or a GPU (ARGS=--once ends after the story)
 	@$(BIN)/tessera demo $(ARGS)
 
-# One more than there are cores: where a test waits for a program that it started, another one runs.
 test: $(READY) ## run the tests on all cores, and check the branch coverage of each package (COVERAGE= without)
 	$(call heading,tests)
 	@$(BIN)/python -m pytest $(PARALLEL) $(TESTED) $(if $(COVERAGE),--cov-branch --cov-report=) \
