@@ -1,4 +1,4 @@
-"""Settings of all tests: Hypothesis profiles, time limits, and what coverage traces.
+"""Settings of all tests: Hypothesis profiles, time limits, what workers send, and what coverage traces.
 
 Hypothesis runs the same examples every time; HYPOTHESIS_PROFILE=thorough looks for new ones. Every test has a limit in
 real time, from pyproject.toml or, for slow kinds of tests, from here. The limits end tests that hang, also on a loaded
@@ -103,17 +103,49 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(limit)
 
 
+# -- messages of workers
+
+SHORTEST_TOLD_S = 0.005
+"""what `--durations` leaves out"""
+
+
+def _send_less(config: pytest.Config) -> None:
+    """A worker of pytest-xdist does not send what is shown nowhere: most of its messages, a millisecond for each test.
+
+    That is when a test starts and ends, and that its quick setup or teardown passed.
+    """
+    interactor = next(plugin for plugin in config.pluginmanager.get_plugins() if hasattr(plugin, "sendevent"))
+    send = interactor.sendevent
+
+    def send_what_is_shown(name: str, **message: Any) -> None:
+        match name, message.get("data"):
+            case "logstart" | "logfinish", _:
+                return
+            case "testreport", {"when": "setup" | "teardown", "outcome": "passed", "duration": took}:
+                if took < SHORTEST_TOLD_S:
+                    return
+        send(name, **message)
+
+    interactor.sendevent = send_what_is_shown
+
+
 # -- coverage
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        _send_less(session.config)
+        _stop_early_tracing(session.config)
+
+
+def _stop_early_tracing(config: pytest.Config) -> None:
     """pytest-cov begins to trace in every worker before it knows that it is in a worker, and never ends that.
 
     Coverage falls back to that tracing whenever a test pauses its own, so that it would be traced after all.
     """
-    controller = _tracing(session.config)
-    if controller is not None and hasattr(session.config, "workerinput"):
+    controller = _tracing(config)
+    if controller is not None:
         controller.cov.stop()
 
 
@@ -151,9 +183,10 @@ def _is_traced(item: pytest.Item) -> bool:
     """Coverage is that of the unit tests, and of the monitor's and of claims, which have most of theirs one level up.
 
     Tracing would double the time of the others, and what only random examples reach should not count as covered. Nor
-    should what tests of another part pass through on their way.
+    should what tests of another part pass through on their way. Tests that repeat a thing a thousand times, or compare
+    with an oracle, have pytest-cov's marker `no_cover`: others reach nearly all of the same lines.
     """
-    if _is_property(item):
+    if _is_property(item) or item.get_closest_marker("no_cover") is not None:
         return False
     kind, *folders = item.path.relative_to(HERE).parts[:-1]
     if kind == "unit":

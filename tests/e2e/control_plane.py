@@ -20,8 +20,8 @@ from typing import Any
 import trustme
 import yaml
 
-from tests.e2e.fork_server import ForkServer
 from tests.e2e.processes import FEWER_COLLECTIONS, NotStarted, Program, free_ports
+from tests.support.fork_server import ForkServer
 
 Json = dict[str, Any]
 

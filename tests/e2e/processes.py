@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tests.support.fork_server import ForkServer, end_with_parent
+
 END_S = 60.0
 """for a clean stop, before SIGKILL"""
 LOOK_S = 0.02
@@ -28,7 +30,6 @@ FEWER_COLLECTIONS = {"GOGC": "400", "GOMEMLIMIT": "768MiB"}
 """environment of programs written in Go: here memory costs less than the garbage collector's processor time, up to so
 much for each of them"""
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -153,9 +154,17 @@ class Program:
             return process.wait()
 
 
-def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """This process gets the signal when its parent ends, so that nothing outlives tests that are killed."""
-    _libc.prctl(PR_SET_PDEATHSIG, number)
+class ForkedProgram(Program):
+    """`tessera` with these arguments, forked by a server."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, folder: Path, environ: Mapping[str, str], server: ForkServer
+    ) -> None:
+        super().__init__(name, command, folder=folder, environ=environ)
+        self._server = server
+
+    def _spawn(self, environ: Mapping[str, str], log: int) -> Process:
+        return self._server.fork(self._command, environ=environ, stdout=log, stderr=log)
 
 
 def adopt_orphans() -> None:

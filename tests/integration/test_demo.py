@@ -28,7 +28,7 @@ from tessera.lab.demo.story import STORY
 from tessera.lab.demo.view import CardView, ClusterView, take_view
 from tessera.lab.sandbox.api.kinds import DEPLOYMENTS, RESOURCE_CLAIMS
 from tessera.lab.sandbox.controllers.plan import active_pods
-from tests.support.commands import started
+from tests.support.commands import executed
 
 Json = dict[str, Any]
 
@@ -332,7 +332,7 @@ async def test_a_part_of_the_control_plane_that_fails_ends_the_demo(
 
 async def test_the_command_tells_the_story_without_a_terminal_and_ends_well(tmp_path: Path) -> None:
     picture = tmp_path / "demo.svg"
-    async with started("demo", "--once", f"--picture={picture}", LANG="C.UTF-8") as command:
+    async with executed("demo", "--once", f"--picture={picture}", LANG="C.UTF-8") as command:
         assert await command.end() == 0
     assert [line for line in command.output.splitlines() if re.match(r"\d\. ", line)] == [
         f"{number}. {step.title}" for number, step in enumerate(STORY, 1)
@@ -349,7 +349,7 @@ async def logged(log: Path, text: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 async def test_a_signal_stops_everything(number: signal.Signals, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with started("demo", "--no-story", "-o", "json", f"--log-file={log}", TMPDIR=str(tmp_path)) as command:
+    async with executed("demo", "--no-story", "-o", "json", f"--log-file={log}", TMPDIR=str(tmp_path)) as command:
         # Ready is logged after the listeners and before the last nodes have registered.
         await command.until(logged(log, '"ready"'))
         command.send(number)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Command, started
+from tests.support.commands import Command, executed
 from tests.support.event_loops import in_real_time
 
 REASON = "error while loading shared libraries: libpython3.so"
@@ -45,6 +45,6 @@ async def wait_for_its_end(command: Command) -> None:
 async def test_a_command_that_cannot_start_fails_its_test_and_says_why(wait: object) -> None:
     assert callable(wait)
     with pytest.raises(AssertionError) as failed:
-        async with started("scheduler") as command:
+        async with executed("scheduler") as command:
             await wait(command)
     assert REASON in "".join(failed.value.__notes__)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, Protocol, TypeVar
+
+from tests.support.fork_server import ForkedProcess, ForkServer
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -20,10 +24,22 @@ LAST_EVENTS = 20
 OWN_PORTS = ("--extender-bind=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0")
 
 
+class Process(Protocol):
+    """As much of `asyncio.subprocess.Process` as is used here."""
+
+    @property
+    def stdout(self) -> asyncio.StreamReader | None: ...
+    @property
+    def stderr(self) -> asyncio.StreamReader | None: ...
+    def send_signal(self, signal: int) -> None: ...
+    def kill(self) -> None: ...
+    async def wait(self) -> int: ...
+
+
 class Command:
     """A running command. It logs JSON, one event per line; other lines are kept as text."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
         self._news = asyncio.Event()
         self._reading = asyncio.gather(self._read_events(), self._read_output())
@@ -93,19 +109,20 @@ class Command:
         self.output = (await self._process.stdout.read()).decode()
 
 
+def started(name: str, *arguments: str, **environ: str) -> AbstractAsyncContextManager[Command]:
+    """Starts the command with only this environment, and ends it afterwards. Where it can be, it is forked."""
+    spawn = _fork if sys.platform == "linux" else _execute
+    return _watched(name, spawn([name, *arguments], {"PATH": os.defpath, **environ}))
+
+
+def executed(name: str, *arguments: str, **environ: str) -> AbstractAsyncContextManager[Command]:
+    """The same with a new interpreter: for tests of the start itself, and for what the fork server has not imported."""
+    return _watched(name, _execute([name, *arguments], {"PATH": os.defpath, **environ}))
+
+
 @asynccontextmanager
-async def started(name: str, *arguments: str, **environ: str) -> AsyncIterator[Command]:
-    """Starts the command with only this environment, and ends it afterwards."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tessera", name, *arguments),
-        # The same code as this process, wherever that comes from.
-        env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environ},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    command = Command(process)
+async def _watched(name: str, starting: Awaitable[Process]) -> AsyncIterator[Command]:
+    command = Command(await starting)
     try:
         yield command
     except Exception as error:
@@ -113,6 +130,58 @@ async def started(name: str, *arguments: str, **environ: str) -> AsyncIterator[C
         raise
     finally:
         await command.kill()
+
+
+async def _execute(command: Sequence[str], environ: Mapping[str, str]) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tessera", *command),
+        # The same code as this process, wherever that comes from.
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environ},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+class _Forked:
+    """A forked command with the ends of its pipes."""
+
+    def __init__(self, process: ForkedProcess, stdout: asyncio.StreamReader, stderr: asyncio.StreamReader) -> None:
+        self._process = process
+        self.stdout = stdout
+        self.stderr = stderr
+        self.send_signal = process.send_signal
+        self.kill = process.kill
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self._process.wait)
+
+
+async def _fork(command: Sequence[str], environ: Mapping[str, str]) -> Process:
+    pipes = [os.pipe() for _ in range(2)]
+    try:
+        process = _fork_server().fork(command, environ=environ, stdout=pipes[0][1], stderr=pipes[1][1])
+    finally:
+        for _, theirs in pipes:
+            os.close(theirs)
+    stdout, stderr = [await _reader(ours) for ours, _ in pipes]
+    return _Forked(process, stdout, stderr)
+
+
+async def _reader(pipe: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
+    )
+    return reader
+
+
+@cache
+def _fork_server() -> ForkServer:
+    """One for all tests of this process."""
+    server = ForkServer()
+    atexit.register(server.stop)
+    return server
 
 
 def scheduler(*arguments: str, **environ: str) -> AbstractAsyncContextManager[Command]:

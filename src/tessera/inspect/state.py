@@ -23,6 +23,8 @@ HOW_TO_READ = (
 """for a person who lacks rights"""
 
 CHART_DEFAULTS = "the chart's defaults"
+DEEPEST = 100
+"""levels of brackets in a document that is not the user's own; manifests have about ten"""
 
 
 class InspectionError(Exception):
@@ -34,7 +36,13 @@ class ListForbidden(InspectionError):
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them stand for more than any memory holds."""
+    """Refuses aliases: a few lines of them stand for more than any memory holds. And deep nesting: to find the keys in
+    a thousand open brackets takes seconds."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= DEEPEST:
+            raise yaml.YAMLError(f"more than {DEEPEST} brackets inside each other are not read here")
+        super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

@@ -18,7 +18,7 @@ from msgspec import inspect
 from tessera.wire.documents import Item, Key, Listing, Report, Scalar, Table, table
 from tessera.wire.expectations import nearest
 from tessera.wire.quotes import quoted
-from tessera.wire.strict import decode
+from tessera.wire.strict import decode, type_info
 from tessera.wire.yaml_source import plain_value, read_yaml
 
 FOREIGN_KEYS = frozenset({"version", "flags", "resources", "sharing", "imex", "scheduler"})
@@ -54,7 +54,7 @@ class SectionSchema:
 def empty_section(schema: Any) -> Any:
     """What a section is when the file does not have it."""
     type_ = schema.type if isinstance(schema, SectionSchema) else schema
-    return msgspec.convert([] if isinstance(inspect.type_info(type_), _LISTS) else {}, type_)
+    return msgspec.convert([] if isinstance(type_info(type_), _LISTS) else {}, type_)
 
 
 _LISTS = (inspect.ListType, inspect.VarTupleType)

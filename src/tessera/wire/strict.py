@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 from msgspec import inspect
@@ -39,7 +40,13 @@ def decode(
 
     With `any_case` the case of keys does not matter, as in Go's JSON.
     """
-    return _Decoder(report, any_case, check).value(item, inspect.type_info(type_), path)
+    return _Decoder(report, any_case, check).value(item, type_info(type_), path)
+
+
+@cache
+def type_info(type_: Any) -> inspect.Type:
+    """What a type consists of. A program reads values of few types, and to look into one takes a millisecond."""
+    return inspect.type_info(type_)
 
 
 def plain(item: Item) -> Any:

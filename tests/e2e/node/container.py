@@ -22,7 +22,8 @@ from types import FrameType
 
 from tests.e2e.node import cgroups
 from tests.e2e.node.machine import NAMESPACES
-from tests.e2e.processes import adopt_orphans, end_with_parent
+from tests.e2e.processes import adopt_orphans
+from tests.support.fork_server import end_with_parent
 from tools.kubernetes import build
 
 FOLDER = "TESSERA_E2E_NODE"

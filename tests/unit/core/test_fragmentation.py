@@ -253,6 +253,7 @@ class TestDemandHistory:
         self.learn(world, requests(1, percent=60, cores=60), history)
         assert history.forecast(world.ledger.arrays) is not first
 
+    @pytest.mark.no_cover
     def test_what_is_not_asked_for_any_more_fades(self) -> None:
         world = cluster().add(node().gpus(1))
         old, new = requests(1, percent=30, cores=30), requests(1, percent=60, cores=60)

@@ -240,6 +240,7 @@ PODS = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("quota", [None, 150, 10**9], ids=["free", "short", "ample"])
 @pytest.mark.parametrize("name", PODS)
 def test_every_node_is_judged_as_the_plain_rule_judges_it(name: str, quota: int | None) -> None:
@@ -302,6 +303,7 @@ def test_as_many_requests_as_a_pod_may_have_are_placed_together() -> None:
     assert world.refused(gpu_pod("next", gpu=4, mem=81920)) == {"n1": "4/4 CardInsufficientMemory"}
 
 
+@pytest.mark.no_cover
 def test_thousands_of_devices_on_one_node_are_placed_and_released() -> None:
     world = cluster(node("wide").gpus(3000), node("n1").gpus(2))
     running = world.start(gpu_pod("all", gpu=3000, mem=100))

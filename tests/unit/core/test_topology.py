@@ -97,6 +97,7 @@ def test_swapping_ends_even_where_every_round_would_gain(monkeypatch: pytest.Mon
     assert len(topology.choose(linked(20, 2), 6)) == 6
 
 
+@pytest.mark.no_cover
 def test_a_node_with_a_thousand_cards_is_answered() -> None:
     devices = linked(1000, 9, most=1)
     chosen = topology.choose(devices, 500)

@@ -154,6 +154,7 @@ def some_pod(name: str, rng: random.Random) -> PodBuilder:
     return made.numa_bound() if rng.random() < 0.2 else made
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> None:
     rng = random.Random(seed)

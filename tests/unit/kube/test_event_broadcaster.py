@@ -207,6 +207,7 @@ async def test_what_cannot_be_written_is_dropped_and_counted(answer: Answer, req
     assert len(server.requests) == requests
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_twenty_minutes_without_an_apiserver_are_not_twenty_minutes_of_hammering() -> None:
     async with recording(close_at_once) as (server, recorder):

@@ -254,6 +254,7 @@ async def test_a_version_that_the_server_keeps_refusing_is_given_up() -> None:
     assert list(world.pods) == ["b"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "fault",
     [
@@ -305,6 +306,7 @@ async def test_a_server_that_refuses_connections_and_comes_back_is_found_again()
     assert list(world.pods) == ["a"]
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
     world = World()
@@ -475,6 +477,7 @@ async def test_errors_are_logged_unless_told_otherwise(caplog: pytest.LogCapture
     assert "RuntimeError: cannot put a" in caplog.text
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_a_slow_list_of_80_000_pods_comes_through_and_leaves_the_loop_to_others() -> None:
     world = World()

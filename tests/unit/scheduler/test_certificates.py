@@ -34,6 +34,7 @@ from tessera.scheduler.certificates.rotator import (
 from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret, StoredWebhook
 from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NAMES, NOW
+from tests.support.event_loops import in_fake_time
 
 
 @dataclass
@@ -170,7 +171,7 @@ async def test_a_leaf_that_ends_is_replaced_in_use() -> None:
     assert (store.writes, store.patches) == (2, 1)
 
 
-@pytest.mark.looptime
+@in_fake_time
 async def test_a_certificate_of_a_new_authority_is_shown_only_when_apiservers_had_time_to_hear_of_it() -> None:
     store, clock = FakeStore(), Clock()
     serving, keeper = replica(store, clock)
@@ -205,8 +206,8 @@ async def test_a_certificate_is_not_served_when_the_patch_of_its_bundle_lost_a_r
     assert store.bundles == [cast("dict[str, bytes]", store.secret)["ca.crt"]]
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("calls", range(1, 3))
+@in_fake_time
 async def test_a_slow_replica_never_undoes_what_a_quick_one_did_between_two_of_its_calls(calls: int) -> None:
     store, early, late = FakeStore(), Clock(), Clock()
     quick, quick_keeper = replica(store, late)
@@ -251,7 +252,7 @@ async def test_a_foreign_change_of_the_bundle_is_put_right(damage: bytes) -> Non
     assert store.patches == 2
 
 
-@pytest.mark.looptime
+@in_fake_time
 async def test_a_deleted_secret_is_made_anew_without_a_gap_in_trust() -> None:
     store = FakeStore()
     serving, keeper = replica(store, Clock())
@@ -307,8 +308,9 @@ async def test_a_round_that_loses_every_race_gives_up_until_the_next() -> None:
     assert serving.served is None
 
 
-@pytest.mark.looptime
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(25))
+@in_fake_time
 async def test_replicas_that_start_at_once_use_one_certificate_and_never_show_what_is_not_trusted(seed: int) -> None:
     store, clock = FakeStore(rng=random.Random(seed)), Clock()
     replicas = [replica(store, clock) for _ in range(4)]
@@ -356,7 +358,7 @@ async def running(keeper: CertificateRotator) -> AsyncIterator[None]:
             await task
 
 
-@pytest.mark.looptime
+@in_fake_time
 async def test_the_loop_checks_once_a_minute() -> None:
     store = FakeStore(rng=random.Random(0))
     serving, keeper = replica(store, Clock())
@@ -370,7 +372,7 @@ async def test_the_loop_checks_once_a_minute() -> None:
         assert store.calls - before == 2 * 10
 
 
-@pytest.mark.looptime
+@in_fake_time
 async def test_a_poke_makes_it_check_soon_but_never_in_a_hurry() -> None:
     store = FakeStore()
     _, keeper = replica(store, Clock())
@@ -386,7 +388,7 @@ async def test_a_poke_makes_it_check_soon_but_never_in_a_hurry() -> None:
         assert store.calls - before <= 2 * 4
 
 
-@pytest.mark.looptime
+@in_fake_time
 async def test_faults_are_reported_and_tried_again_with_growing_pauses() -> None:
     fault = Unreachable("no route", maybe_done=False)
     store = FakeStore(faults=[fault] * 200)

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+import pytest
+
 from tessera.core.misfits import CardMisfit, Reason, cards_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused
@@ -116,6 +118,7 @@ async def test_only_the_first_refusal_of_a_pod_is_written() -> None:
         assert written.said == [("FilteringFailed", "no node for p1")]
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_a_backlog_that_is_refused_again_and_again_makes_one_event_per_pod_at_a_bounded_rate() -> None:
     pods, described = 5000, 0
@@ -200,6 +203,7 @@ async def test_hamis_texts_are_written_for_those_who_parse_them() -> None:
         ]
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_in_a_lasting_rush_successes_are_told_slowly() -> None:
     async with told() as (written, recorder):

@@ -506,6 +506,7 @@ async def test_a_pod_that_leaves_while_victims_are_searched_for_saves_another_on
     assert len(cluster.claims) == 2
 
 
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("_pausing")
 @pytest.mark.parametrize("victim", "abcd")
 @pytest.mark.parametrize("pause", range(8))

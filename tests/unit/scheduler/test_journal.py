@@ -323,6 +323,7 @@ def test_the_configuration_of_a_reload_that_has_left_is_that_of_the_base() -> No
     assert not any(isinstance(record, Start) for record in rest)
 
 
+@pytest.mark.no_cover
 def test_the_size_of_a_journal_is_estimated_from_above_but_not_far() -> None:
     world = JournalledWorld(*(machine(f"n{i}", cards=8) for i in range(20)), memory=8 << 20)
     bodies = [filter_body(gpu_pod(f"pod-{n}", mem=50, cores=1), sorted(world.api.nodes)) for n in range(1_000)]

@@ -184,6 +184,7 @@ def test_nodes_without_cards_and_nodes_that_wait_for_nothing_are_not_patched(bui
     assert world.patches == []
 
 
+@pytest.mark.no_cover
 def test_five_thousand_plain_nodes_cost_nothing_and_are_not_kept() -> None:
     world = World()
     for i in range(5000):

@@ -226,6 +226,7 @@ async def test_requests_sent_ahead_wait_for_the_one_before() -> None:
         assert [await client.answer() for _ in range(30)] == [(200, b"%d" % i) for i in range(30)]
 
 
+@pytest.mark.no_cover
 @on_uvloop
 async def test_requests_of_a_client_that_does_not_read_wait() -> None:
     async with serving() as served:

@@ -143,7 +143,7 @@ BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nkind: Pod\nspec: {containers: [*b]}"
         b"{",
         b"[1, 2",
         b"- - - -",
-        b"[" * 5_000,
+        b"- " * 5_000,
         b"just a word",
         b"kind: Pod",
         b"kind: Pod\nspec: {containers: main}",
@@ -163,6 +163,11 @@ async def test_nonsense_gets_a_sentence(page: Page, text: bytes) -> None:
     status, found = await tried(page, text)
     assert status == 400, found
     assert found["error"]
+
+
+async def test_brackets_are_counted_before_the_parser_looks_for_keys_in_all_of_them(page: Page) -> None:
+    status, found = await tried(page, b"[" * 5_000)
+    assert (status, "brackets inside each other" in found["error"]) == (400, True), found
 
 
 async def test_questions_are_answered_one_at_a_time_and_only_so_many_wait(

@@ -62,6 +62,7 @@ async def test_cards_in_mig_mode_offer_their_profiles() -> None:
     assert found == {"1g.5gb of A100": 14, "2g.10gb of A100": 6, "3g.20gb of A100": 4, "7g.40gb of A100": 2}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("taken", [(), (10_000,), (20_000, 5_000), (40_000, 40_000, 1_000), (81_920,)])
 @pytest.mark.parametrize(("shape", "parts"), [("1/4", 4), ("1/2", 2), ("whole", 1)])
 async def test_a_count_is_what_the_scheduler_would_place(taken: tuple[int, ...], shape: str, parts: int) -> None:

@@ -5,6 +5,8 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 
+import pytest
+
 from tessera.host.async_hardware import AsyncInventory
 from tessera.host.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.fleet import Fleet
@@ -168,6 +170,7 @@ async def test_one_card_that_cannot_be_read_is_unhealthy_and_the_other_stays() -
         assert world.inventory.listened == [("GPU-a", "GPU-b"), ("GPU-a",), ("GPU-a", "GPU-b")]
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_a_card_that_vanishes_stays_listed_for_ten_minutes_and_a_new_one_comes_by_itself() -> None:
     async with watching(A) as world:
@@ -177,6 +180,7 @@ async def test_a_card_that_vanishes_stays_listed_for_ten_minutes_and_a_new_one_c
         assert world.said()[-1] == "card no longer listed"
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_a_wait_that_fails_makes_all_cards_unhealthy_and_is_no_busy_loop() -> None:
     async with watching(A, B) as world:
@@ -214,6 +218,7 @@ async def test_a_card_that_cannot_be_heard_is_listened_to_again_until_it_can() -
         await world.until({"GPU-a": "", "GPU-b": ""})
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_cards_that_stay_unknown_are_named_once() -> None:
     async with watching(A, UnreadableCard(1, "GPU is lost")) as world:

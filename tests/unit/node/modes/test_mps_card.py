@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,9 +12,8 @@ from tessera.node.handover.claims import ContainerKey
 from tessera.node.modes.mps.card import LOOK_EVERY_S, STEADY_S, MpsCard, why_unfit
 from tessera.node.modes.mps.control import ControlError, Limits, MpsControl
 from tessera.node.modes.mps.daemon import MpsDaemon
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_mps import A, card, limits
-
-pytestmark = pytest.mark.looptime
 
 ONE: ContainerKey = ("1", 0)
 TWO: ContainerKey = ("2", 0)
@@ -138,23 +137,18 @@ class World:
         await asyncio.wait([self._task], timeout=WITHIN_S)
         return self._task.done()
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        self.card.close()
-
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+def world() -> Iterator[World]:
     found = World()
     yield found
-    await found.close()
+    found.card.close()
 
 
 # -- the ceiling
 
 
+@in_fake_time
 async def test_the_first_container_gets_a_ceiling_before_its_answer(world: World) -> None:
     world.start()
     assert await world.needs(ONE, limits(3000, 30)) == ""
@@ -163,6 +157,7 @@ async def test_the_first_container_gets_a_ceiling_before_its_answer(world: World
     assert world.card.started == 1
 
 
+@in_fake_time
 async def test_a_larger_grant_raises_the_ceiling_while_others_run(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(3000, 30))
@@ -171,6 +166,7 @@ async def test_a_larger_grant_raises_the_ceiling_while_others_run(world: World) 
     assert world.daemon.ceiling == limits(3000, 80)
 
 
+@in_fake_time
 async def test_a_smaller_grant_costs_no_round(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(3000, 30))
@@ -179,6 +175,7 @@ async def test_a_smaller_grant_costs_no_round(world: World) -> None:
     assert world.daemon.life == before
 
 
+@in_fake_time
 async def test_nothing_is_lowered_while_clients_run(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(9000, 90))
@@ -188,6 +185,7 @@ async def test_nothing_is_lowered_while_clients_run(world: World) -> None:
     assert await world.settled({TWO: limits(1000, 10)}) == limits(1000, 10)
 
 
+@in_fake_time
 async def test_nothing_is_lowered_before_everybody_is_known(world: World) -> None:
     world.daemon.earlier, world.daemon.last = True, limits(9000, 90)
     world.start()
@@ -197,12 +195,14 @@ async def test_nothing_is_lowered_before_everybody_is_known(world: World) -> Non
     assert world.card.started == 0
 
 
+@in_fake_time
 async def test_an_empty_card_keeps_its_ceiling(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(9000, 90))
     assert await world.settled({}) == limits(9000, 90)
 
 
+@in_fake_time
 async def test_who_comes_while_the_ceiling_is_lowered_is_not_cut(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(9000, 90))
@@ -216,6 +216,7 @@ async def test_who_comes_while_the_ceiling_is_lowered_is_not_cut(world: World) -
     assert world.daemon.ceiling == limits(9000, 90)
 
 
+@in_fake_time
 async def test_a_new_daemon_gets_the_ceiling_of_the_old_one(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(9000, 90))
@@ -228,6 +229,7 @@ async def test_a_new_daemon_gets_the_ceiling_of_the_old_one(world: World) -> Non
 # -- death and silence
 
 
+@in_fake_time
 async def test_a_daemon_that_lived_long_is_begun_again_at_once(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(3000))
@@ -239,6 +241,7 @@ async def test_a_daemon_that_lived_long_is_begun_again_at_once(world: World) -> 
     assert world.card.started == 2
 
 
+@in_fake_time
 async def test_a_daemon_that_keeps_dying_is_begun_less_and_less_often(world: World) -> None:
     world.start()
     for _ in range(4):
@@ -250,6 +253,7 @@ async def test_a_daemon_that_keeps_dying_is_begun_less_and_less_often(world: Wor
     assert world.daemon.happened("begin") == [0.0, 1.0, 3.0, 7.0]
 
 
+@in_fake_time
 async def test_a_daemon_that_cannot_begin_is_tried_again_ever_later(world: World) -> None:
     world.daemon.fault = ControlError("the MPS control daemon ended at once")
     world.start()
@@ -262,6 +266,7 @@ async def test_a_daemon_that_cannot_begin_is_tried_again_ever_later(world: World
     assert await world.needs(ONE, limits(3000)) == ""
 
 
+@in_fake_time
 async def test_who_asks_while_it_is_put_off_hears_why_and_does_not_hurry_it(world: World) -> None:
     world.daemon.fault = CardError(A, "GPU is lost")
     world.start()
@@ -270,6 +275,7 @@ async def test_who_asks_while_it_is_put_off_hears_why_and_does_not_hurry_it(worl
     assert world.daemon.happened("begin") == [0.0]
 
 
+@in_fake_time
 async def test_a_silent_daemon_with_claims_is_refused_but_never_killed(world: World) -> None:
     world.start()
     await world.settled({ONE: limits(3000)})
@@ -281,6 +287,7 @@ async def test_a_silent_daemon_with_claims_is_refused_but_never_killed(world: Wo
     assert await world.needs(TWO, limits(9000)) == ""
 
 
+@in_fake_time
 async def test_a_silent_daemon_that_nobody_needs_is_killed_and_begun_again(world: World) -> None:
     world.start()
     await world.settled({})
@@ -291,6 +298,7 @@ async def test_a_silent_daemon_that_nobody_needs_is_killed_and_begun_again(world
     assert await world.needs(ONE, limits(3000)) == ""
 
 
+@in_fake_time
 async def test_a_silent_daemon_is_not_killed_before_everybody_is_known(world: World) -> None:
     world.start()
     await world.card.ready(within=WITHIN_S)
@@ -299,6 +307,7 @@ async def test_a_silent_daemon_is_not_killed_before_everybody_is_known(world: Wo
     assert world.daemon.happened("kill") == []
 
 
+@in_fake_time
 async def test_a_daemon_is_looked_at_every_few_seconds(world: World) -> None:
     world.start()
     await asyncio.sleep(3 * LOOK_EVERY_S + 1)
@@ -306,6 +315,7 @@ async def test_a_daemon_is_looked_at_every_few_seconds(world: World) -> None:
     assert world.daemon.happened("open") == world.daemon.happened("look")
 
 
+@in_fake_time
 async def test_a_mistake_in_the_agent_is_a_problem_of_the_card_and_is_tried_again(world: World) -> None:
     world.daemon.fault = KeyError("oops")
     world.start()
@@ -315,6 +325,7 @@ async def test_a_mistake_in_the_agent_is_a_problem_of_the_card_and_is_tried_agai
     assert await world.needs(ONE, limits(3000)) == ""
 
 
+@in_fake_time
 async def test_who_waits_too_long_hears_that(world: World) -> None:
     world.start()
     await world.card.ready(within=WITHIN_S)
@@ -324,6 +335,7 @@ async def test_who_waits_too_long_hears_that(world: World) -> None:
     assert problem == "its MPS control daemon is not ready within 3 s"
 
 
+@in_fake_time
 async def test_a_card_that_nobody_looks_after_yet_says_so(world: World) -> None:
     problem = await world.card.ready(limits(3000), within=3)
     assert problem == "its MPS control daemon has not started yet"
@@ -332,6 +344,7 @@ async def test_a_card_that_nobody_looks_after_yet_says_so(world: World) -> None:
 # -- retiring
 
 
+@in_fake_time
 async def test_a_card_is_retired_once_its_last_client_ended(world: World) -> None:
     world.start()
     await world.needs(ONE, limits(3000))
@@ -345,6 +358,7 @@ async def test_a_card_is_retired_once_its_last_client_ended(world: World) -> Non
     assert await world.card.ready(within=WITHIN_S) == "it is no longer a card of this node"
 
 
+@in_fake_time
 async def test_a_card_that_comes_back_before_it_is_retired_serves_on(world: World) -> None:
     world.start()
     await world.card.ready(within=WITHIN_S)
@@ -355,6 +369,7 @@ async def test_a_card_that_comes_back_before_it_is_retired_serves_on(world: Worl
     assert await world.needs(ONE, limits(3000)) == ""
 
 
+@in_fake_time
 async def test_a_card_whose_daemon_is_gone_is_retired_too(world: World) -> None:
     world.daemon.fault = ControlError("no")
     world.start()
@@ -382,6 +397,7 @@ def test_a_card_that_cannot_keep_limits_is_told_by_its_facts(facts: CardFacts, r
     assert bool(why_unfit(facts)) == bool(reason)
 
 
+@in_fake_time
 async def test_a_card_that_cannot_keep_limits_is_never_touched() -> None:
     world = World(card(mig_enabled=True))
     world.start()
@@ -390,4 +406,4 @@ async def test_a_card_that_cannot_keep_limits_is_never_touched() -> None:
     assert world.daemon.life == []
     world.card.facts = card()
     assert await world.needs(ONE, limits(3000)) == ""
-    await world.close()
+    world.card.close()

@@ -236,6 +236,7 @@ def test_a_request_that_fails_is_made_up_for_soon(fault: Fail | Drop | LoseAnswe
     run()
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_an_apiserver_that_is_away_for_long_is_asked_at_a_bounded_pace() -> None:
     async with world(fleet(A)) as node:

@@ -1,4 +1,4 @@
-"""A process that the fork server starts is like one that is executed: arguments, environment, log, signals and end."""
+"""A process that the fork server starts is like an executed one: arguments, environment, output, signals and end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import tessera
-from tests.e2e.fork_server import ForkedProcess, ForkServer
-from tests.e2e.processes import free_ports
+from tests.support.commands import OWN_PORTS
+from tests.support.fork_server import ForkedProcess, ForkServer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the programs of Kubernetes run on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it uses what only Linux has")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def server() -> Iterator[ForkServer]:
 
 def fork(server: ForkServer, log: Path, *command: str, **environ: str) -> ForkedProcess:
     with log.open("ab") as file:
-        return server.fork(command, environ=environ, log=file.fileno())
+        return server.fork(command, environ=environ, stdout=file.fileno(), stderr=file.fileno())
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,14 @@ def test_arguments_environment_and_exit_code_are_its_own(
 def start_scheduler(server: ForkServer, folder: Path) -> ForkedProcess:
     """One that looks for an apiserver in vain, and writes that to its log."""
     kubeconfig, log = folder / "kubeconfig", folder / "log"
-    port, *ports = free_ports(4)
     document = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
     }
     kubeconfig.write_text(json.dumps(document))
-    flags = ("extender-bind", "metrics-bind-address")
-    listening = [f"--{flag}=127.0.0.1:{own}" for flag, own in zip(flags, ports, strict=False)]
-    return fork(server, log, "scheduler", f"--kubeconfig={kubeconfig}", "--webhook-bind=none", *listening)
+    return fork(server, log, "scheduler", f"--kubeconfig={kubeconfig}", "--webhook-bind=none", *OWN_PORTS)
 
 
 def test_a_killed_process_shows_its_signal_and_another_goes_on(server: ForkServer, tmp_path: Path) -> None:

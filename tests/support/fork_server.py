@@ -1,14 +1,15 @@
 """Starts processes of `tessera` without importing it again for each: most of what a start costs.
 
-A server has imported the scheduler, runs nothing, and forks a child for each start. The child gets
-arguments, environment and log as if it had been executed, and ends as any other program does. Programs whose command
-line is itself under test are executed instead.
+A server has imported the services, runs nothing, and forks a child for each start. The child gets arguments,
+environment and output as if it had been executed, and ends as any other program does. Programs whose start is itself
+under test are executed instead. Linux only.
 
-    python -m tests.e2e.fork_server FD        the server, which reads its orders from this socket
+    python -m tests.support.fork_server FD        the server, which reads its orders from this socket
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -23,10 +24,14 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from tests.e2e.processes import Process, Program, end_with_parent
-
 PRELOADED = (
+    "tessera.cli.device_plugin",
+    "tessera.cli.monitor",
     "tessera.cli.scheduler",
+    "tessera.monitor.process",
+    "tessera.node.configuration.dump",
+    "tessera.node.configuration.options",
+    "tessera.node.process",
     "tessera.scheduler.configuration.dump",
     "tessera.scheduler.configuration.options",
     "tessera.scheduler.process",
@@ -34,6 +39,14 @@ PRELOADED = (
 LONGEST = 1 << 17
 """bytes of an order"""
 ROOT = Path(__file__).resolve().parents[2]
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """This process gets the signal when its parent ends, so that nothing outlives tests that are killed."""
+    _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
 class ForkServer:
@@ -43,13 +56,13 @@ class ForkServer:
         self._running: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
-    def fork(self, command: Sequence[str], *, environ: Mapping[str, str], log: int) -> ForkedProcess:
+    def fork(self, command: Sequence[str], *, environ: Mapping[str, str], stdout: int, stderr: int) -> ForkedProcess:
         """`command` is what comes behind `tessera`."""
         order = json.dumps({"command": list(command), "environ": dict(environ)}).encode()
         assert len(order) < LONGEST
         ours, theirs = os.pipe()
         try:
-            socket.send_fds(self._connected(), [order], [log, theirs])
+            socket.send_fds(self._connected(), [order], [stdout, stderr, theirs])
         finally:
             os.close(theirs)
         return ForkedProcess(ours)
@@ -65,7 +78,7 @@ class ForkServer:
             self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._running = subprocess.Popen(
-                    [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno())],
+                    [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
                     cwd=ROOT,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -111,19 +124,6 @@ class ForkedProcess:
         self._has_ended.set()
 
 
-class ForkedProgram(Program):
-    """`tessera` with these arguments, forked by a server."""
-
-    def __init__(
-        self, name: str, command: Sequence[str], *, folder: Path, environ: Mapping[str, str], server: ForkServer
-    ) -> None:
-        super().__init__(name, command, folder=folder, environ=environ)
-        self._server = server
-
-    def _spawn(self, environ: Mapping[str, str], log: int) -> Process:
-        return self._server.fork(self._command, environ=environ, log=log)
-
-
 # -- the server
 
 
@@ -141,25 +141,26 @@ def serve(connection: socket.socket) -> list[str] | None:
             os.read(reading, 1024)
             _report_ends(children)
         if connection.fileno() in ready:
-            order, handles, _, _ = socket.recv_fds(connection, LONGEST, 2)
+            order, handles, _, _ = socket.recv_fds(connection, LONGEST, 3)
             if not order:
                 break
-            log, status = handles
+            stdout, stderr, status = handles
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 end_with_parent()
-                for number in (1, 2):
-                    os.dup2(log, number)
-                for handle in (connection.detach(), reading, writing, log, status, *children.values()):
+                os.dup2(stdout, 1)
+                os.dup2(stderr, 2)
+                for handle in (connection.detach(), reading, writing, *handles, *children.values()):
                     os.close(handle)
                 given = json.loads(order)
                 os.environ.clear()
                 os.environ.update(given["environ"])
                 command: list[str] = given["command"]
                 return command
-            os.close(log)
+            os.close(stdout)
+            os.close(stderr)
             os.write(status, b"%d\n" % pid)
             children[pid] = status
     for pid in children:
