@@ -160,6 +160,8 @@ class SliceAllocator:
                 # kubelet went away and will ask again.
                 self._take_back(call)
                 return
+            for each in call.allocations:
+                each.in_progress = False
             await self._write(call)
         except Exception as error:
             # A fault in one call must not end the calls of other pods.
@@ -199,6 +201,7 @@ class SliceAllocator:
             await asyncio.wait([kept], timeout=CHECKPOINT_S)
 
     def _add(self, call: _Call, allocation: Allocation) -> None:
+        allocation.in_progress = True
         self._state.add(allocation)
         call.allocations.append(allocation)
 

@@ -4,8 +4,9 @@
         |  +-- some have: only what is left is written
         +--Allocate refused, or kubelet rejected the pod--> failed (what was left stays readable)
 
-Only a pod in phase `allocating` is ever written. The change is worked out when it is written, so any number of answers
-become one patch. Writing is repeated with back-off until the API takes it or the pod is gone.
+Only a pod in phase `allocating` is ever written, and not while one of its slices is being made ready: that may fail.
+The change is worked out when it is written, so any number of answers become one patch. Writing is repeated with
+back-off until the API takes it or the pod is gone.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class StatusWriter:
             return {}
         if pod.key.uid in self._state.failed or pod.status == FAILED:
             return {keys.BIND_PHASE: keys.PHASE_FAILED}
-        if pod.problem and not pod.started:
+        if not pod.started and (pod.problem or self._state.is_in_progress(pod.key.uid)):
             return {}
         done = self._state.done(pod)
         left = [() if pod.started or at in done else entries for at, entries in enumerate(pod.entries)]
