@@ -17,6 +17,7 @@ from tessera.inspect.checks.findings import Severity
 from tessera.inspect.collector import CLAIMS_UNSEEN, NOT_SERVED, SOME_CLAIMS_UNSEEN, collect
 from tessera.inspect.dashboard.documents import CLAIM, NodeRenderer
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
+from tessera.inspect.dashboard.live_state import LiveContext
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.explanation import PodVerdict, explain
@@ -58,11 +59,7 @@ async def followed(cluster: DemoCluster) -> AsyncIterator[LiveSource]:
 
 def shown(source: PageSource, node: str) -> list[Any]:
     """The pods of a node as the page has them."""
-    engine = source.engine
-    renderer = NodeRenderer(
-        engine.ledger, origin=source.origin, is_handing_over=lambda uid: False, claims=engine.claims.book
-    )
-    document = renderer.render(node)
+    document = NodeRenderer(source.engine.ledger, LiveContext(source)).render(node)
     assert document is not None
     return [next(iter(yaml.safe_load(f"{{{pod.decode()}}}").values())) for pod in document.pods.values()]
 

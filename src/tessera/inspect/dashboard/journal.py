@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, encode
+from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext, encode
 from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
@@ -271,7 +271,7 @@ async def past_state(
     of pods that are gone."""
     moment = await seek(timeline, wanted, pause)
     ledger = moment.ledger
-    renderer = NodeRenderer(ledger, origin=origin, is_handing_over=lambda uid: False)
+    renderer = NodeRenderer(ledger, RenderContext(origin))
     totals = Totals(renderer.models)
     nodes: list[bytes] = []
     pods: list[bytes] = []

@@ -25,7 +25,6 @@ from tessera.inspect.collector import (
     SOME_CLAIMS_UNSEEN,
     SOME_QUOTAS_UNSEEN,
 )
-from tessera.inspect.dashboard.documents import NOT_MEASURED, Measured, Measurements
 from tessera.inspect.dashboard.journal import PageJournal
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, find_installation
@@ -33,7 +32,7 @@ from tessera.inspect.node_filters import NodeTraits, node_traits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import HOW_TO_READ, ClusterState, Json, ListForbidden, Setup
-from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, read_use
+from tessera.inspect.utilization import MeasuredUse, read_use
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.reflector import Accessor, Reflector, Sink
@@ -68,31 +67,6 @@ DOCUMENT: Accessor[Json] = Accessor(
 """of objects as plain JSON"""
 
 
-class MonitorFigures(Measurements):
-    """What the monitors said last."""
-
-    def __init__(self, use: MeasuredUse = NOTHING_MEASURED) -> None:
-        self.note = use.note
-        self.cards = {key: Measured(of.memory_mib, of.percent) for key, of in use.cards.items()}
-        self.slices: dict[tuple[str, str], Measured] = {}
-        for key, of in use.slices.items():
-            # Containers of one pod share its slice of the map.
-            before = self.slices.get((key.uid, key.card), NOT_MEASURED)
-            self.slices[key.uid, key.card] = Measured(
-                _sum(before.memory, of.memory_mib), _sum(before.utilization, of.percent)
-            )
-
-    def card(self, node: str, uuid: str) -> Measured:
-        return self.cards.get((node, uuid), NOT_MEASURED)
-
-    def slice(self, uid: str, uuid: str) -> Measured:
-        return self.slices.get((uid, uuid), NOT_MEASURED)
-
-
-def _sum(one: Any, other: Any) -> Any:
-    return other if one is None else one if other is None else one + other
-
-
 class LiveSource(FixedSource):
     """One cluster. Use `follow_cluster` to make and run it."""
 
@@ -101,7 +75,6 @@ class LiveSource(FixedSource):
     ) -> None:
         """`release` is the namespace of the installation, if it is known."""
         super().__init__(cluster, kind="cluster", journal=journal)
-        self.measurements: MonitorFigures = MonitorFigures()
         self._client = client
         self._release = release
         self._traits: dict[str, NodeTraits] = {}
@@ -193,18 +166,19 @@ class LiveSource(FixedSource):
             if self._clock() - self._asked_at < UNWATCHED_SECONDS:
                 before, names = self.measurements, self.engine.ledger.node_names()
                 use = await read_use(self._client, self.cluster.pods, nodes=names, namespace=self._release)
-                after = self.measurements = MonitorFigures(use)
-                self._measured_anew |= self._nodes_that_differ(before, after)
+                self.measurements = use
+                self._measured_anew |= self._nodes_that_differ(before, use)
             await asyncio.sleep(MEASURE_SECONDS)
 
-    def _nodes_that_differ(self, before: MonitorFigures, after: MonitorFigures) -> set[str]:
-        keys = before.cards.keys() | after.cards.keys()
-        found = {node for node, uuid in keys if before.card(node, uuid) != after.card(node, uuid)}
-        for uid, uuid in before.slices.keys() | after.slices.keys():
-            entry = self.engine.ledger.pod(uid)
-            if entry is not None and before.slice(uid, uuid) != after.slice(uid, uuid):
-                found.add(entry.facts.node)
-        return found
+    def _nodes_that_differ(self, before: MeasuredUse, after: MeasuredUse) -> set[str]:
+        found = {
+            key[0] for key in before.cards.keys() | after.cards.keys() if before.cards.get(key) != after.cards.get(key)
+        }
+        for key in before.pods.keys() | after.pods.keys():
+            pod = self._keys.get(key[0])
+            if pod is not None and before.pods.get(key) != after.pods.get(key):
+                found.add(self.cluster.pods[pod].spec.node_name)
+        return found - {""}
 
     def _error_handler(self, name: str) -> Callable[[KubeError], None]:
         def on_error(error: KubeError) -> None:

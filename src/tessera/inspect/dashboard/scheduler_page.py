@@ -15,7 +15,7 @@ from tessera.http11.router import Route
 from tessera.inspect import sanitize
 from tessera.inspect.dashboard.access import ReviewedAccess
 from tessera.inspect.dashboard.details import held_lines
-from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin
+from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin
 from tessera.inspect.dashboard.journal import PageJournal, RunningJournal
 from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
@@ -28,6 +28,7 @@ from tessera.inspect.render.explanation import request_lines, section
 from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.request import summarize_request
 from tessera.inspect.state import ClusterState, InspectionError, Json
+from tessera.inspect.utilization import NOTHING_MEASURED
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
@@ -130,7 +131,7 @@ class EngineSource:
     """The engine of the scheduler, as a source of the page."""
 
     def __init__(self, service: Service, page: SchedulerPage) -> None:
-        self.measurements = Measurements()
+        self.measurements = NOTHING_MEASURED
         self.journal: PageJournal = RunningJournal(service.journal, pause_for(QUESTION_SHARE))
         self._service = service
         self._page = page
