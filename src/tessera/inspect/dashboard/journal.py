@@ -18,6 +18,7 @@ from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.journal_source import JournalSource
+from tessera.inspect.journal_subject import subject_of
 from tessera.inspect.render.journal import ask_text, grants_text, reasons_text, record_text
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.replay import Moment, Timeline
@@ -31,7 +32,6 @@ from tessera.wire.journal import (
     Gang,
     NominationRecord,
     Placed,
-    PodRef,
     Record,
     Refused,
     Released,
@@ -186,12 +186,13 @@ async def seek(timeline: Timeline, moment: float, pause: Pause) -> Moment:
 
 
 def record_document(record: Happening) -> Json:
+    subject = subject_of(record)
     return {
         "sequence": record.sequence,
         "time": record.time,
         "kind": "nominated" if isinstance(record, NominationRecord) else str(type(record).__struct_config__.tag),
-        "pod": _pod_of(record),
-        "node": _node_of(record),
+        "pod": subject.pod,
+        "node": subject.node,
         "text": _text_of(record),
     }
 
@@ -214,11 +215,14 @@ async def history_of(
     records: Iterable[Record], pause: Pause, namespace: str, name: str, *, gang: str = "", last: float
 ) -> list[Json]:
     """What happened to one pod, and to its gang if it has one."""
-    wanted, of_gang = f"{namespace}/{name}", f"{namespace}/{gang}" if gang else None
     found = [
         one
         for one in await happenings(records, pause, first=0.0, last=last)
-        if (_gang_of(one) == of_gang if isinstance(one, Gang) else _pod_of(one) == wanted)
+        if (
+            (one.namespace, one.name) == (namespace, gang)
+            if isinstance(one, Gang)
+            else subject_of(one).pod == f"{namespace}/{name}"
+        )
     ]
     return await documents_of(found[-MOST_RECORDS:], pause)
 
@@ -227,29 +231,10 @@ async def documents_of(found: Iterable[Happening], pause: Pause) -> list[Json]:
     return [record_document(record) async for record in in_steps(found, pause)]
 
 
-def _pod_of(record: Happening) -> str:
-    if isinstance(record, Denied):
-        return f"{record.namespace}/{record.name}"
-    if isinstance(record, NominationRecord) and record.state is not None:
-        return f"{record.state.namespace}/{record.state.name}"
-    pod: PodRef | None = getattr(record, "pod", None)
-    return f"{pod.namespace}/{pod.name}" if pod is not None else ""
-
-
-def _node_of(record: Happening) -> str:
-    if isinstance(record, NominationRecord) and record.state is not None:
-        return record.state.node
-    return getattr(record, "node", "")
-
-
-def _gang_of(record: Gang) -> str:
-    return f"{record.namespace}/{record.name}"
-
-
 def _text_of(record: Happening) -> str:
     """A gang is no pod, so its name is in the text."""
     if isinstance(record, Gang):
-        return f"{_gang_of(record)} is {record.state}: {record.text}"
+        return f"{record.namespace}/{record.name} is {record.state}: {record.text}"
     if isinstance(record, NominationRecord) and record.state is not None:
         leave = count_of(len(record.victims), "pod") if record.victims else "no pod"
         return f"for it {leave} must leave: {grants_text(record.state.grants, uuids=False)}"
