@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from tessera.inspect.state import ClaimObjects, Json
@@ -137,8 +136,7 @@ class ClaimAnonymizer:
         self._selectors = selectors
 
     def objects(self, dra: ClaimObjects) -> ClaimObjects:
-        return replace(
-            dra,
+        return ClaimObjects(
             slices=tuple(self._slice(each) for each in dra.slices),
             classes=tuple(self._class(each) for each in dra.classes),
             claims=tuple(self._claim(each) for each in dra.claims),

@@ -82,9 +82,9 @@ class BudgetState:
     """uids of the pods that it holds for"""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimObjects:
-    """The objects of dynamic resource allocation; none where the scheduler leaves claims to others."""
+class ClaimObjects(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The objects of dynamic resource allocation; none where the scheduler leaves claims to others. Snapshots hold it
+    as it is."""
 
     slices: tuple[Json, ...] = ()
     """of our driver"""
