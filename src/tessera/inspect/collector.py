@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation, find_installation
+from tessera.inspect.installation import Installation, find_installation
 from tessera.inspect.reach import CLAIM_RESOURCES, Reach, forbidden_said
 from tessera.inspect.sanitize import Sanitizer, sum_host_asks
 from tessera.inspect.scheduler_settings import build_offline_settings
@@ -26,7 +26,7 @@ from tessera.inspect.state import (
     Setup,
 )
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_forbidden, is_not_found
 from tessera.kube.resources import (
     NODES,
     POD_DISRUPTION_BUDGETS,
@@ -68,7 +68,7 @@ async def collect(
         try:
             await reach.add(PRIORITY_CLASSES)
         except ApiError as error:
-            if error.status != NOT_FOUND:  # The sandbox has none.
+            if not is_not_found(error):  # The sandbox has none.
                 raise
     if build_offline_settings(setup).dra:
         await reach.add_claims(is_certain=setup.flags is not None)
@@ -98,10 +98,10 @@ async def collect_nodes(
         try:
             nodes.append(await client.get(NODES.path(name=name), dict[str, Any]))
         except ApiError as error:
-            if error.status == NOT_FOUND:
+            if is_not_found(error):
                 known = [node["metadata"]["name"] for node in await _list(client, NODES.path())]
                 raise InspectionError(no_such_nodes([name], known)) from error
-            if error.status == FORBIDDEN:
+            if is_forbidden(error):
                 raise ListForbidden(f"you may not read node {name}: {error.message}\n{HOW_TO_READ}") from error
             raise
         async with forbidden_said(PODS.plural, f"node {name}"):

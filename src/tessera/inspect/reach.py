@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND
 from tessera.inspect.state import HOW_TO_READ, ListForbidden
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_forbidden, is_not_found
 from tessera.kube.resources import (
     DEVICE_CLASSES,
     NODES,
@@ -73,7 +72,7 @@ async def forbidden_said(what: str, where: str) -> AsyncIterator[None]:
     try:
         yield
     except ApiError as error:
-        if error.status != FORBIDDEN:
+        if not is_forbidden(error):
             raise
         raise ListForbidden(
             f"you may not list {what} in {where}, which every answer needs: {error.message}\n{HOW_TO_READ}"
@@ -118,7 +117,7 @@ class Reach(Generic[T]):
             for resource in CLAIM_RESOURCES:
                 await self.add(resource)
         except ApiError as error:
-            if error.status != NOT_FOUND:
+            if not is_not_found(error):
                 raise
             for resource in CLAIM_RESOURCES:
                 self.found.pop(resource, None)

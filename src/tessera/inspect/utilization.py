@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.inspect.installation import FORBIDDEN
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_forbidden
 from tessera.kube.resources import PODS
 from tessera.wire.objects import Pod
 
@@ -215,7 +214,7 @@ async def _ask(client: KubeClient, monitor: MonitorPod, found: _Figures) -> None
         text = await client.get_raw(monitor.path, timeout=REQUEST_S)
         found.add(monitor.node, text.decode())
     except ApiError as error:
-        if error.status == FORBIDDEN:
+        if is_forbidden(error):
             found.forbidden = monitor.namespace
         found.problems[monitor.node] = error.message
     except (KubeError, ValueError, OverflowError) as error:

@@ -500,13 +500,13 @@ def test_agents_that_are_not_ready_are_found(ready: int, wanted: int, severity: 
     assert bool(found.fix) is (severity is not Severity.FINE)
 
 
-class Cluster:
+class Cluster(KubeClient):
     """An apiserver with one DaemonSet, or with an error for every one."""
 
     def __init__(self, name: str, error: int = 404) -> None:
         self.name, self.error = name, error
 
-    async def get(self, path: str, _: object) -> dict[str, Any]:
+    async def get(self, path: str, kind: type[Any]) -> Any:
         if path.endswith(f"/daemonsets/{self.name}"):
             return daemon_set(2, 3)
         raise ApiError(status=self.error)

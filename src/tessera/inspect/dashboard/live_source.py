@@ -18,7 +18,7 @@ import msgspec
 
 from tessera.inspect.dashboard.journal import PageJournal
 from tessera.inspect.dashboard.source import FixedSource
-from tessera.inspect.installation import FORBIDDEN, find_installation
+from tessera.inspect.installation import find_installation
 from tessera.inspect.node_filters import NodeTraits, node_traits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.reach import Reach
@@ -27,7 +27,7 @@ from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClusterState, Json, Setup
 from tessera.inspect.utilization import MeasuredUse, read_use
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError, is_forbidden
 from tessera.kube.reflector import Accessor, Reflector
 from tessera.kube.resources import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_QUOTAS, Resource
 from tessera.scheduler.service import TICK
@@ -146,9 +146,9 @@ class LiveSource(FixedSource):
 
     def _error_handler(self, name: str) -> Callable[[KubeError], None]:
         def on_error(error: KubeError) -> None:
-            if isinstance(error, ApiError) and error.status == FORBIDDEN and self._reflectors[name].age < LOST_SECONDS:
+            if is_forbidden(error) and self._reflectors[name].age < LOST_SECONDS:
                 self._unwatched.add(name)  # It was listed a moment ago.
-            elif not isinstance(error, ApiError) or error.status != FORBIDDEN:
+            elif not is_forbidden(error):
                 self._failures[name] = self._clock(), str(error)
 
         return on_error

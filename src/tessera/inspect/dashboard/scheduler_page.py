@@ -29,7 +29,7 @@ from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.request import summarize_request
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
@@ -56,7 +56,6 @@ NODES_SECONDS = 60.0
 """that labels and taints of nodes, and templates of claims, are good for: what would be placed is a guess anyway"""
 MOST_REFUSED = 16_384
 """pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
-NOT_FOUND = 404
 
 
 def run(settings: Settings, reload: Reload | None = None) -> int:
@@ -210,13 +209,11 @@ class EngineSource:
     async def explain(self, namespace: str, name: str) -> PodAnswer | None:
         """What the pod asks for and holds. Why it waits is in the list of waiting pods."""
         try:
-            pod = await self._service.client.get(PODS.path(namespace, name), Pod)
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise InspectionError(f"the pod cannot be read now: {error}") from error
+            pod = await self._service.client.find(PODS.path(namespace, name), Pod)
         except KubeError as error:
             raise InspectionError(f"the pod cannot be read now: {error}") from error
+        if pod is None:
+            return None
         engine, lines = self.engine, list[StyledLine]()
         entry = engine.ledger.pod(pod.metadata.uid)
         if entry is not None:

@@ -24,7 +24,7 @@ import structlog
 from tessera.host.cards import InventoryError
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_conflict, is_not_found
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import NODES, RESOURCE_SLICES
 from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
@@ -44,7 +44,6 @@ log = structlog.get_logger(__name__)
 PAUSES = Backoff(initial=0.5, cap=15.0, floor=0.2)
 LOOK_EVERY_S = 30.0
 """without a change, e.g. for links between cards that could not be read"""
-CONFLICT, NOT_FOUND = 409, 404
 MOST_NAME = 253
 TRIAL = 9999
 """number of a slice that is never stored"""
@@ -150,7 +149,7 @@ class SlicePublisher:
 
     def _on_error(self, error: KubeError) -> None:
         text = str(error)
-        if isinstance(error, ApiError) and error.status == NOT_FOUND:
+        if is_not_found(error):
             text = f"the apiserver does not serve {API_VERSION}: ResourceClaims need Kubernetes 1.34 or later"
         self._set_problem(f"ResourceSlices cannot be read: {text}")
 
@@ -180,7 +179,7 @@ class SlicePublisher:
         except KubeError as error:
             self.failures += 1
             # Another agent of this node, or a watch that is behind: the next look shows it.
-            if not (isinstance(error, ApiError) and error.status == CONFLICT):
+            if not is_conflict(error):
                 self._set_problem(f"ResourceSlices cannot be written: {error}")
             return PAUSES.delay(self.failures, self._rng)
         self.failures = 0
@@ -293,7 +292,7 @@ class SlicePublisher:
         try:
             await self._client.delete(RESOURCE_SLICES.path(name=name), uid=found.metadata.uid)
         except ApiError as error:
-            if error.status != NOT_FOUND:
+            if not is_not_found(error):
                 raise
         self._slices.found.pop(name, None)
         self._accepted.pop(name, None)

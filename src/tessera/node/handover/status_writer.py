@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_not_found
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.kube_api import KubeCluster
@@ -37,7 +37,6 @@ ROUNDS = 3
 POD_IS_ANOTHER = frozenset({404, 409, 422})
 """answers for a pod that is gone, or whose name another one has: its uid cannot be changed"""
 OVER = frozenset({keys.PHASE_SUCCESS, keys.PHASE_FAILED})
-NOT_FOUND = 404
 LOCK_TRIES = 5
 LOCK_PAUSES = Backoff(initial=0.1, cap=1.6, floor=0.05)
 
@@ -165,7 +164,7 @@ class StatusWriter:
         try:
             pod = await self._cluster.get_pod(*owner)
         except KubeError as error:
-            if isinstance(error, ApiError) and error.status == NOT_FOUND:
+            if is_not_found(error):
                 return True
             log.warning("owner of the node lock unknown", pod="/".join(owner), error=str(error))
             return False
