@@ -70,15 +70,9 @@ class DraPlugin:
         """The driver's socket first: kubelet calls it as soon as it knows of it."""
         self._driver.path.parent.mkdir(parents=True, exist_ok=True)
         for endpoint in (self._driver, self._registration):
-            if endpoint.is_in_place:
-                continue
-            if endpoint.file is not None and await endpoint.is_answered():
-                # The newer agent wins, or the two would replace each other forever.
-                raise ServingError(f"another agent serves on {endpoint.path}")
-            if endpoint is self._registration:
+            if endpoint is self._registration and not endpoint.is_in_place:
                 self._status = NOT_REGISTERED
-            await endpoint.serve()
-            log.info("serving", socket=str(endpoint.path))
+            await endpoint.keep_served()
 
     def _on_status(self, refusal: str) -> None:
         self._status = f"kubelet refused the driver: {refusal}" if refusal else ""

@@ -26,17 +26,14 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError, is_conflict, is_not_found
 from tessera.kube.reflector import Reflector
-from tessera.kube.resources import NODES, RESOURCE_SLICES
+from tessera.kube.resources import RESOURCE_SLICES
 from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
 from tessera.node.fleet import Fleet
-from tessera.node.live_claims import ClaimSource
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.registration.pair_scores import AskLinks
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
-from tessera.vendors.drafts import words
-from tessera.wire.keys import DEVICE_CORDON
 from tessera.wire.mig import split_legacy_uuid
-from tessera.wire.objects import Node
 from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceDevice, SliceSpec
 
 log = structlog.get_logger(__name__)
@@ -47,28 +44,6 @@ LOOK_EVERY_S = 30.0
 MOST_NAME = 253
 TRIAL = 9999
 """number of a slice that is never stored"""
-
-
-class _NodeView:
-    """Sink of the one node object."""
-
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self._notify = notify
-        self.uid = ""
-        """empty until the node is known"""
-        self.cordoned: tuple[str, ...] = ()
-
-    def put(self, key: str, node: Node) -> None:
-        found = node.metadata.uid, words(node.annotations, DEVICE_CORDON)
-        if found != (self.uid, self.cordoned):
-            self.uid, self.cordoned = found
-            self._notify()
-
-    def drop(self, key: str) -> None:
-        self.uid = ""
-
-    def synced(self) -> None:
-        self._notify()
 
 
 class _SliceView:
@@ -103,16 +78,16 @@ class SlicePublisher:
         settings: AgentSettings,
         *,
         links: AskLinks,
-        pods: ClaimSource,
+        pods: PodCache,
     ) -> None:
-        """`pods` are those without ResourceClaims that hold slices of this node's cards."""
+        """`pods` knows the node, and the pods without ResourceClaims that hold slices of its cards."""
         self._client = client
         self._fleet = fleet
         self._settings = settings
         self._links = links
         self._pods = pods
         self._changed = asyncio.Event()
-        self._node = _NodeView(self._changed.set)
+        self._node = pods.node_view
         self._slices = _SliceView(self._changed.set)
         self._rng = random.Random()
         self._groups: tuple[tuple[str, ...], Mapping[str, str]] | None = None
@@ -139,10 +114,8 @@ class SlicePublisher:
             field_selector=f"spec.nodeName={name},spec.driver={DRIVER}",
             on_error=self._on_error,
         )
-        node = Reflector(self._client, NODES.path(), Node, self._node, field_selector=f"metadata.name={name}")
         async with asyncio.TaskGroup() as group:
             group.create_task(slices.run())
-            group.create_task(node.run())
             group.create_task(self._follow(self._fleet))
             group.create_task(self._follow(self._pods.version))
             group.create_task(self._publish_repeatedly())

@@ -153,7 +153,7 @@ class StatusWriter:
 
     async def release_stale_lock(self) -> bool:
         """Release the node lock of a pod that needs it no more; whether there was one."""
-        owner = self._pods.lock.owner
+        owner = self._pods.node_view.lock_owner
         if owner is None or not await self._is_finished(owner) or not await self.release_lock(owner):
             return False
         log.info("node lock of a finished pod released", pod="/".join(owner))
@@ -195,7 +195,7 @@ class StatusWriter:
                     log.warning("handover not written", pod=str(pod.key), error=str(error), failures=failures)
                     await asyncio.sleep(RETRIES.delay(failures, self._rng))
                     continue
-                if after.phase != keys.PHASE_ALLOCATING and self._pods.lock.concerns(pod.key[:2]):
+                if after.phase != keys.PHASE_ALLOCATING and self._pods.node_view.lock_concerns(pod.key[:2]):
                     await self.release_lock(pod.key[:2])
                 if uid not in self._dirty:
                     return
