@@ -145,16 +145,15 @@ class RemoteJournal:
     """The journal of a scheduler that is read over HTTP, from where the last question ended. Asked one question at a
     time."""
 
-    def __init__(self, open_source: Callable[[], JournalSource], *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, open_source: Callable[[], JournalSource]) -> None:
         """Each source begins with all that the scheduler has kept."""
         self._open = open_source
-        self._now = now
         self._begin: float | None = None
         self._read: tuple[JournalSource, Timeline] | None = None
         self._idle = IdleTimer(self._forget)
 
     def range(self) -> Json | None:
-        return None if self._begin is None else {"from": self._begin, "to": self._now()}
+        return None if self._begin is None else {"from": self._begin, "to": time.time()}
 
     async def timeline(self) -> Timeline:
         if self._read is None or len(self._read[1].records) > MOST_FOLLOWED:

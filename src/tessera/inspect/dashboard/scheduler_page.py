@@ -21,7 +21,7 @@ from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
 from tessera.inspect.dashboard.steps import pause_for
-from tessera.inspect.dashboard.waiting_gangs import GangAnswer, decided, gang_name, wall_time
+from tessera.inspect.dashboard.waiting_gangs import GangAnswer, decided, wall_time
 from tessera.inspect.explanation import bad_pod_text
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import request_lines, section
@@ -193,9 +193,6 @@ class EngineSource:
                     origin=origin if attempts else _waiting_origin(waiting, time.time()),
                     attempts=attempts,
                 )
-
-    def gang_name(self, namespace: str, pod: str) -> str:
-        return gang_name(self.engine.gangs.registry, namespace, pod)
 
     def judge_gang(self, gang: Gang) -> GangAnswer:
         return decided(gang)

@@ -44,6 +44,7 @@ from tessera.inspect.dashboard.journal import (
     seek,
 )
 from tessera.inspect.dashboard.live_state import LiveState, compress
+from tessera.inspect.dashboard.waiting_gangs import gang_name
 from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
@@ -184,7 +185,7 @@ class PageServer:
             history: list[Json] = []
             if source.journal is not None:
                 timeline = await source.journal.timeline()
-                gang = source.gang_name(namespace, name)
+                gang = gang_name(source.engine.gangs.registry, namespace, name)
                 history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=time)
             answer = await source.explain(namespace, name) if time == math.inf else None
             if answer is not None:

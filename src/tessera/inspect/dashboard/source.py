@@ -14,7 +14,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin, encode
 from tessera.inspect.dashboard.journal import PageJournal
-from tessera.inspect.dashboard.waiting_gangs import NOT_PLANNED, GangAnswer, gang_name
+from tessera.inspect.dashboard.waiting_gangs import NOT_PLANNED, GangAnswer
 from tessera.inspect.explanation import bad_pod_text, explain
 from tessera.inspect.gang_status import gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -94,10 +94,6 @@ class PageSource(Protocol):
 
     def waiting(self) -> Iterable[WaitingPod]: ...
 
-    def gang_name(self, namespace: str, pod: str) -> str:
-        """The gang of a pod; empty if it belongs to none, or is gone."""
-        ...
-
     def judge_gang(self, gang: Gang) -> GangAnswer:
         """Why a gang waits; may take some milliseconds."""
         ...
@@ -159,9 +155,6 @@ class FixedSource:
 
     def waiting(self) -> Iterable[WaitingPod]:
         return self.pending.pods()
-
-    def gang_name(self, namespace: str, pod: str) -> str:
-        return gang_name(self.engine.gangs.registry, namespace, pod)
 
     def judge_gang(self, gang: Gang) -> GangAnswer:
         found = gang_of(self.cluster, next(iter(gang.members)))
