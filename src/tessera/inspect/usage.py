@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from tessera.core.device_rules import Rules
 from tessera.core.grants import Use, effective_use
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, PodEntry
@@ -255,6 +256,7 @@ def usage_of(
 ) -> CardUsage:
     """One card. `problem` is that of its node, `claims` says which pods use a claim."""
     device = card.device
+    rules = ledger.rules.get(device.vendor)
     return CardUsage(
         node,
         device.index,
@@ -263,7 +265,7 @@ def usage_of(
         device.model,
         device.mode,
         Amount(card.used_memory, device.memory),
-        _cores(ledger, card),
+        Amount(count_cores(rules, card.used_cores), count_cores(rules, device.cores)),
         Amount(card.used, device.slots),
         problem or card_state(card),
         tuple(
@@ -281,14 +283,9 @@ def mean_measured(cards: Iterable[CardUsage]) -> Utilization | None:
     return None if total is None else Utilization(total.memory_mib, round(sum(busy) / len(busy)) if busy else None)
 
 
-def _cores(ledger: Ledger, card: Card) -> Amount:
-    used, total = card.used_cores, card.device.cores
-    # Some vendors count cores as a bit mask: it says which cores are used, so count the bits.
-    return (
-        Amount(used.bit_count(), total.bit_count())
-        if ledger.rules[card.device.vendor].core_masks
-        else Amount(used, total)
-    )
+def count_cores(rules: Rules | None, cores: int) -> int:
+    """Some vendors have cores as a bit mask, which says which cores they are: then the bits count."""
+    return cores.bit_count() if rules is not None and rules.core_masks else cores
 
 
 def card_state(card: Card) -> str:

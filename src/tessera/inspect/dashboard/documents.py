@@ -28,7 +28,7 @@ from tessera.inspect.dashboard.room import Room, SliceSize, count_room
 from tessera.inspect.dashboard.waiting_gangs import HELD, held_gang
 from tessera.inspect.slices import consumers_of, is_claim
 from tessera.inspect.state import Json
-from tessera.inspect.usage import card_state
+from tessera.inspect.usage import card_state, count_cores
 from tessera.inspect.utilization import NOT_MEASURED, NOTHING_MEASURED, MeasuredUse, Utilization
 from tessera.scheduler.claims.book import ClaimBook
 from tessera.scheduler.metrics.granted_time import share_of
@@ -208,7 +208,7 @@ class NodeRenderer:
 
     def _slice(self, uid: str, holding: Holding, measured: Utilization) -> list[Any]:
         use = holding.use
-        cores = use.cores.bit_count() if self._counts_bits(holding.vendor) else use.cores
+        cores = count_cores(self._ledger.rules.get(holding.vendor), use.cores)
         profiles = "+".join(slot.profile for slot in holding.mig) if holding.mig else ""
         return [uid, use.memory, cores, use.slots, measured.memory_mib, measured.percent, profiles]
 
@@ -216,8 +216,8 @@ class NodeRenderer:
         self, name: str, namespace: str, uuid: str, holding: Holding, measured: Utilization, found: NodeDocument
     ) -> None:
         device, use = self._ledger.devices(name)[uuid], holding.use
-        cores = use.cores.bit_count() if self._counts_bits(device.vendor) else use.cores
-        share = share_of(use, device, self._ledger.rules.get(device.vendor))
+        rules = self._ledger.rules.get(device.vendor)
+        cores, share = count_cores(rules, use.cores), share_of(use, device, rules)
         key = namespace, self.models.position(device.model)
         granted = Share(use.memory, cores, share)
         found.room.held[SliceSize(use.memory, cores)] += 1
@@ -237,7 +237,7 @@ class NodeRenderer:
     ) -> list[Any]:
         device = card.device
         model = self.models.position(device.model)
-        cores = device.cores.bit_count() if self._counts_bits(device.vendor) else device.cores
+        cores = count_cores(self._ledger.rules.get(device.vendor), device.cores)
         found.totals.setdefault(model, Share()).add(Share(device.memory, cores, 1.0))
         measured = self._context.use.cards.get((name, device.uuid), NOT_MEASURED)
         return [
@@ -255,10 +255,6 @@ class NodeRenderer:
             measured.memory_mib,
             measured.percent,
         ]
-
-    def _counts_bits(self, vendor: str) -> bool:
-        rules = self._ledger.rules.get(vendor)
-        return rules is not None and rules.core_masks
 
     def _groups_of(self, name: str) -> dict[str, str]:
         """NVLink groups by uuid; found again only when the node's registration has changed."""

@@ -8,7 +8,7 @@ lets one pod that depends on Allocate at a time be between bind and its last All
         |                     \\--kubelet has not got them--> outstanding       came in between
         +--kubelet shows devices that an earlier process answered--> settled
 
-An unsettled answer never counts as anyone's. Different slices are never chosen between: `find` says that it cannot.
+An unsettled answer counts as no container's. Different slices are never chosen between: `find` says that it cannot.
 """
 
 from __future__ import annotations
