@@ -13,8 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tessera.core.requests import Role
-from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer
-from tessera.inspect.anonymize_claims import replace_texts
+from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer, replace_texts
 from tessera.inspect.journal_subject import subject_of
 from tessera.wire.journal import (
     Attributes,
