@@ -53,6 +53,10 @@ class PodOrigin(NamedTuple):
     created: float | None = None
     gang: str = ""
 
+    @property
+    def owner(self) -> tuple[str, str] | None:
+        return (self.kind, self.name) if self.kind else None
+
 
 NO_ORIGIN = PodOrigin()
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext, encode
-from tessera.inspect.dashboard.room import SliceSize
+from tessera.inspect.dashboard.room import count_slices
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
+from tessera.inspect.dashboard.waiting_row import WaitingRow
 from tessera.inspect.journal_source import JournalSource
 from tessera.inspect.journal_subject import subject_of
 from tessera.inspect.render.journal import ask_text, grants_text, reasons_text, record_text
@@ -266,13 +266,10 @@ async def past_state(
             nodes.append(document.body)
             pods += document.pods.values()
     refused = refused_then(timeline.records, moment)
-    asked: Counter[SliceSize] = Counter()
-    for _, record in refused:
-        for container in record.ask.containers:
-            for one in container.requests:
-                asked[SliceSize(one.memory, one.cores)] += one.count
+    containers = (container for _, record in refused for container in record.ask.containers)
+    asked = count_slices(one for container in containers for one in container.requests)
     sums = totals.document(asked, [moment.time - since for since, _ in refused])
-    waiting = [_waiting_document(since, record, origin(record.pod.uid)) for since, record in refused[:MOST_PODS]]
+    waiting = [_waiting_row(since, record, origin(record.pod.uid)) for since, record in refused[:MOST_PODS]]
     head = {"version": 0, "time": moment.time, "source": {**source, "live": False}, "models": renderer.models.names}
     return b"".join((
         encode(head)[:-1], b',"pods":{', b",".join(pods), b'},"nodes":[', b",".join(nodes), b'],"waiting":',
@@ -295,17 +292,14 @@ def refused_then(records: Iterable[Record], moment: Moment) -> list[tuple[float,
     return [one for uid, one in found.items() if moment.ledger.pod(uid) is None]
 
 
-def _waiting_document(since: float, record: Refused, origin: PodOrigin) -> Json:
-    return {
-        "uid": record.pod.uid,
-        "namespace": record.pod.namespace,
-        "name": record.pod.name,
-        "owner": [origin.kind, origin.name] if origin.kind else None,
-        "since": since,
-        "asks": ask_text(record.ask),
-        "why": reasons_text(record.reasons.items()),
-        "nearest": "",
-        "change": "",
-        "attempts": record.refusals,
-        "gang": None,
-    }
+def _waiting_row(since: float, record: Refused, origin: PodOrigin) -> WaitingRow:
+    return WaitingRow(
+        uid=record.pod.uid,
+        namespace=record.pod.namespace,
+        name=record.pod.name,
+        owner=origin.owner,
+        since=since,
+        asks=ask_text(record.ask),
+        why=reasons_text(record.reasons.items()),
+        attempts=record.refusals,
+    )

@@ -316,7 +316,7 @@ class LiveState:
         documents = [self._documents[name] for name in sorted(self._documents)]
         pieces.append(b",".join([b",".join(document.pods.values()) for document in documents if document.pods]))
         pieces += (b'},"nodes":[', b",".join([document.body for document in documents]))
-        pieces += (b'],"waiting":', encode(self.waiting.documents()), b',"totals":', self._totals_body, b"}")
+        pieces += (b'],"waiting":', encode(self.waiting.rows()), b',"totals":', self._totals_body, b"}")
         return pieces
 
 
