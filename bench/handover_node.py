@@ -135,7 +135,7 @@ class Node:
         await self._mode.start(self.fleet)
         for number in range(RUNNING):
             self._bind(f"running-{number}", phase="Running", left=False)
-        self._handover.pods.lock.synced()
+        self._handover.pods.node_view.synced()
         self._handover.pods.synced()
         self._task = asyncio.create_task(self._handover.run())
         return self

@@ -13,7 +13,6 @@ import pytest
 
 from tessera.inspect import scheduler_source
 from tessera.inspect.installation import Installation
-from tessera.inspect.replay import Timeline
 from tessera.inspect.scheduler_source import FindAddress, SchedulerSource, at_url, behind_apiserver
 from tessera.inspect.state import InspectionError
 from tessera.kube.access import Access, load_access
@@ -26,6 +25,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.wire.journal import Placed, Record, Released, Start, decode_record
+from tests.support.journals import decide_again
 from tests.support.product import Product, gpu_pod, product
 
 NAMESPACE = "tessera-system"
@@ -66,7 +66,7 @@ async def test_the_whole_journal_is_read_through_the_apiserver_and_from_its_addr
                 read.append([record async for record in source.records()])
         assert read[0] == read[1]
         assert placed(read[0]) == ["p"]
-        counts, difference = Timeline(read[0]).check()
+        counts, difference = decide_again(read[0])
         assert (counts.checked, difference) == (1, None)
 
 
@@ -106,7 +106,7 @@ async def test_following_goes_on_after_a_restart_of_the_scheduler_with_a_note(tm
         await cluster.until(lambda: any(isinstance(one, Released) for one in records), what="the release")
         assert len({record.identity for record in records if isinstance(record, Start)}) == 2
         assert any("another process of the scheduler from here on" in note for note in notes)
-        counts, difference = Timeline(records).check()
+        counts, difference = decide_again(records)
         assert (counts.checked, counts.processes, difference) == (2, 2, None)
 
 
@@ -120,7 +120,7 @@ async def test_a_connection_that_ends_is_resumed_where_it_ended(tmp_path: Path) 
         await cluster.plane.create_pod(gpu_pod("after", gpu=1, mem=1000))
         await cluster.until(lambda: placed(records) == ["before", "after"], what="the second placement")
         assert sum(isinstance(record, Start) for record in records) == 1
-        assert Timeline(records).check()[1] is None
+        assert decide_again(records)[1] is None
 
 
 async def test_the_number_of_another_process_means_nothing(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ async def take_lock(node: AgentNode, pod: str) -> str:
 async def lock(node: AgentNode, pod: str) -> str:
     """Locks the node for a waiting pod; returns once the agent has seen it."""
     text = await take_lock(node, pod)
-    await node.until(lambda: node.process.around.handover.pods.lock.text == text, what="the lock to be heard of")
+    await node.until(
+        lambda: node.process.around.handover.pods.node_view.lock_text == text, what="the lock to be heard of"
+    )
     return text
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
 from tessera.core.ledger import Ledger
-from tessera.inspect.replay import JournalReplay
+from tessera.inspect.replay import Difference, JournalReplay, ReplayCounts
 from tessera.scheduler.journal import Journal
 from tessera.wire.journal import Record, decode_record, encode_record
 
@@ -14,6 +14,14 @@ from tessera.wire.journal import Record, decode_record, encode_record
 def records_of(journal: Journal, since: int | None = None, *, snapshot: bool = True) -> list[Record]:
     """All that a reading gives, in one step of the event loop, as it arrives on the other side."""
     return _completed(_collected(journal.read(since, snapshot=snapshot)))
+
+
+def decide_again(records: Iterable[Record]) -> tuple[ReplayCounts, Difference | None]:
+    """Makes all decisions again, up to the first that comes out differently."""
+    replay = JournalReplay()
+    found = (replay.check(record) for record in records)
+    difference = next((each for each in found if each is not None), None)
+    return replay.counts, difference
 
 
 def replayed(records: Iterable[Record]) -> JournalReplay:

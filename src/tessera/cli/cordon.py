@@ -62,11 +62,9 @@ def _run(source: ClusterSource, names: Sequence[str], *, output: str, close: boo
         from tessera.inspect.render.lines import Style, StyledLine
         from tessera.maintenance import cordon
 
-        async def change(client: KubeClient, server: str) -> tuple[ClusterState, dict[NamedCard, bool]]:
+        async with sources.open_cluster(source) as (client, server):
             state, cards = await find_cards(source, client, server, names, opening=not close)
-            return state, await (cordon.cordon if close else cordon.uncordon)(client, cards)
-
-        state, changed = await sources.with_client(source, change)
+            changed = await (cordon.cordon if close else cordon.uncordon)(client, cards)
         if output == "text":
             word = "cordoned" if close else "uncordoned"
             lines = [f"{card.text} ({card.card}): {word}{'' if new else ' already'}" for card, new in changed.items()]

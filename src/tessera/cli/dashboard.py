@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tessera.cli import sources
-from tessera.cli.journal_sources import choose_journal, print_note
+from tessera.cli.journal_sources import choose_journal, open_at_url, print_note
 from tessera.cli.sources import FILE, ClusterSource
 
 if TYPE_CHECKING:
@@ -68,11 +68,12 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
                 click.launch(address)
             await asyncio.Event().wait()
 
-    async def follow(client: KubeClient, name: str) -> None:
+    async def follow() -> None:
         from tessera.inspect.dashboard.live_source import follow_cluster
 
         home = sources.namespace_of(source, "")
         async with (
+            sources.open_cluster(source) as (client, name),
             scheduler_journal(client) as journal,
             follow_cluster(client, name=name, namespace=home, override=source.override, journal=journal) as page,
         ):
@@ -82,18 +83,13 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
     async def scheduler_journal(client: KubeClient) -> AsyncIterator[PageJournal | None]:
         """The journal of the cluster's scheduler; None, and a note, if it cannot be read."""
         from tessera.inspect.dashboard.journal import RemoteJournal
-        from tessera.inspect.scheduler_source import SchedulerSource, at_url, behind_apiserver
+        from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
         from tessera.inspect.state import InspectionError
-        from tessera.kube.access import Access
-        from tessera.kube.client import KubeClient
 
         async with AsyncExitStack() as stack:
             reader, find = client, behind_apiserver(client)
             if journal_url:
-                reader = await stack.enter_async_context(
-                    KubeClient(Access(journal_url), timeout=source.request_timeout, user_agent=sources.USER_AGENT)
-                )
-                find = at_url(journal_url)
+                reader, find = await stack.enter_async_context(open_at_url(source, journal_url))
             journal = RemoteJournal(lambda: SchedulerSource(reader, find))
             try:
                 await journal.timeline()
@@ -119,7 +115,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
         if records is not None and source.is_live:
             await serve(RecordedSource(records, name=", ".join(journals)), records[-1].time)
         elif source.is_live:
-            await sources.with_client(source, follow)
+            await follow()
         else:
             state = await sources.read_state(source)
             journal = RecordedJournal(records) if records is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,10 +10,6 @@ from tessera.cli import sources
 from tessera.cli.drain import Duration
 from tessera.cli.lazy import LazyCommand, LazyGroup
 from tessera.cli.sources import ClusterSource
-
-if TYPE_CHECKING:
-    from tessera.kube.client import KubeClient
-    from tessera.maintenance.defrag import MoveProgress
 
 COMMANDS: dict[str, LazyCommand] = {
     "apply": LazyCommand("tessera.cli.defrag:apply", "Make the moves of a plan, one at a time."),
@@ -149,20 +144,17 @@ def apply(source: ClusterSource, file: str, dry_run: bool, interval: float, step
         if not plan.moves:
             raise InspectionError(f"{file}: the plan has no moves")
 
-        async def applied(client: KubeClient, name: str) -> list[MoveProgress]:
-            async def look() -> OfflineCluster:
-                return OfflineCluster(
-                    await collect(client, source=name, now=time.time, override=source.override, namespace=None)
-                )
+        def report(line: str) -> None:
+            sources.print_lines([StyledLine(line)], err=output != "text")
 
-            def report(line: str) -> None:
-                sources.print_lines([StyledLine(line)], err=output != "text")
+        async with sources.open_cluster(source) as (client, name):
+
+            async def look() -> OfflineCluster:
+                return OfflineCluster(await collect(client, source=name, now=time.time, override=source.override))
 
             options = ApplyOptions(interval_s=interval, step_timeout_s=step_timeout)
             run = PlanRun(client, look, options, time.time, report)
-            return await (run.rehearse(plan.moves) if dry_run else run.run(plan.moves))
-
-        found = await sources.with_client(source, applied)
+            found = await (run.rehearse(plan.moves) if dry_run else run.run(plan.moves))
         if output != "text":
             sources.print_document("DefragmentationRun", None, moves_document(found, dry_run=dry_run), output)
         if dry_run:

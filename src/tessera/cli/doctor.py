@@ -44,9 +44,8 @@ def command(source: ClusterSource, namespace: str, output: str) -> None:
         from tessera.inspect.render.diagnosis import diagnosis_lines
 
         if source.is_live:
-            cluster, findings = await sources.with_client(
-                source, lambda client, name: _live(source, client, name, namespace)
-            )
+            async with sources.open_cluster(source) as (client, name):
+                cluster, findings = await _live(source, client, name, namespace)
         else:
             cluster = OfflineCluster(await sources.read_state(source))
             findings = diagnose_objects(cluster)

@@ -80,11 +80,9 @@ def command(
     options = DrainOptions(force=force, delete_emptydir_data=delete_emptydir_data, timeout_s=timeout)
 
     async def work() -> bool:
-        async def drained(client: KubeClient, server: str) -> tuple[ClusterState, list[NamedCard], DrainResult]:
+        async with sources.open_cluster(source) as (client, server):
             state, named = await find_cards(source, client, server, cards)
-            return state, named, await _drain(client, state, named, options, dry_run=dry_run, output=output)
-
-        state, named, result = await sources.with_client(source, drained)
+            result = await _drain(client, state, named, options, dry_run=dry_run, output=output)
         if output == "text":
             sources.print_lines(result_lines(named, result, dry_run=dry_run))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tessera.cli import sources
-from tessera.cli.journal_sources import JournalChoice, choose_journal, journal_options, read_journal
+from tessera.cli.journal_sources import JournalChoice, choose_journal, journal_options, open_journal
 from tessera.cli.sources import ClusterSource
 
 
@@ -78,7 +78,6 @@ def command(
 def _tell_history(source: ClusterSource, chosen: JournalChoice, pod: str, namespace: str, output: str) -> None:
     from contextlib import aclosing
 
-    from tessera.inspect.journal_source import JournalSource
     from tessera.inspect.pod_history import PodHistory, read_history
     from tessera.inspect.render.history import history_document, history_lines
     from tessera.inspect.render.journal import time_text
@@ -88,8 +87,8 @@ def _tell_history(source: ClusterSource, chosen: JournalChoice, pod: str, namesp
     if not home:
         home = namespace or ("default" if chosen.is_given else sources.namespace_of(source, ""))
 
-    async def work(journal: JournalSource) -> PodHistory:
-        async with aclosing(journal.records()) as records:
+    async def work() -> PodHistory:
+        async with open_journal(source, chosen) as journal, aclosing(journal.records()) as records:
             found = await read_history(records, home, name)
         found.notes += journal.notes
         if not found.stories:
@@ -97,7 +96,7 @@ def _tell_history(source: ClusterSource, chosen: JournalChoice, pod: str, namesp
             raise InspectionError(f"{journal.name} says nothing about a pod {home}/{name}{since}")
         return found
 
-    found = sources.run_async(lambda: read_journal(source, chosen, work))
+    found = sources.run_async(work)
     if output == "text":
         sources.print_lines(history_lines(found))
     else:

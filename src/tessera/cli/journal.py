@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from tessera.cli import sources
-from tessera.cli.journal_sources import choose_journal, journal_options, parse_moment, print_note, read_journal
+from tessera.cli.journal_sources import choose_journal, journal_options, open_journal, parse_moment, print_note
 from tessera.cli.sources import ClusterSource
 
 if TYPE_CHECKING:
     from tessera.inspect.journal_filter import RecordFilter
-    from tessera.inspect.journal_source import JournalSource
     from tessera.wire.journal import Record
 
 
@@ -77,10 +76,10 @@ def command(
         raise click.UsageError(f"--pod {pod} names no pod")
     wanted = RecordFilter(name, home or namespace, frozenset(nodes))
 
-    async def work(journal: JournalSource) -> None:
+    async def work() -> None:
         from tessera.inspect.journal_filter import begin_at
 
-        async with aclosing(journal.records(follow=follow)) as records:
+        async with open_journal(source, chosen) as journal, aclosing(journal.records(follow=follow)) as records:
             if output == "json":
                 await _print_json(records if since is None else begin_at(records, since), wanted)
             else:
@@ -89,7 +88,7 @@ def command(
             for note in journal.notes:
                 print_note(note)
 
-    sources.run_async(lambda: read_journal(source, chosen, work))
+    sources.run_async(work)
 
 
 async def _print_json(records: AsyncIterator[Record], wanted: RecordFilter) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,8 +16,8 @@ from tessera.cli.sources import FILE, ClusterSource
 
 if TYPE_CHECKING:
     from tessera.inspect.journal_source import JournalSource
-
-T = TypeVar("T")
+    from tessera.inspect.scheduler_source import FindAddress
+    from tessera.kube.client import KubeClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +59,36 @@ def choose_journal(source: ClusterSource, files: tuple[str, ...], url: str) -> J
     return JournalChoice((in_bundle,) if in_bundle else files, url)
 
 
-async def read_journal(
-    source: ClusterSource, chosen: JournalChoice, work: Callable[[JournalSource], Awaitable[T]]
-) -> T:
-    """Runs `work` with the journal; notes of one that is followed go to standard error at once."""
+@asynccontextmanager
+async def open_journal(source: ClusterSource, chosen: JournalChoice) -> AsyncIterator[JournalSource]:
+    """The journal; notes of one that is followed go to standard error at once."""
     from tessera.inspect.bundle import is_compressed
     from tessera.inspect.journal_source import FileSource
-    from tessera.inspect.scheduler_source import SchedulerSource, at_url, behind_apiserver
+    from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
     from tessera.inspect.state import InspectionError
-    from tessera.kube.access import Access
-    from tessera.kube.client import KubeClient
 
     if chosen.files == (source.snapshot,) and not is_compressed(chosen.files[0]):
         raise InspectionError(
             f"{source.snapshot} has no journal; make one with tessera snapshot --with-journal -o FILE"
         )
     if chosen.files:
-        return await work(FileSource(*chosen.files))
-    if chosen.url:
-        access = Access(chosen.url)
-        async with KubeClient(access, timeout=source.request_timeout, user_agent=sources.USER_AGENT) as client:
-            return await work(SchedulerSource(client, at_url(chosen.url), on_note=print_note))
-    return await sources.with_client(
-        source, lambda client, _name: work(SchedulerSource(client, behind_apiserver(client), on_note=print_note))
-    )
+        yield FileSource(*chosen.files)
+    elif chosen.url:
+        async with open_at_url(source, chosen.url) as (client, find):
+            yield SchedulerSource(client, find, on_note=print_note)
+    else:
+        async with sources.open_cluster(source) as (client, _name):
+            yield SchedulerSource(client, behind_apiserver(client), on_note=print_note)
+
+
+@asynccontextmanager
+async def open_at_url(source: ClusterSource, url: str) -> AsyncIterator[tuple[KubeClient, FindAddress]]:
+    """A client of the scheduler at this address, and where it serves its journal."""
+    from tessera.inspect.scheduler_source import at_url
+    from tessera.kube.access import Access
+
+    async with sources.open_cluster(source, Access(url)) as (client, _name):
+        yield client, at_url(url)
 
 
 def print_note(text: str) -> None:

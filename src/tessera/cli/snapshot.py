@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tessera.cli.journal_sources import JournalChoice, choose_journal, journal_options, read_journal
+from tessera.cli.journal_sources import JournalChoice, choose_journal, journal_options, open_journal
 from tessera.cli.sources import ClusterSource, CommandError, cluster_command, print_lines, read_state, run_async
 
 if TYPE_CHECKING:
-    from tessera.inspect.journal_source import JournalSource
     from tessera.inspect.state import ClusterState
 
 
@@ -101,15 +100,11 @@ def _write_bundle(source: ClusterSource, chosen: JournalChoice, file: str, key: 
 
     async def work() -> list[StyledLine]:
         state = await read_state(source)
-
-        async def pack(journal: JournalSource) -> list[StyledLine]:
-            async with aclosing(journal.records()) as records:
-                count = await write_bundle(file, state, records, key=key)
-            size = Path(file).stat().st_size
-            text = f"{file}: {_summary(state)}, {count_of(count, 'journal record')}, {size} bytes"
-            return [StyledLine(text), *(StyledLine(f"note: {note}", Style.WARN) for note in journal.notes)]
-
-        return await read_journal(source, chosen, pack)
+        async with open_journal(source, chosen) as journal, aclosing(journal.records()) as records:
+            count = await write_bundle(file, state, records, key=key)
+        size = Path(file).stat().st_size
+        text = f"{file}: {_summary(state)}, {count_of(count, 'journal record')}, {size} bytes"
+        return [StyledLine(text), *(StyledLine(f"note: {note}", Style.WARN) for note in journal.notes)]
 
     try:
         lines = run_async(work)

@@ -11,7 +11,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -190,17 +191,15 @@ async def read_state(
             return replace(state, setup=source.override(state.setup))
     except (OSError, UnicodeError) as error:
         raise InspectionError(str(error)) from error
-    return await with_client(
-        source,
-        lambda client, name: collect(
+    async with open_cluster(source) as (client, name):
+        return await collect(
             client,
             source=name,
             now=time.time,
             override=source.override,
             namespace=namespace,
             for_preemption=for_preemption,
-        ),
-    )
+        )
 
 
 def find_access(source: ClusterSource) -> Access:
@@ -215,13 +214,14 @@ def namespace_of(source: ClusterSource, given: str) -> str:
     return given or (find_access(source).namespace if source.is_live else "default")
 
 
-async def with_client(source: ClusterSource, work: Callable[[KubeClient, str], Awaitable[T]]) -> T:
-    """Runs `work` with a client of the cluster and the cluster's name for people."""
+@asynccontextmanager
+async def open_cluster(source: ClusterSource, access: Access | None = None) -> AsyncIterator[tuple[KubeClient, str]]:
+    """A client of the cluster that the command line names, or of another `access`, and its name for people."""
     from tessera.kube.client import KubeClient
 
-    access = find_access(source)
+    access = access or find_access(source)
     async with KubeClient(access, timeout=source.request_timeout, user_agent=USER_AGENT) as client:
-        return await work(client, f"cluster {access.server}")
+        yield client, f"cluster {access.server}"
 
 
 def read_input(file: str) -> str:

@@ -80,7 +80,8 @@ def command(
 
         home = sources.namespace_of(source, namespace)
         if source.is_live:
-            await sources.with_client(source, lambda client, name: _follow(source, client, name, screen, home, watch))
+            async with sources.open_cluster(source) as (client, name):
+                await _follow(source, client, name, screen, home, watch)
         else:
             screen.show(OfflineCluster(await sources.read_state(source, namespace=home)), NOTHING_MEASURED)
 

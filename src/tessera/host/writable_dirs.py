@@ -14,7 +14,7 @@ import re
 import stat
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -92,10 +92,9 @@ class Emptied(NamedTuple):
 class WritableDirs:
     """All methods block and raise OSError. Use one thread at a time; only `empty` may run beside the others."""
 
-    def __init__(self, base: Path, *, new_name: Callable[[], str] = lambda: uuid.uuid4().hex) -> None:
+    def __init__(self, base: Path) -> None:
         self._base = base
         """`<hook>/vgpu`"""
-        self._new_name = new_name
         self._spares: list[str] | None = None
         """None until the spares of an earlier process, which may be half made, are moved aside"""
 
@@ -119,7 +118,7 @@ class WritableDirs:
                     self._set_aside(spare, name)
                 self._spares = []
             while len(self._spares) < SPARES:
-                name = self._new_name()
+                name = uuid.uuid4().hex
                 _make(spare, name, WORLD_WRITABLE)
                 self._spares.append(name)
 
@@ -168,7 +167,7 @@ class WritableDirs:
                     return visited
                 visited += 1
                 if _is_directory(folder, entry, refuse=False):
-                    waiting.append(new := self._new_name())
+                    waiting.append(new := uuid.uuid4().hex)
                     os.rename(entry, new, src_dir_fd=folder, dst_dir_fd=discarded)
                 else:
                     os.unlink(entry, dir_fd=folder)
@@ -177,7 +176,7 @@ class WritableDirs:
 
     def _set_aside(self, containers: int, name: str) -> None:
         with self._tree("discarded") as discarded:
-            os.rename(name, self._new_name(), src_dir_fd=containers, dst_dir_fd=discarded)
+            os.rename(name, uuid.uuid4().hex, src_dir_fd=containers, dst_dir_fd=discarded)
 
     @contextmanager
     def _tree(self, name: str) -> Iterator[int]:

@@ -9,28 +9,46 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import yaml
 
-from tessera.inspect.anonymize_claims import (
-    ClaimAnonymizer,
-    SelectorReplacer,
-    claim_names_of,
-    class_names_of,
-    published_texts,
-    replace_texts,
-    users_of,
-    with_claim_names,
-)
+from tessera.inspect.anonymize_selectors import SelectorReplacer, published_texts
 from tessera.inspect.state import ClaimObjects, ClusterState, Json
 from tessera.wire import keys
+from tessera.wire.pod_groups import COSCHEDULING_GROUP, GANG, GROUP_KEYS, KUEUE_GROUP, VOLCANO_GROUP
 
 LENGTH = 6
 """hex digits of the hash in a new name"""
+
+NAMES = {
+    "namespace": "namespaces",
+    "uid": "uids",
+    "nodeName": "nodes",
+    "nominatedNodeName": "nodes",
+    "podGroupName": "pods",
+    "resourceClaimName": "claims",
+    "resourceClaimTemplateName": "templates",
+    "deviceClassName": "classes",
+}
+"""Members that hold a name, wherever they stand, and what `FoundNames` calls such names."""
+
+REFERENCES = {"ownerReferences": "pods", "reservedFor": "pods"}
+"""Lists whose entries are about something else, which `name` names. Only the owners of claims are held: pods."""
+
+OWN_WORDS = frozenset({"resourceClaims", "resourceClaimStatuses", "claims"})
+"""Lists whose entries have names that a pod gives its claims. No other object holds them: they become hashes."""
+
+GROUP_NAMES = frozenset({GANG, KUEUE_GROUP, COSCHEDULING_GROUP, VOLCANO_GROUP})
+"""Labels and annotations that hold the name of a gang. Gangs are renamed as pods are."""
+
+LABELS = frozenset({"labels", "annotations"})
+TEXTS = frozenset({"nodeSelector", "affinity", "allocation"})
+"""Members with texts of any form, which may contain names of nodes. So may `LABELS`."""
 
 _RUN = re.compile(r"[A-Za-z0-9]+")
 
@@ -50,17 +68,11 @@ class FoundNames:
     classes: set[str] = field(default_factory=set)
 
     def add_state(self, state: ClusterState) -> None:
-        dra = state.dra
-        users = [user for claim in dra.claims for user in users_of(claim)]
-        pools = (each["spec"]["pool"]["name"] for each in dra.slices)
-        self.nodes.update(_of(state.nodes, "name"), _assigned(state), state.others, pools)
-        self.namespaces.update(_of((*state.pods, *state.quotas, *dra.claims, *dra.templates), "namespace"))
-        self.pods.update(_of(state.pods, "name"), (user.get("name", "") for user in users))
-        self.quotas.update(_of(state.quotas, "name"))
-        self.uids.update(_of((*state.pods, *dra.claims), "uid"), (user.get("uid", "") for user in users))
-        self.claims.update(_of(dra.claims, "name"), claim_names_of(state.pods, "resourceClaimName"))
-        self.templates.update(_of(dra.templates, "name"), claim_names_of(state.pods, "resourceClaimTemplateName"))
-        self.classes.update(class_names_of(dra))
+        self.nodes.update(state.others, (each["spec"]["pool"]["name"] for each in state.dra.slices))
+        for kind, documents in _named_objects(state).items():
+            for each in documents:
+                for names, name in _names_in(each, kind, within=""):
+                    getattr(self, names).add(name)
 
     def renamed(self, key: bytes) -> NewNames:
         return NewNames(
@@ -91,7 +103,7 @@ class NewNames:
     templates: Mapping[str, str]
     classes: Mapping[str, str]
     hash_text: Callable[[str], str]
-    """for strings in selectors"""
+    """for strings in selectors, and the words of pods for their claims"""
 
 
 def anonymize(state: ClusterState, key: bytes) -> ClusterState:
@@ -103,6 +115,13 @@ def anonymize(state: ClusterState, key: bytes) -> ClusterState:
 def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
     """`names` has all names of the state, and perhaps those of a journal."""
     replacer = TextReplacer(names)
+    anonymizer = _ObjectAnonymizer(names, replacer, published_texts(state.dra.slices))
+    renamed = {
+        kind: tuple(anonymizer.change(each, kind, within="") for each in documents)
+        for kind, documents in _named_objects(state).items()
+    }
+    # Pools are named after nodes, and cards may be.
+    slices = tuple(replace_texts(each, replacer.text) for each in state.dra.slices)
     setup = msgspec.structs.replace(
         state.setup,
         device_config=_without_comments(state.setup.device_config),
@@ -112,10 +131,10 @@ def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
     return replace(
         state,
         source="",
-        nodes=tuple(_node(node, names, replacer) for node in state.nodes),
-        pods=tuple(_pod(pod, names, replacer) for pod in state.pods),
-        quotas=tuple(_metadata(quota, names.namespaces, names.quotas, names.uids) for quota in state.quotas),
-        dra=_claims(state, names, replacer),
+        nodes=renamed["nodes"],
+        pods=renamed["pods"],
+        quotas=renamed["quotas"],
+        dra=ClaimObjects(slices, renamed["classes"], renamed["claims"], renamed["templates"]),
         others={names.nodes[node]: ask for node, ask in state.others.items()},
         setup=setup,
         unseen=tuple(text.partition(" (")[0] for text in state.unseen),
@@ -134,69 +153,102 @@ class TextReplacer:
     """Replaces names in texts where they are whole words."""
 
     def __init__(self, names: NewNames) -> None:
-        # Only annotations of locks hold namespaces and pods; elsewhere those words could mean anything.
         self.text = _replacer({**names.nodes, **names.uids})
-        self._lock = _replacer({**names.namespaces, **names.pods})
+        self._owner = _replacer({**names.namespaces, **names.pods})
 
-    def annotations(self, metadata: Json) -> Json:
-        replaced = {name: self.text(text) for name, text in (metadata.get("annotations") or {}).items()}
-        locks = {name for name in replaced if name == keys.NODE_LOCK or name.endswith(".lock")}
-        return replaced | {name: self._lock(replaced[name]) for name in locks}
-
-
-def _node(node: Json, names: NewNames, replacer: TextReplacer) -> Json:
-    metadata = dict(node["metadata"])
-    metadata["name"] = names.nodes[metadata["name"]]
-    metadata["annotations"] = replacer.annotations(metadata)
-    metadata["labels"] = {key: replacer.text(value) for key, value in (metadata.get("labels") or {}).items()}
-    return {**node, "metadata": metadata, "status": _without_messages(node.get("status") or {})}
+    def lock(self, text: str) -> str:
+        """The owner of a lock. Elsewhere the words that namespaces and pods are called could mean anything."""
+        return self._owner(self.text(text))
 
 
-def _pod(pod: Json, names: NewNames, replacer: TextReplacer) -> Json:
-    changed = _metadata(pod, names.namespaces, names.pods, names.uids)
-    metadata, spec = changed["metadata"], dict(pod.get("spec") or {})
-    for named in ("generateName", "ownerReferences", "labels"):
-        metadata.pop(named, None)
-    metadata["annotations"] = replacer.annotations(metadata)
-    if spec.get("nodeName"):
-        spec["nodeName"] = names.nodes[spec["nodeName"]]
-    for wish in ("nodeSelector", "affinity"):
-        if wish in spec:
-            spec[wish] = replace_texts(spec[wish], replacer.text)
-    status = _without_messages(pod.get("status") or {})
-    spec, status = (
-        with_claim_names(part, names.claims, names.templates, digest=names.hash_text) for part in (spec, status)
-    )
-    return {**changed, "spec": spec, "status": status}
+def replace_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: replace_texts(member, change) for key, member in value.items()}
+    if isinstance(value, list):
+        return [replace_texts(member, change) for member in value]
+    return change(value) if isinstance(value, str) else value
 
 
-def _claims(state: ClusterState, names: NewNames, replacer: TextReplacer) -> ClaimObjects:
-    tables = {each.name: getattr(names, each.name) for each in fields(names)}
-    selectors = SelectorReplacer(published_texts(state.dra.slices), digest=names.hash_text, node_text=replacer.text)
-    return ClaimAnonymizer(tables, node_text=replacer.text, selectors=selectors).objects(state.dra)
+def _named_objects(state: ClusterState) -> dict[str, tuple[Json, ...]]:
+    """The objects that have names of their own, by what `FoundNames` calls those."""
+    return {
+        "nodes": state.nodes,
+        "pods": tuple(_without_workload(pod) for pod in state.pods),
+        "quotas": state.quotas,
+        "classes": state.dra.classes,
+        "claims": state.dra.claims,
+        "templates": state.dra.templates,
+    }
 
 
-def _without_messages(status: Json) -> Json:
-    """Without messages: they are free text and may contain any name."""
-    if "conditions" not in status:
-        return status
-    return {**status, "conditions": [{**each, "message": ""} for each in status["conditions"]]}
+def _without_workload(pod: Json) -> Json:
+    """A pod without what names the workload that it is of, except its gang, which decides."""
+    metadata = {
+        name: value for name, value in pod["metadata"].items() if name not in ("generateName", "ownerReferences")
+    }
+    if "labels" in metadata:
+        metadata["labels"] = {name: text for name, text in metadata["labels"].items() if name in GROUP_KEYS}
+    return {**pod, "metadata": metadata}
 
 
-def _metadata(thing: Json, namespaces: Mapping[str, str], own: Mapping[str, str], uids: Mapping[str, str]) -> Json:
-    metadata = dict(thing["metadata"])
-    for member, table in (("namespace", namespaces), ("name", own), ("uid", uids)):
-        if member in metadata:
-            metadata[member] = table[metadata[member]]
-    return {**thing, "metadata": metadata}
+def _names_in(value: Any, kind: str, *, within: str) -> Iterator[tuple[str, str]]:
+    """The names in an object of this kind, or in its member `within`, each after what `FoundNames` calls it."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _names_in(each, kind, within=within)
+    elif isinstance(value, dict):
+        for member, inner in value.items():
+            if names := _names_of(member, kind, within):
+                yield names, inner
+            elif member in LABELS:
+                yield from (("pods", text) for name, text in inner.items() if name in GROUP_NAMES)
+            elif member not in TEXTS:
+                yield from _names_in(inner, kind, within=member)
 
 
-def _assigned(state: ClusterState) -> Iterable[str]:
-    return (pod["spec"]["nodeName"] for pod in state.pods if pod.get("spec", {}).get("nodeName"))
+def _names_of(member: str, kind: str, within: str) -> str | None:
+    """What `FoundNames` calls the name in this member of `within`, in an object of this kind. None: it is no name."""
+    if member == "name":
+        return kind if within == "metadata" else REFERENCES.get(within)
+    return NAMES.get(member)
 
 
-def _of(things: Iterable[Json], field: str) -> set[str]:
-    return {thing["metadata"][field] for thing in things if field in thing["metadata"]}
+class _ObjectAnonymizer:
+    """Replaces the names in API objects. `published`: every name and value that devices have."""
+
+    def __init__(self, names: NewNames, replacer: TextReplacer, published: set[str]) -> None:
+        self._names = names
+        self._replacer = replacer
+        self._selectors = SelectorReplacer(published, digest=names.hash_text, node_text=replacer.text)
+
+    def change(self, value: Any, kind: str, *, within: str) -> Any:
+        """An object of this kind, or its member `within`."""
+        if isinstance(value, list):
+            return [self.change(each, kind, within=within) for each in value]
+        if not isinstance(value, dict):
+            return value
+        return {member: self._member(member, inner, kind, within) for member, inner in value.items()}
+
+    def _member(self, member: str, value: Any, kind: str, within: str) -> Any:
+        if names := _names_of(member, kind, within):
+            return getattr(self._names, names)[value]
+        if member == "name" and within in OWN_WORDS:
+            return self._names.hash_text(value)
+        if member in LABELS:
+            return {name: self._label(name, text) for name, text in value.items()}
+        if member in TEXTS:
+            return replace_texts(value, self._replacer.text)
+        if member == "expression":
+            return self._selectors.text(value)
+        if member == "message":
+            return ""  # of a condition: free text, which may contain any name
+        return self.change(value, kind, within=member)
+
+    def _label(self, name: str, text: str) -> str:
+        if name in GROUP_NAMES:
+            return self._names.pods[text]
+        is_lock = name == keys.NODE_LOCK or name.endswith(".lock")
+        return self._replacer.lock(text) if is_lock else self._replacer.text(text)
 
 
 def _renamed(word: str, old: set[str], key: bytes) -> dict[str, str]:

@@ -7,13 +7,14 @@ twice: `find_names`, then `JournalAnonymizer`. Messages are free text and are le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
 from tessera.core.requests import Role
-from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer
-from tessera.inspect.anonymize_claims import replace_texts
+from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer, replace_texts
+from tessera.inspect.journal_subject import subject_of
 from tessera.wire.journal import (
     Attributes,
     Bind,
@@ -29,7 +30,6 @@ from tessera.wire.journal import (
     NodeRecord,
     NodeState,
     NominationRecord,
-    Placed,
     PodAsk,
     PodRecord,
     PodRef,
@@ -38,10 +38,7 @@ from tessera.wire.journal import (
     QuotaRecord,
     Record,
     Refused,
-    Released,
     Start,
-    Unfinished,
-    Woken,
 )
 
 LEFT_OUT = "(left out)"
@@ -50,39 +47,20 @@ LEFT_OUT = "(left out)"
 
 def find_names(record: Record, found: FoundNames) -> None:
     """Adds all names of the record."""
+    subject = subject_of(record)
+    found.namespaces.add(subject.namespace)
+    found.pods.add(subject.name)
+    found.uids.add(subject.uid)
+    found.nodes.add(subject.node)
     match record:
         case Start():
             found.processes.add(record.identity)
-        case NodeRecord() | HostRecord():
-            found.nodes.add(record.name)
-        case PodRecord():
-            found.uids.add(record.uid)
-            if record.state is not None:
-                _add(found, namespace=record.state.namespace, pod=record.state.name, node=record.state.node)
         case NominationRecord():
-            found.uids.update((record.uid, *record.victims))
-            if record.state is not None:
-                _add(found, namespace=record.state.namespace, pod=record.state.name, node=record.state.node)
+            found.uids.update(record.victims)
         case QuotaRecord():
-            found.namespaces.add(record.namespace)
             found.quotas.add(record.name)
-        case Denied() | Gang():
-            _add(found, namespace=record.namespace, pod=record.name)
-        case Placed() | Bind() | Released() | Evicted():
-            _add_pod(found, record.pod, node=record.node)
-        case Refused() | Unfinished() | Woken():
-            _add_pod(found, record.pod)
-
-
-def _add_pod(found: FoundNames, pod: PodRef, *, node: str = "") -> None:
-    found.uids.add(pod.uid)
-    _add(found, namespace=pod.namespace, pod=pod.name, node=node)
-
-
-def _add(found: FoundNames, *, namespace: str, pod: str, node: str = "") -> None:
-    found.namespaces.add(namespace)
-    found.pods.add(pod)
-    found.nodes.add(node)
+        case Gang():
+            found.pods.add(record.name)
 
 
 class JournalAnonymizer:
@@ -123,26 +101,21 @@ class JournalAnonymizer:
         return self._about_pod(record)
 
     def _about_pod(self, record: Record) -> Record:
-        nodes = self._names.nodes
+        change: dict[str, Callable[[Any], object]] = {
+            "pod": self._pod,
+            "node": self._names.nodes.__getitem__,
+            "ask": self._ask,
+            "grants": self._grants,
+        }
+        changed = {name: change[name](getattr(record, name)) for name in change if hasattr(record, name)}
         match record:
-            case Placed():
-                node, grants = nodes[record.node], self._grants(record.grants)
-                return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask), node=node, grants=grants)
             case Refused(of_gang=True):
-                reasons = {LEFT_OUT: sum(record.reasons.values())}
-                return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask), reasons=reasons)
-            case Refused() | Unfinished():
-                return replace(record, pod=self._pod(record.pod), ask=self._ask(record.ask))
+                changed["reasons"] = {LEFT_OUT: sum(record.reasons.values())}
             case Bind():
-                error = LEFT_OUT if record.error else ""
-                return replace(record, pod=self._pod(record.pod), node=nodes[record.node], error=error)
-            case Released():
-                return replace(record, pod=self._pod(record.pod), node=nodes[record.node])
+                changed["error"] = LEFT_OUT if record.error else ""
             case Evicted():
-                return replace(record, pod=self._pod(record.pod), node=nodes[record.node], message="")
-            case Woken():
-                return replace(record, pod=self._pod(record.pod))
-        return record
+                changed["message"] = ""
+        return replace(record, **changed)
 
     def _pod(self, pod: PodRef) -> PodRef:
         names = self._names

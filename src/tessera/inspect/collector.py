@@ -1,21 +1,19 @@
-"""Reads a live cluster into a `ClusterState`. It lists, and never watches or writes.
-
-For a person without the rights of an administrator it makes do with what may be read: without nodes, and with the pods
-and quotas of one namespace. `unseen` lists what could not be read, and what that means.
-"""
+"""Reads a live cluster into a `ClusterState`, as far as the user may list it. It never watches or writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from operator import not_
 from typing import Any
 
 import msgspec
 
-from tessera.inspect import sanitize
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation, find_installation
+from tessera.inspect.installation import Installation, find_installation
+from tessera.inspect.reach import CLAIM_RESOURCES, Reach, forbidden_said
+from tessera.inspect.sanitize import Sanitizer, sum_host_asks
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import (
     HOW_TO_READ,
@@ -28,47 +26,20 @@ from tessera.inspect.state import (
     Setup,
 )
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_forbidden, is_not_found
 from tessera.kube.resources import (
-    DEVICE_CLASSES,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
     PRIORITY_CLASSES,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
     RESOURCE_QUOTAS,
-    RESOURCE_SLICES,
     Resource,
 )
 from tessera.vendors.registry import build_vendors
-from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.objects import PodDisruptionBudget
 
 NAMED = 20
 """nodes that a message lists"""
-
-NODES_UNSEEN = "nodes (you may not list them): where a pod fits cannot be judged"
-PODS_UNSEEN = "pods outside namespace {} (you may not list them): cards that they hold look free"
-SOME_QUOTAS_UNSEEN = "quotas outside namespace {} (you may not list them)"
-QUOTAS_UNSEEN = "quotas (you may not list them): a pod that a quota stops looks as if it fits"
-
-
-BUDGETS_UNSEEN = "disruption budgets (you may not list them): pods that would be evicted may be kept by one"
-PRIORITIES_UNSEEN = "PriorityClasses (you may not list them): a manifest has the priority that it says itself, or 0"
-SLICES_UNSEEN = "ResourceSlices (you may not list them): no card looks as if it were for claims"
-DEVICE_CLASSES_UNSEEN = "DeviceClasses (you may not list them): every claim looks as if its class did not exist"
-CLAIMS_UNSEEN = "ResourceClaims (you may not list them): cards that they hold look free, and pods seem to wait for them"
-SOME_CLAIMS_UNSEEN = "ResourceClaims outside namespace {} (you may not list them): cards that they hold look free"
-TEMPLATES_UNSEEN = "ResourceClaimTemplates (you may not list them): a manifest has to bring its own"
-CLAIM_RESOURCES = {
-    RESOURCE_SLICES: SLICES_UNSEEN,
-    DEVICE_CLASSES: DEVICE_CLASSES_UNSEEN,
-    RESOURCE_CLAIMS: CLAIMS_UNSEEN,
-    RESOURCE_CLAIM_TEMPLATES: TEMPLATES_UNSEEN,
-}
-"""what a scheduler with --dra reads, and what it means if it may not be listed"""
-NOT_SERVED = "ResourceClaims: the cluster does not serve resource.k8s.io/v1, which the scheduler's --dra needs"
 
 
 async def collect(
@@ -88,80 +59,32 @@ async def collect(
     """
     installation = installation or await find_installation(client)
     setup = override(installation.setup) if override is not None else installation.setup
-    unseen = []
-    try:
-        nodes, nodes_seen = await _listed(client, NODES.path(), "nodes"), True
-    except ListForbidden:
-        if namespace is None:
-            raise
-        nodes, nodes_seen = [], False
-        unseen.append(NODES_UNSEEN)
-    pods, all_pods_seen = await _listed_in_reach(client, PODS, "pods", namespace)
-    if not all_pods_seen:
-        unseen.append(PODS_UNSEEN.format(namespace))
-    try:
-        quotas, all_quotas_seen = await _listed_in_reach(client, RESOURCE_QUOTAS, "quotas", namespace)
-        if not all_quotas_seen:
-            unseen.append(SOME_QUOTAS_UNSEEN.format(namespace))
-    except ListForbidden:
-        quotas = []
-        unseen.append(QUOTAS_UNSEEN)
-    budgets: dict[str, BudgetState] | None = None
-    classes: list[Json] = []
+    reach = Reach(partial(_list, client), namespace)
+    await reach.add(NODES, is_required=namespace is None)
+    await reach.add(PODS, is_required=True)
+    await reach.add(RESOURCE_QUOTAS)
     if for_preemption:
+        await reach.add(POD_DISRUPTION_BUDGETS)
         try:
-            budgets = _match(await _listed(client, POD_DISRUPTION_BUDGETS.path(), "disruption budgets"), pods)
-        except ListForbidden:
-            unseen.append(BUDGETS_UNSEEN)
-        try:
-            classes = await _listed(client, PRIORITY_CLASSES.path(), "PriorityClasses")
-        except ListForbidden:
-            unseen.append(PRIORITIES_UNSEEN)
+            await reach.add(PRIORITY_CLASSES)
         except ApiError as error:
-            if error.status != NOT_FOUND:  # The sandbox has none.
+            if not is_not_found(error):  # The sandbox has none.
                 raise
-    dra = ClaimObjects()
     if build_offline_settings(setup).dra:
-        dra, missing = await read_claims(client, namespace, is_certain=setup.flags is not None)
-        unseen += missing
+        await reach.add_claims(is_certain=setup.flags is not None)
+    found = reach.found
+    budgets = found.get(POD_DISRUPTION_BUDGETS)
     state = ClusterState(
         source,
         now(),
         setup=setup,
-        unseen=(*unseen, *installation.unseen),
-        dra=dra,
-        nodes_seen=nodes_seen,
-        all_pods_seen=all_pods_seen,
-        budgets=budgets,
-        priority_classes=tuple(classes),
+        unseen=(*reach.unseen, *installation.unseen),
+        nodes_seen=NODES in found,
+        all_pods_seen=reach.within[PODS] is None,
+        budgets=None if budgets is None else _match(budgets, found[PODS]),
+        priority_classes=tuple(found.get(PRIORITY_CLASSES, ())),
     )
-    return _filled(state, nodes, pods, quotas)
-
-
-async def read_claims(client: KubeClient, namespace: str | None, *, is_certain: bool) -> tuple[ClaimObjects, list[str]]:
-    """What dynamic resource allocation adds, reduced to what decides, and what could not be read. `namespace`: as for
-    `collect`. `is_certain`: the scheduler certainly reads claims, so that their absence matters."""
-    found: dict[Resource, list[Json]] = {}
-    unseen: list[str] = []
-    for resource, forbidden in CLAIM_RESOURCES.items():
-        try:
-            within = namespace if resource.namespaced else None
-            found[resource], are_all = await _listed_in_reach(client, resource, resource.plural, within)
-            if not are_all and resource is RESOURCE_CLAIMS:
-                unseen.append(SOME_CLAIMS_UNSEEN.format(namespace))
-        except ListForbidden:
-            unseen.append(forbidden)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return ClaimObjects(), [NOT_SERVED] if is_certain else []
-    slices = (sanitize.sanitize_slice(each) for each in found.get(RESOURCE_SLICES, ()))
-    return ClaimObjects(
-        tuple(each for each in slices if each["spec"].get("driver") == DRA_DRIVER),
-        tuple(sanitize.sanitize_class(each) for each in found.get(DEVICE_CLASSES, ())),
-        tuple(sanitize.sanitize_claim(each) for each in found.get(RESOURCE_CLAIMS, ())),
-        tuple(sanitize.sanitize_template(each) for each in found.get(RESOURCE_CLAIM_TEMPLATES, ())),
-    ), unseen
+    return _filled(state, found)
 
 
 async def collect_nodes(
@@ -175,17 +98,18 @@ async def collect_nodes(
         try:
             nodes.append(await client.get(NODES.path(name=name), dict[str, Any]))
         except ApiError as error:
-            if error.status == NOT_FOUND:
-                known = [node["metadata"]["name"] for node in await _listed(client, NODES.path(), "nodes")]
+            if is_not_found(error):
+                known = [node["metadata"]["name"] for node in await _list(client, NODES.path())]
                 raise InspectionError(no_such_nodes([name], known)) from error
-            if error.status == FORBIDDEN:
+            if is_forbidden(error):
                 raise ListForbidden(f"you may not read node {name}: {error.message}\n{HOW_TO_READ}") from error
             raise
-        pods += await _listed(client, PODS.path(), "pods", field_selector=f"spec.nodeName={name}")
-    dra = ClaimObjects()
+        async with forbidden_said(PODS.plural, f"node {name}"):
+            pods += await _list(client, PODS.path(), field_selector=f"spec.nodeName={name}")
+    reach = Reach(partial(_list, client), None)
     if build_offline_settings(setup).dra:
-        dra, _ = await read_claims(client, None, is_certain=False)
-    return _filled(ClusterState(source, now(), setup=setup, dra=dra), nodes, pods, []), pods
+        await reach.add_claims(is_certain=False)
+    return _filled(ClusterState(source, now(), setup=setup), {**reach.found, NODES: nodes, PODS: pods}), pods
 
 
 def no_such_nodes(missing: Sequence[str], known: Iterable[str]) -> str:
@@ -196,23 +120,25 @@ def no_such_nodes(missing: Sequence[str], known: Iterable[str]) -> str:
     return f"{what} called {', '.join(missing)}; the cluster has {listed or 'no nodes'}"
 
 
-def _filled(state: ClusterState, nodes: list[Json], pods: list[Json], quotas: list[Json]) -> ClusterState:
+def _filled(state: ClusterState, found: Mapping[Resource, Sequence[Json]]) -> ClusterState:
     """The state with these objects, reduced to what decides."""
     settings = build_offline_settings(state.setup)
-    vendors = build_vendors(settings.device_sections, settings.switches)
-    kept, managed = sanitize.deciding_domains(vendors), sanitize.managed_resources(vendors)
-    allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
-    have_devices = [
-        sanitize.concerns_devices(pod, managed, allocated, claims=settings.dra)
-        or sanitize.waits_for_misspelt(pod, vendors)
-        for pod in pods
-    ]
+    sanitizer = Sanitizer(build_vendors(settings.device_sections, settings.switches), claims=settings.dra)
+    pods = found[PODS]
+    have_devices = [sanitizer.concerns_devices(pod) or sanitizer.waits_for_misspelt(pod) for pod in pods]
+    reduced = {
+        resource: sanitizer.sanitize_all(
+            resource, compress(pods, have_devices) if resource is PODS else found.get(resource, ())
+        )
+        for resource in (NODES, PODS, RESOURCE_QUOTAS, *CLAIM_RESOURCES)
+    }
     return replace(
         state,
-        nodes=tuple(sanitize.sanitize_node(node, kept) for node in nodes),
-        pods=tuple(sanitize.sanitize_pod(pod, kept) for pod in compress(pods, have_devices)),
-        quotas=tuple(sanitize.sanitize_quota(quota) for quota in quotas),
-        others=sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
+        nodes=reduced[NODES],
+        pods=reduced[PODS],
+        quotas=reduced[RESOURCE_QUOTAS],
+        dra=ClaimObjects(*(reduced[resource] for resource in CLAIM_RESOURCES)),
+        others=sum_host_asks(compress(pods, map(not_, have_devices))),
     )
 
 
@@ -232,26 +158,5 @@ def _match(budgets: list[Json], pods: list[Json]) -> dict[str, BudgetState]:
     return found
 
 
-async def _listed_in_reach(
-    client: KubeClient, resource: Resource, what: str, namespace: str | None
-) -> tuple[list[Json], bool]:
-    """Those of all namespaces or, if that is forbidden, of this one; and whether they are all."""
-    try:
-        return await _listed(client, resource.path(), what), True
-    except ListForbidden:
-        if namespace is None:
-            raise
-    return await _listed(client, resource.path(namespace), what, where=f"namespace {namespace}"), False
-
-
-async def _listed(
-    client: KubeClient, path: str, what: str, *, where: str = "the whole cluster", field_selector: str = ""
-) -> list[Json]:
-    try:
-        return (await client.list(path, dict[str, Any], field_selector=field_selector)).items
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        raise ListForbidden(
-            f"you may not list {what} in {where}, which every answer needs: {error.message}\n{HOW_TO_READ}"
-        ) from error
+async def _list(client: KubeClient, path: str, *, field_selector: str = "") -> list[Json]:
+    return (await client.list(path, dict[str, Any], field_selector=field_selector)).items

@@ -11,27 +11,18 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from tessera.inspect.journal_subject import Subject, subject_of
 from tessera.inspect.replay import Entity, entity_of
 from tessera.wire.journal import (
-    Bind,
-    Denied,
-    Evicted,
     ForecastRecord,
-    Gang,
     HostRecord,
     NodeRecord,
-    Placed,
     PodRecord,
-    PodRef,
     QuotaRecord,
     Record,
-    Refused,
-    Released,
     SnapshotEnd,
     Start,
     StateRecord,
-    Unfinished,
-    Woken,
 )
 
 
@@ -42,55 +33,21 @@ class RecordFilter:
     pod: str = ""
     namespace: str = ""
     nodes: frozenset[str] = frozenset()
-    _pods: dict[str, PodRef] = field(default_factory=dict)
+    _pods: dict[str, Subject] = field(default_factory=dict)
     """by uid, all that were seen: what a pod no longer holds is recorded without its name"""
-
-    @property
-    def selects_all(self) -> bool:
-        return not (self.pod or self.namespace or self.nodes)
 
     def selects(self, record: Record) -> bool:
         """Call it for every record, in their order."""
-        pod = self._pod(record)
-        if self.selects_all:
-            return True
-        if self.pod and (pod is None or pod.name != self.pod):
+        subject = found = subject_of(record)
+        if found.uid and found.name:
+            self._pods[found.uid] = found
+        elif found.uid in self._pods:
+            subject = self._pods.pop(found.uid) if isinstance(record, PodRecord) else self._pods[found.uid]
+        if self.pod and subject.name != self.pod:
             return False
-        if self.namespace and _namespace(record, pod) != self.namespace:
+        if self.namespace and subject.namespace != self.namespace:
             return False
-        return not self.nodes or _node(record) in self.nodes
-
-    def _pod(self, record: Record) -> PodRef | None:
-        match record:
-            case Placed() | Refused() | Unfinished() | Bind() | Woken() | Released() | Evicted():
-                found = record.pod
-            case Denied():
-                return PodRef(record.namespace, record.name)
-            case PodRecord(state=None):
-                return self._pods.pop(record.uid, None)
-            case PodRecord(state=held) if held is not None:
-                found = PodRef(held.namespace, held.name, record.uid)
-            case _:
-                return None
-        self._pods[found.uid] = found
-        return found
-
-
-def _namespace(record: Record, pod: PodRef | None) -> str:
-    if pod is not None:
-        return pod.namespace
-    return record.namespace if isinstance(record, (QuotaRecord, Gang)) else ""
-
-
-def _node(record: Record) -> str:
-    match record:
-        case NodeRecord() | HostRecord():
-            return record.name
-        case Placed() | Bind() | Released() | Evicted():
-            return record.node
-        case PodRecord(state=held) if held is not None:
-            return held.node
-    return ""
+        return not self.nodes or found.node in self.nodes
 
 
 class EventFilter:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -23,6 +23,16 @@ from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.node_filters import node_traits, pod_constraints
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+    RESOURCE_SLICES,
+    Resource,
+)
 from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
@@ -45,6 +55,35 @@ class _NoApi:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AssertionError(f"an inspected cluster is never read again or changed: {name}")
+
+
+class Handler(Protocol):
+    """Takes the objects of one resource, as the scheduler's informers give them."""
+
+    has_synced: bool
+
+    def put(self, key: str, obj: Any) -> None: ...
+
+    def drop(self, key: str) -> None: ...
+
+    def synced(self) -> None: ...
+
+
+class TemplateInformer:
+    """Takes ResourceClaimTemplates, which the scheduler itself reads for admission only."""
+
+    def __init__(self, templates: dict[str, ResourceClaimTemplate]) -> None:
+        self._templates = templates
+        self.has_synced = False
+
+    def put(self, key: str, found: ResourceClaimTemplate) -> None:
+        self._templates[key] = found
+
+    def drop(self, key: str) -> None:
+        self._templates.pop(key, None)
+
+    def synced(self) -> None:
+        self.has_synced = True
 
 
 class OfflineCluster:
@@ -75,91 +114,57 @@ class OfflineCluster:
         self._lender: ClaimCoordinator | None = None
         """for a trial: where pools and claims are taken from"""
         self._simulated: list[PodRequest] = []
-        # Before the nodes, which have to be read again for every slice that comes later.
-        for document in state.dra.slices:
-            self.put_slice(document)
-        for document in state.dra.classes:
-            self.put_class(document)
-        for document in state.dra.claims:
-            self.put_claim(document)
-        for document in state.nodes:
-            self.put_node(document)
-        for document in state.pods:
-            self.put_pod(document)
-        for document in state.quotas:
-            self.put_quota(document)
-        for document in state.dra.templates:
-            self.put_template(document)
+        claims = self.engine.claims
+        self.handlers: dict[Resource, tuple[type[Any], Handler]] = {
+            # First: nodes have to be read again for every slice that comes later.
+            RESOURCE_SLICES: (ResourceSlice, claims.pools),
+            DEVICE_CLASSES: (DeviceClass, claims.classes),
+            RESOURCE_CLAIMS: (ResourceClaim, claims.claims),
+            NODES: (Node, self.engine.nodes),
+            PODS: (Pod, self.engine.pods),
+            RESOURCE_QUOTAS: (ResourceQuota, self.engine.quotas),
+            RESOURCE_CLAIM_TEMPLATES: (ResourceClaimTemplate, TemplateInformer(self.templates)),
+        }
+        """by resource, how its objects are read and who takes them"""
+        for resource in self.handlers:
+            for document in state.objects(resource):
+                self.put(resource, document)
         for name, ask in state.others.items():
             self.add_host_load(f"others of {name}", name, ask)
 
-    # -- objects; those that cannot be read raise InspectionError
+    # -- objects
 
-    def put_node(self, document: Json) -> None:
-        node = _read(document, Node)
-        self.nodes[node.name] = document
-        self.engine.nodes.put(node.name, node)
+    def put(self, resource: Resource, document: Json) -> None:
+        """Raises InspectionError if the object cannot be read."""
+        kind, handler = self.handlers[resource]
+        found = _read(document, kind)
+        name = found.metadata.name
+        key = f"{found.metadata.namespace}/{name}" if resource.namespaced else name
+        if resource is NODES:
+            self.nodes[key] = document
+        elif resource is PODS:
+            self.pods[key], self.documents[key] = found, document
+        handler.put(key, found)
 
-    def drop_node(self, name: str) -> None:
-        self.nodes.pop(name, None)
-        self.engine.nodes.drop(name)
-
-    def put_pod(self, document: Json) -> None:
-        pod = _read(document, Pod)
-        key = f"{pod.metadata.namespace}/{pod.metadata.name}"
-        self.pods[key], self.documents[key] = pod, document
-        self.engine.pods.put(key, pod)
-
-    def drop_pod(self, key: str) -> None:
-        self.pods.pop(key, None)
-        self.documents.pop(key, None)
-        self.engine.pods.drop(key)
-
-    def put_quota(self, document: Json) -> None:
-        quota = _read(document, ResourceQuota)
-        self.engine.quotas.put(f"{quota.metadata.namespace}/{quota.metadata.name}", quota)
-
-    def drop_quota(self, key: str) -> None:
-        self.engine.quotas.drop(key)
-
-    def put_slice(self, document: Json) -> None:
-        self.engine.claims.pools.put(document["metadata"]["name"], _read(document, ResourceSlice))
-
-    def put_class(self, document: Json) -> None:
-        found = _read(document, DeviceClass)
-        self.engine.claims.classes.put(found.metadata.name, found)
-
-    def put_claim(self, document: Json) -> None:
-        found = _read(document, ResourceClaim)
-        self.engine.claims.claims.put(f"{found.metadata.namespace}/{found.metadata.name}", found)
-
-    def drop_slice(self, name: str) -> None:
-        self.engine.claims.pools.drop(name)
-
-    def drop_class(self, name: str) -> None:
-        self.engine.claims.classes.drop(name)
-
-    def drop_claim(self, key: str) -> None:
-        self.engine.claims.claims.drop(key)
-
-    def drop_template(self, key: str) -> None:
-        self.templates.pop(key, None)
+    def drop(self, resource: Resource, key: str) -> None:
+        if resource is NODES:
+            self.nodes.pop(key, None)
+        elif resource is PODS:
+            self.pods.pop(key, None)
+            self.documents.pop(key, None)
+        self.handlers[resource][1].drop(key)
 
     def put_manifest(self, document: Json) -> None:
         """A DeviceClass, ResourceClaim or template that does not exist yet."""
         metadata = document["metadata"]
         match document["kind"]:
             case "DeviceClass":
-                self.put_class(document)
+                self.put(DEVICE_CLASSES, document)
             case "ResourceClaimTemplate":
-                self.put_template(document)
+                self.put(RESOURCE_CLAIM_TEMPLATES, document)
             case _:
                 uid = f"simulated-{metadata['namespace']}-{metadata['name']}"
                 self.set_claim(_read({**document, "metadata": {"uid": uid, **metadata}}, ResourceClaim))
-
-    def put_template(self, document: Json) -> None:
-        found = _read(document, ResourceClaimTemplate)
-        self.templates[f"{found.metadata.namespace}/{found.metadata.name}"] = found
 
     # -- questions
 
@@ -238,7 +243,7 @@ class OfflineCluster:
     def borrow_claims(self, lender: Engine, templates: Mapping[str, ResourceClaimTemplate]) -> None:
         """Know what another engine knows of claims; pools and claims are taken over one by one, where they matter."""
         self._lender = lender.claims
-        self.templates = dict(templates)
+        self.templates.update(templates)
         for name, found in lender.claims.book.classes.items():
             self.engine.claims.classes.put(name, found)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tessera.core.near_misses import near_miss, near_miss_by_rule
+from tessera.inspect.journal_subject import subject_of
 from tessera.inspect.replay import BrokenJournal, JournalReplay
 from tessera.wire.journal import (
     Bind,
@@ -21,7 +22,6 @@ from tessera.wire.journal import (
     Placed,
     PodAsk,
     PodRecord,
-    PodRef,
     Record,
     Refused,
     Released,
@@ -117,23 +117,19 @@ class _HistoryReader:
             history.begin = record.time
         history.end = max(history.end, record.time)
         self._follow(record)
+        if isinstance(record, Start):
+            self._on_start(record)
+        subject = subject_of(record)
+        if (subject.namespace, subject.name) != (history.namespace, history.name):
+            return
         match record:
-            case Start():
-                self._on_start(record)
             case PodRecord(state=held) if held is not None and record.uid not in self._stories:
-                if self._is_meant(held.namespace, held.name):
-                    self._story(record.uid).steps.append(
-                        HistoryStep("held", record.time, node=held.node, grants=held.grants)
-                    )
-            case Denied() if self._is_meant(record.namespace, record.name):
-                story = PodStory("", [HistoryStep("denied", record.time, why=record.message)])
-                history.stories.append(story)
+                step = HistoryStep("held", record.time, node=held.node, grants=held.grants)
+                self._story(record.uid).steps.append(step)
+            case Denied():
+                history.stories.append(PodStory("", [HistoryStep("denied", record.time, why=record.message)]))
             case Placed() | Refused() | Unfinished() | Bind() | Woken() | Released() | Evicted():
-                if self._is_meant(record.pod.namespace, record.pod.name):
-                    self._tell(record.pod, record)
-
-    def _is_meant(self, namespace: str, name: str) -> bool:
-        return (namespace, name) == (self.history.namespace, self.history.name)
+                self._tell(record)
 
     def _follow(self, record: Record) -> None:
         if self._replay is None:
@@ -157,23 +153,16 @@ class _HistoryReader:
             self.history.stories.append(self._stories[uid])
         return self._stories[uid]
 
-    def _tell(self, pod: PodRef, record: Placed | Refused | Unfinished | Bind | Woken | Released | Evicted) -> None:
-        story = self._story(pod.uid)
+    def _tell(self, record: Placed | Refused | Unfinished | Bind | Woken | Released | Evicted) -> None:
+        story = self._story(record.pod.uid)
         if isinstance(record, Decision) and not any(step.ask == record.ask for step in story.steps):
             story.steps.append(HistoryStep("asked", record.time, ask=record.ask))
         last = story.steps[-1] if story.steps else None
         match record:
             case Refused():
                 nearest = self._nearest(record)
-                if (
-                    last is not None
-                    and last.what == "refused"
-                    and (last.reasons, last.nearest)
-                    == (
-                        record.reasons,
-                        nearest,
-                    )
-                ):
+                said = (record.reasons, nearest)
+                if last is not None and last.what == "refused" and (last.reasons, last.nearest) == said:
                     last.refusals, last.until = record.refusals, record.time
                     return
                 step = HistoryStep("refused", record.time, reasons=record.reasons, nearest=nearest)

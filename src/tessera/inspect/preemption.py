@@ -61,16 +61,12 @@ class PreemptionOutlook:
 
 def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) -> PreemptionOutlook:
     """For a pod that fits on none of the named nodes."""
-    engine, priority = cluster.engine, request.preempts_below
-    lowest = engine.victims.lowest_priority
-    if not cluster.settings.preemption:
-        return PreemptionOutlook(obstacle=SWITCHED_OFF)
-    if priority is None:
-        return PreemptionOutlook(obstacle="its preemptionPolicy is Never")
-    if lowest is None or lowest >= priority:
-        return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
+    priority = request.preempts_below
+    obstacle = _find_obstacle(cluster, priority, never="its preemptionPolicy is Never")
+    if obstacle or priority is None:
+        return PreemptionOutlook(obstacle=obstacle)
     preemption = _preemption(cluster)
-    found = preemption.find(request, priority=priority, candidates=engine.selector.candidates(names))
+    found = preemption.find(request, priority=priority, candidates=cluster.engine.selector.candidates(names))
     if found is None:
         return PreemptionOutlook(obstacle=_obstacle(cluster, preemption.book, request, priority, names))
     return _outlook(cluster, found.node, found.victims, found.leaving)
@@ -78,20 +74,27 @@ def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) 
 
 def foresee_gang(cluster: OfflineCluster, demand: GangDemand, *, is_patient: bool) -> PreemptionOutlook:
     """For a gang whose members all exist and do not fit together. `is_patient`: a member preempts none."""
-    engine, priority = cluster.engine, demand.priority
-    lowest = engine.victims.lowest_priority
-    if not cluster.settings.preemption:
-        return PreemptionOutlook(obstacle=SWITCHED_OFF)
-    if is_patient:
-        return PreemptionOutlook(obstacle="the preemptionPolicy of a member is Never")
-    if lowest is None or lowest >= priority:
-        return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
+    never = "the preemptionPolicy of a member is Never"
+    obstacle = _find_obstacle(cluster, None if is_patient else demand.priority, never=never)
+    if obstacle:
+        return PreemptionOutlook(obstacle=obstacle)
     found = gang_preemption.find(_preemption(cluster), demand)
     if found is None:
-        text = f"no set of pods with a priority below {priority} makes all {demand.required} members fit"
+        text = f"no set of pods with a priority below {demand.priority} makes all {demand.required} members fit"
         return PreemptionOutlook(obstacle=text)
     nodes = ", ".join(sorted({place.placement.node for place in found.places}))
     return _outlook(cluster, nodes, found.victims, found.leaving)
+
+
+def _find_obstacle(cluster: OfflineCluster, priority: int | None, *, never: str) -> str:
+    """Why no search for victims would begin; empty if one would. `never` is the reason if there is no priority."""
+    lowest = cluster.engine.victims.lowest_priority
+    if not cluster.settings.preemption:
+        return SWITCHED_OFF
+    if priority is None:
+        return never
+    is_lowest = lowest is None or lowest >= priority
+    return f"no pod that holds devices has a lower priority than {priority}" if is_lowest else ""
 
 
 def _preemption(cluster: OfflineCluster) -> Preemption:

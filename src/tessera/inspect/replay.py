@@ -8,9 +8,8 @@ decision that comes out differently means that the code, or something that it de
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import numpy as np
 
@@ -336,8 +335,6 @@ class Moment:
     time: float
     ledger: Ledger
     """changes when the timeline is asked about another moment"""
-    decisions: Sequence[Decision]
-    """all up to then, oldest first"""
 
 
 class Timeline:
@@ -345,17 +342,13 @@ class Timeline:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
-        self._decisions = [record for record in self.records if isinstance(record, Decision)]
         self._replay = JournalReplay()
         self._applied = 0
         self._reached = 0.0
 
     def extend(self, records: Iterable[Record]) -> None:
         """Adds what happened since."""
-        for record in records:
-            self.records.append(record)
-            if isinstance(record, Decision):
-                self._decisions.append(record)
+        self.records.extend(records)
 
     @property
     def begin(self) -> float:
@@ -367,7 +360,7 @@ class Timeline:
         return self.records[-1].time if self.records else 0.0
 
     def at(self, time: float) -> Moment:
-        """The ledger and the decisions as they were then, or at the beginning for a time before that."""
+        """The ledger as it was then, or at the beginning for a time before that."""
         for _ in self.seek(time):
             pass
         return self.moment
@@ -394,14 +387,4 @@ class Timeline:
     @property
     def moment(self) -> Moment:
         """Where the last complete `seek` went."""
-        count = bisect_right(self._decisions, self._reached, key=attrgetter("time"))
-        return Moment(self._reached, self._replay.ledger, self._decisions[:count])
-
-    def check(self) -> tuple[ReplayCounts, Difference | None]:
-        """Makes all decisions again, up to the first that comes out differently."""
-        replay = JournalReplay()
-        for record in self.records:
-            difference = replay.check(record)
-            if difference is not None:
-                return replay.counts, difference
-        return replay.counts, None
+        return Moment(self._reached, self._replay.ledger)

@@ -7,24 +7,77 @@ values of environment variables are dropped. Annotations are kept by domain: tho
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from tessera.core.requests import HostRequest
 from tessera.inspect.state import Json
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+    RESOURCE_SLICES,
+    Resource,
+)
 from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.mistakes import is_misspelt
 from tessera.vendors.pod_reader import ENDED
+from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.objects import TEMPLATE_HASH, Pod
 from tessera.wire.pod_groups import GROUP_KEYS
 
 OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io", "scheduling.k8s.io", "kueue.x-k8s.io"})
 
 CONDITIONS = frozenset({"Ready", "PodScheduled"})
+
+
+class Sanitizer:
+    """Reduces the objects of a cluster whose scheduler has these vendors."""
+
+    def __init__(self, vendors: Mapping[str, Vendor], *, claims: bool) -> None:
+        """`claims`: whether the scheduler places pods with ResourceClaims."""
+        self._vendors = vendors
+        self._claims = claims
+        self._kept = deciding_domains(vendors)
+        self._managed = frozenset(name for vendor in vendors.values() for name in vendor.names.all)
+        self._allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
+
+    def concerns_devices(self, pod: Json) -> bool:
+        """Whether a pod requests or holds devices. Other pods do not matter for placement."""
+        if self._claims and (pod.get("spec") or {}).get("resourceClaims"):
+            return True
+        if not self._allocated.isdisjoint(pod.get("metadata", {}).get("annotations") or ()):
+            return True
+        return any(not self._managed.isdisjoint(names) for names in _resource_names(pod))
+
+    def waits_for_misspelt(self, pod: Json) -> bool:
+        """Whether a pod that has no node asks for a resource that looks like one of ours, misspelt: it may wait for
+        ever, and its author asks why."""
+        if (pod.get("spec") or {}).get("nodeName"):
+            return False
+        return any(is_misspelt(name, self._vendors) for names in _resource_names(pod) for name in names)
+
+    def sanitize(self, resource: Resource, document: Json) -> Json:
+        """An object of one of the resources that decide."""
+        if resource is NODES:
+            return sanitize_node(document, self._kept)
+        return sanitize_pod(document, self._kept) if resource is PODS else _SANITIZERS[resource](document)
+
+    def sanitize_all(self, resource: Resource, documents: Iterable[Json]) -> tuple[Json, ...]:
+        """Without ResourceSlices of other drivers."""
+        return tuple(self.sanitize(resource, each) for each in documents if not is_foreign(resource, each))
+
+
+def is_foreign(resource: Resource, document: Json) -> bool:
+    """Whether it is a ResourceSlice of another driver."""
+    return resource is RESOURCE_SLICES and document["spec"].get("driver") != DRA_DRIVER
 
 
 def deciding_domains(vendors: Mapping[str, Vendor]) -> frozenset[str]:
@@ -34,29 +87,6 @@ def deciding_domains(vendors: Mapping[str, Vendor]) -> frozenset[str]:
         texts = [*vendor.names.all, *_texts(dataclasses.astuple(vendor.keys))]
         found |= {text.partition("/")[0] for text in texts if "/" in text}
     return frozenset(found)
-
-
-def managed_resources(vendors: Mapping[str, Vendor]) -> frozenset[str]:
-    """The names of all resources that Tessera manages."""
-    return frozenset(name for vendor in vendors.values() for name in vendor.names.all)
-
-
-def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[str], *, claims: bool) -> bool:
-    """Whether a pod requests or holds devices. Other pods do not matter for placement. `claims`: whether the scheduler
-    places pods with ResourceClaims."""
-    if claims and (pod.get("spec") or {}).get("resourceClaims"):
-        return True
-    if not allocated.isdisjoint(pod.get("metadata", {}).get("annotations") or ()):
-        return True
-    return any(not managed.isdisjoint(names) for names in _resource_names(pod))
-
-
-def waits_for_misspelt(pod: Json, vendors: Mapping[str, Vendor]) -> bool:
-    """Whether a pod that has no node asks for a resource that looks like one of ours, misspelt: it may wait for ever,
-    and its author asks why."""
-    if (pod.get("spec") or {}).get("nodeName"):
-        return False
-    return any(is_misspelt(name, vendors) for names in _resource_names(pod) for name in names)
 
 
 def _resource_names(pod: Json) -> Iterator[Collection[str]]:
@@ -176,6 +206,15 @@ def sanitize_claim(claim: Json) -> Json:
 def sanitize_template(template: Json) -> Json:
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     return {"metadata": _pick(metadata, "name", "namespace"), "spec": {"spec": _claim_spec(spec.get("spec") or {})}}
+
+
+_SANITIZERS: dict[Resource, Callable[[Json], Json]] = {
+    RESOURCE_QUOTAS: sanitize_quota,
+    RESOURCE_SLICES: sanitize_slice,
+    DEVICE_CLASSES: sanitize_class,
+    RESOURCE_CLAIMS: sanitize_claim,
+    RESOURCE_CLAIM_TEMPLATES: sanitize_template,
+}
 
 
 def _claim_spec(spec: Json) -> Json:

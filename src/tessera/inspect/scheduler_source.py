@@ -17,18 +17,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.inspect.installation import (
-    FORBIDDEN,
-    NOT_FOUND,
-    SCHEDULERS,
-    Installation,
-    find_installation,
-    scheduler_arguments,
-)
+from tessera.inspect.installation import SCHEDULERS, Installation, find_installation, scheduler_arguments
 from tessera.inspect.state import InspectionError, Json
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_forbidden, is_not_found
 from tessera.kube.leases import Lease, holder_host
 from tessera.kube.resources import LEASES, PODS, SERVICES
 from tessera.scheduler.access_review import OWN_HEADER
@@ -157,15 +150,15 @@ class SchedulerSource:
 
 
 def _refusal(error: ApiError, address: JournalAddress) -> str:
-    if error.status == NOT_FOUND and error.reason and address.is_assumed:
+    if is_not_found(error) and error.reason and address.is_assumed:
         # The apiserver's own answer: the scheduler's has no reason.
         return f"no scheduler of Tessera was found in this cluster: {error.message}\n{address.help}"
-    if error.status == NOT_FOUND:
+    if is_not_found(error):
         return (
             f"{address.name} has no journal ({error.message.strip() or error}): it is not the scheduler of Tessera, is"
             f" older than this command, or its journal is off.\n{address.help}"
         )
-    what = "you may not read the journal of" if error.status == FORBIDDEN else "cannot read the journal of"
+    what = "you may not read the journal of" if is_forbidden(error) else "cannot read the journal of"
     return f"{what} {address.name}: {error.message.strip() or error}\n{address.help}"
 
 

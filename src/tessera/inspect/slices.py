@@ -127,6 +127,13 @@ def holder_slices(ledger: Ledger, facts: PodFacts, containers: Sequence[str]) ->
 
 def card_holders(ledger: Ledger, node: str, uuid: str, claims: ClaimBook | None = None) -> tuple[CardHolder, ...]:
     """The pods and claims that hold a card, the largest first."""
+    return tuple(holder for holder, _ in holders_with_pods(ledger, node, uuid, claims))
+
+
+def holders_with_pods(
+    ledger: Ledger, node: str, uuid: str, claims: ClaimBook | None
+) -> list[tuple[CardHolder, tuple[str, ...]]]:
+    """The same, each with the uids of the pods that use what it holds."""
     found = []
     for entry in ledger.pods_on(node):
         holding = entry.holdings.get(uuid)
@@ -134,8 +141,10 @@ def card_holders(ledger: Ledger, node: str, uuid: str, claims: ClaimBook | None 
             continue
         facts, use = entry.facts, holding.use
         claim = facts.name if is_claim(facts) else ""
-        pods = consumer_names(claims, facts) if claim else ()
-        name = pods[0] if pods else facts.name
+        users = consumers_of(claims, facts) if claim else []
+        name = users[0].name if users else facts.name
         amounts = (use.slots, use.memory, use.cores)
-        found.append(CardHolder(facts.namespace, name, *amounts, entry.state.value, claim, pods))
-    return tuple(sorted(found, key=lambda one: (-one.memory_mib, one.namespace, one.name, one.claim)))
+        pods = tuple(each.name for each in users)
+        holder = CardHolder(facts.namespace, name, *amounts, entry.state.value, claim, pods)
+        found.append((holder, tuple(each.uid for each in users) if claim else (facts.uid,)))
+    return sorted(found, key=lambda one: (-one[0].memory_mib, one[0].namespace, one[0].name, one[0].claim))

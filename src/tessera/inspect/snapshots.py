@@ -27,13 +27,6 @@ WITHOUT_OTHERS = "pods without devices (a snapshot of version 1): hosts look emp
 """matters only to policies that look at hosts"""
 
 
-class _ClaimObjects(msgspec.Struct, frozen=True, omit_defaults=True):
-    slices: tuple[dict[str, Any], ...] = ()
-    classes: tuple[dict[str, Any], ...] = ()
-    claims: tuple[dict[str, Any], ...] = ()
-    templates: tuple[dict[str, Any], ...] = ()
-
-
 class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     kind: str
     version: int
@@ -47,7 +40,7 @@ class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     pods: tuple[dict[str, Any], ...] = ()
     quotas: tuple[dict[str, Any], ...] = ()
     others: dict[str, HostRequest] = {}
-    dra: _ClaimObjects = _ClaimObjects()
+    dra: ClaimObjects = ClaimObjects()
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -70,7 +63,7 @@ def encode_snapshot(state: ClusterState, *, hashed: bool = False, form: str = "j
         state.pods,
         state.quotas,
         dict(state.others),
-        msgspec.convert(state.dra, _ClaimObjects, from_attributes=True),
+        state.dra,
     )
     if form == "yaml":
         content = msgspec.to_builtins(snapshot)
@@ -108,5 +101,5 @@ def decode_snapshot(data: bytes, *, file: str) -> ClusterState:
         found.setup,
         (*found.unseen, *([WITHOUT_OTHERS] if found.version == 1 else [])),
         found.others,
-        dra=ClaimObjects(found.dra.slices, found.dra.classes, found.dra.claims, found.dra.templates),
+        dra=found.dra,
     )

@@ -14,6 +14,16 @@ import msgspec
 import yaml
 
 from tessera.core.requests import HostRequest
+from tessera.kube.resources import (
+    DEVICE_CLASSES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_QUOTAS,
+    RESOURCE_SLICES,
+    Resource,
+)
 
 Json = dict[str, Any]
 
@@ -80,9 +90,9 @@ class BudgetState:
     """uids of the pods that it holds for"""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimObjects:
-    """The objects of dynamic resource allocation; none where the scheduler leaves claims to others."""
+class ClaimObjects(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The objects of dynamic resource allocation; none where the scheduler leaves claims to others. Snapshots hold it
+    as it is."""
 
     slices: tuple[Json, ...] = ()
     """of our driver"""
@@ -117,6 +127,18 @@ class ClusterState:
     """by namespace/name; None if they were not read, or not all of them"""
     priority_classes: tuple[Json, ...] = ()
     dra: ClaimObjects = field(default_factory=ClaimObjects)
+
+    def objects(self, resource: Resource) -> tuple[Json, ...]:
+        """Those of one of the resources that decide."""
+        return {
+            NODES: self.nodes,
+            PODS: self.pods,
+            RESOURCE_QUOTAS: self.quotas,
+            RESOURCE_SLICES: self.dra.slices,
+            DEVICE_CLASSES: self.dra.classes,
+            RESOURCE_CLAIMS: self.dra.claims,
+            RESOURCE_CLAIM_TEMPLATES: self.dra.templates,
+        }[resource]
 
     def require_nodes(self) -> None:
         """Raises ListForbidden if nodes could not be listed."""

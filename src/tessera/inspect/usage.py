@@ -4,11 +4,11 @@ values for tables and JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import Any, TypeVar
 
+from tessera.core.device_rules import Rules
 from tessera.core.grants import Use, effective_use
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, PodEntry
@@ -17,12 +17,12 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import (
     CardHolder,
     GrantedSlice,
-    card_holders,
     consumer_names,
     holder_slices,
+    holders_with_pods,
     is_claim,
 )
-from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, SliceKey, Utilization
+from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, SliceKey, Utilization, sum_utilization
 from tessera.scheduler.claims.book import ClaimBook
 
 
@@ -41,16 +41,6 @@ class Amount:
 def sum_amounts(amounts: Iterable[Amount]) -> Amount:
     listed = list(amounts)
     return Amount(sum(one.used for one in listed), sum(one.total for one in listed))
-
-
-def _sum_measured(parts: Iterable[Utilization | None]) -> Utilization | None:
-    """What is known of them together; None if nothing is."""
-    known = [part for part in parts if part is not None]
-    if not known:
-        return None
-    memory = [part.memory_mib for part in known if part.memory_mib is not None]
-    busy = [part.percent for part in known if part.percent is not None]
-    return Utilization(sum(memory) if memory else None, sum(busy) if busy else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +132,8 @@ def card_usage(
     Raises ListForbidden if nodes could not be listed.
     """
     cluster.state.require_nodes()
-    by_pod = _by_pod_and_card(cluster, use)
     found = [
-        usage_of(
-            cluster.ledger,
-            name,
-            card,
-            view.facts.problem,
-            use.cards.get((name, card.device.uuid)),
-            by_pod,
-            cluster.engine.claims.book,
-        )
+        usage_of(cluster.ledger, name, card, view.facts.problem, use, cluster.engine.claims.book)
         for name in cluster.ledger.node_names()
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
@@ -214,7 +195,7 @@ def pod_usage(
                 sum(one.memory for _, one in uses),
                 sum(one.cores for _, one in uses),
                 tuple(slices),
-                _sum_measured(one.measured for one in slices),
+                sum_utilization(one.measured for one in slices),
             )
         )
     return sorted(found, key=lambda one: (one.namespace, one.name))
@@ -262,20 +243,6 @@ def _rank(use: CardUsage | NodeUsage | PodUsage, order: str) -> float:
     return -ranks.get(order, memory.total - memory.used if order == "free" else 0)
 
 
-PodCard = tuple[str, str, str]
-"""namespace and name of a pod, and a card"""
-
-
-def _by_pod_and_card(cluster: OfflineCluster, use: MeasuredUse) -> dict[PodCard, Utilization]:
-    """What all containers of a pod use of a card."""
-    pods = {pod.metadata.uid: pod.metadata for pod in cluster.pods.values()} if use.slices else {}
-    parts: dict[PodCard, list[Utilization]] = {}
-    for key, measured in use.slices.items():
-        if key.uid in pods:
-            parts.setdefault((pods[key.uid].namespace, pods[key.uid].name, key.card), []).append(measured)
-    return {key: total for key, listed in parts.items() if (total := _sum_measured(listed)) is not None}
-
-
 Measured = TypeVar("Measured", MeasuredSlice, MeasuredHolder)
 
 
@@ -285,17 +252,11 @@ def _with_measured(kind: type[Measured], one: Any, measured: Utilization | None)
 
 
 def usage_of(
-    ledger: Ledger,
-    node: str,
-    card: Card,
-    problem: str,
-    measured: Utilization | None,
-    by_pod: Mapping[PodCard, Utilization] = MappingProxyType({}),
-    claims: ClaimBook | None = None,
+    ledger: Ledger, node: str, card: Card, problem: str, use: MeasuredUse, claims: ClaimBook | None
 ) -> CardUsage:
-    """One card. `problem` is that of its node."""
+    """One card. `problem` is that of its node, `claims` says which pods use a claim."""
     device = card.device
-    holders = card_holders(ledger, node, device.uuid, claims)
+    rules = ledger.rules.get(device.vendor)
     return CardUsage(
         node,
         device.index,
@@ -304,36 +265,27 @@ def usage_of(
         device.model,
         device.mode,
         Amount(card.used_memory, device.memory),
-        _cores(ledger, card),
+        Amount(count_cores(rules, card.used_cores), count_cores(rules, device.cores)),
         Amount(card.used, device.slots),
         problem or card_state(card),
         tuple(
-            _with_measured(
-                MeasuredHolder,
-                one,
-                _sum_measured(by_pod.get((one.namespace, name, device.uuid)) for name in one.pods or (one.name,)),
-            )
-            for one in holders
+            _with_measured(MeasuredHolder, one, use.of_pods(uids, device.uuid))
+            for one, uids in holders_with_pods(ledger, node, device.uuid, claims)
         ),
-        measured,
+        use.cards.get((node, device.uuid)),
     )
 
 
 def mean_measured(cards: Iterable[CardUsage]) -> Utilization | None:
     """The memory of all cards together, and the mean of their percentages."""
     known = [use.measured for use in cards if use.measured is not None]
-    total, busy = _sum_measured(known), [each.percent for each in known if each.percent is not None]
+    total, busy = sum_utilization(known), [each.percent for each in known if each.percent is not None]
     return None if total is None else Utilization(total.memory_mib, round(sum(busy) / len(busy)) if busy else None)
 
 
-def _cores(ledger: Ledger, card: Card) -> Amount:
-    used, total = card.used_cores, card.device.cores
-    # Some vendors count cores as a bit mask: it says which cores are used, so count the bits.
-    return (
-        Amount(used.bit_count(), total.bit_count())
-        if ledger.rules[card.device.vendor].core_masks
-        else Amount(used, total)
-    )
+def count_cores(rules: Rules | None, cores: int) -> int:
+    """Some vendors have cores as a bit mask, which says which cores they are: then the bits count."""
+    return cores.bit_count() if rules is not None and rules.core_masks else cores
 
 
 def card_state(card: Card) -> str:

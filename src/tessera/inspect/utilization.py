@@ -9,17 +9,17 @@ line. Memory is what HAMi-core counts, so slices of cards in other modes have no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.inspect.installation import FORBIDDEN
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_forbidden
 from tessera.kube.resources import PODS
 from tessera.wire.objects import Pod
 
@@ -49,6 +49,24 @@ class Utilization:
     percent: int | None = None
     """of the time in which kernels ran"""
 
+    @property
+    def is_idle(self) -> bool:
+        """Known to hold no memory and to run nothing."""
+        return self.memory_mib == 0 and not self.percent
+
+
+NOT_MEASURED = Utilization()
+
+
+def sum_utilization(parts: Iterable[Utilization | None]) -> Utilization | None:
+    """What is known of them together; None if nothing is."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    memory = [part.memory_mib for part in known if part.memory_mib is not None]
+    busy = [part.percent for part in known if part.percent is not None]
+    return Utilization(sum(memory) if memory else None, sum(busy) if busy else None)
+
 
 class SliceKey(NamedTuple):
     """A part of a card that a container has."""
@@ -60,7 +78,7 @@ class SliceKey(NamedTuple):
     """uuid"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredUse:
     """The figures of all monitors that answered."""
 
@@ -69,6 +87,18 @@ class MeasuredUse:
     """by node and uuid"""
     note: str = ""
     """why some figures are unknown; empty if none is missing"""
+
+    @cached_property
+    def pods(self) -> Mapping[tuple[str, str], Utilization]:
+        """By uid and card: what all containers of a pod use of it."""
+        parts: dict[tuple[str, str], list[Utilization]] = {}
+        for key, used in self.slices.items():
+            parts.setdefault((key.uid, key.card), []).append(used)
+        return {key: sum_utilization(used) or NOT_MEASURED for key, used in parts.items()}
+
+    def of_pods(self, uids: Iterable[str], card: str) -> Utilization | None:
+        """What these pods use of a card together; None if nothing is known."""
+        return sum_utilization(self.pods.get((uid, card)) for uid in uids)
 
 
 NOTHING_MEASURED = MeasuredUse()
@@ -184,7 +214,7 @@ async def _ask(client: KubeClient, monitor: MonitorPod, found: _Figures) -> None
         text = await client.get_raw(monitor.path, timeout=REQUEST_S)
         found.add(monitor.node, text.decode())
     except ApiError as error:
-        if error.status == FORBIDDEN:
+        if is_forbidden(error):
             found.forbidden = monitor.namespace
         found.problems[monitor.node] = error.message
     except (KubeError, ValueError, OverflowError) as error:

@@ -16,7 +16,7 @@ import msgspec
 from tessera import __version__
 from tessera.kube.access import Access
 from tessera.kube.decoder import Decoders, ListBody, ListPage, ObjectList, OnUnreadable, WatchEvent
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_not_found
 from tessera.kube.rate_limiter import RateLimiter
 from tessera.kube.resources import PODS
 from tessera.kube.transport import Transport
@@ -78,6 +78,15 @@ class KubeClient:
 
     async def get(self, path: str, kind: type[T]) -> T:
         return self._decoders.decode(await self._transport.request("GET", path), kind)
+
+    async def find(self, path: str, kind: type[T]) -> T | None:
+        """None if there is no such object."""
+        try:
+            return await self.get(path, kind)
+        except ApiError as error:
+            if not is_not_found(error):
+                raise
+            return None
 
     async def get_raw(self, path: str, *, timeout: float | None = None) -> bytes:
         """The response as it is, e.g. of a pod behind the apiserver's proxy."""

@@ -50,6 +50,21 @@ class ApiError(KubeError):
         return self.status == 410 or self.reason in ("Expired", "Gone")
 
 
+def is_not_found(error: BaseException) -> bool:
+    """Whether the apiserver says that there is no such object, as apierrors.IsNotFound in client-go."""
+    return isinstance(error, ApiError) and error.status == 404
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether the caller lacks the right to do it."""
+    return isinstance(error, ApiError) and error.status == 403
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the object is not what the caller expected, or exists already."""
+    return isinstance(error, ApiError) and error.status == 409
+
+
 class Unreachable(KubeError):
     """No complete response arrived."""
 

@@ -21,8 +21,8 @@ from tessera.kube.errors import ApiError
 from tessera.kube.leases import VALID_SHARE, LeaseSpec
 from tessera.kube.resources import LEASES
 
-NOT_FOUND, CONFLICT, NOT_AS_EXPECTED = 404, 409, 422
-"""the last is for a `test` that fails"""
+LOST = frozenset({404, 409, 422})
+"""status codes of writes that are refused because the lease is another one: the last is for a `test` that fails"""
 
 
 class LeaseLost(Exception):
@@ -80,11 +80,8 @@ class LeaseElection:
     async def acquire(self) -> bool:
         """Take the lease, or renew it; whether it is held now. Raises KubeError if the apiserver does not say."""
         began = self._clock()
-        try:
-            lease = await self._client.get(self._path, HeldLease)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
+        lease = await self._client.find(self._path, HeldLease)
+        if lease is None:
             return await self._write(began, self._create)
         holder = lease.spec.holder_identity
         if holder == self._identity:
@@ -104,7 +101,7 @@ class LeaseElection:
         try:
             await self._patch([*self._expect(self._identity), change])
         except ApiError as error:
-            if error.status not in (NOT_FOUND, CONFLICT, NOT_AS_EXPECTED):
+            if error.status not in LOST:
                 raise
             self._renewed_at = None
             raise LeaseLost from error
@@ -127,7 +124,7 @@ class LeaseElection:
         try:
             await write()
         except ApiError as error:
-            if error.status not in (NOT_FOUND, CONFLICT, NOT_AS_EXPECTED):
+            if error.status not in LOST:
                 raise
             self._renewed_at = None  # Another process was faster.
             return False

@@ -69,10 +69,6 @@ class LeaseWatch:
         self._acquisitions = 0
         """changes of the holder that were observed"""
 
-    @property
-    def lease(self) -> Lease | None:
-        return self._lease
-
     def tenure(self) -> int | None:
         """The number of the acquisition by which this host leads; None if it does not.
 

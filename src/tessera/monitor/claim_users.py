@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from http import HTTPStatus
 from typing import NamedTuple, TypeVar
 
 from tessera.host.writable_dirs import claim_dir_name
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS, RESOURCE_CLAIMS
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.pods import Cards, SeenPod
@@ -85,25 +84,20 @@ class ClaimUsers:
 
     async def _read(self, pod: SeenPod) -> tuple[ClaimUser, ...] | None:
         """None if it cannot be said yet. Raises KubeError or TimeoutError."""
-        found = await self._get(PODS.path(pod.namespace, pod.name), ClaimingPod)
+        found = await self._find(PODS.path(pod.namespace, pod.name), ClaimingPod)
         if found is None or found.metadata.uid != pod.uid:
             return None
         claims: dict[str, ResourceClaim] = {}
         for name in found.claim_names.values():
-            claim = await self._get(RESOURCE_CLAIMS.path(pod.namespace, name), ResourceClaim)
+            claim = await self._find(RESOURCE_CLAIMS.path(pod.namespace, name), ResourceClaim)
             if claim is None or pod.uid not in {each.uid for each in claim.status.reserved_for or ()}:
                 return None
             claims[name] = claim
         return tuple(claim_users(found, claims))
 
-    async def _get(self, path: str, kind: type[T]) -> T | None:
-        try:
-            async with asyncio.timeout(READ_S):
-                return await self._client.get(path, kind)
-        except ApiError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+    async def _find(self, path: str, kind: type[T]) -> T | None:
+        async with asyncio.timeout(READ_S):
+            return await self._client.find(path, kind)
 
 
 def claim_users(pod: ClaimingPod, claims: Mapping[str, ResourceClaim]) -> Iterable[ClaimUser]:

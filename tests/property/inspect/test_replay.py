@@ -12,6 +12,7 @@ from tessera.inspect.render.journal import difference_lines
 from tessera.inspect.replay import Timeline
 from tessera.wire.journal import Placed, Refused
 from tests.support.examples import examples
+from tests.support.journals import decide_again
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.recorded_lives import lives, written
 
@@ -45,7 +46,7 @@ def test_a_journal_is_replayed_to_the_end_or_to_the_first_decision_that_differs(
 ) -> None:
     records = written(life.records)
     decisions = [place for place, record in enumerate(records) if isinstance(record, (Placed, Refused))]
-    counts, difference = Timeline(records).check()
+    counts, difference = decide_again(records)
     assert difference is None, list(difference_lines(difference))
     assert counts.checked == len(decisions)
     assert Timeline(records).at(life.now).ledger.state() == life.ledger.state()
@@ -55,7 +56,7 @@ def test_a_journal_is_replayed_to_the_end_or_to_the_first_decision_that_differs(
     decision = records[place]
     assert isinstance(decision, (Placed, Refused))
     other = data.draw(st.composite(changed)(decision))
-    counts, difference = Timeline([*records[:place], other, *records[place + 1 :]]).check()
+    counts, difference = decide_again([*records[:place], other, *records[place + 1 :]])
     assert difference is not None
     assert difference.decision == other
     assert counts.checked == decisions.index(place) + 1

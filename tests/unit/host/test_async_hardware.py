@@ -119,9 +119,16 @@ async def test_a_driver_that_hangs_is_an_error_and_scans_go_on_when_it_answers_a
 
 @in_real_time
 async def test_nobody_queues_up_behind_a_call_that_hangs() -> None:
-    thread, answers, calls = CallThread("t"), threading.Event(), []
-    with pytest.raises(CallTimeout):
-        await thread.call(answers.wait, deadline=AT_ONCE)
+    thread, began, answers, calls = CallThread("t"), threading.Event(), threading.Event(), []
+
+    def hang() -> None:
+        began.set()
+        answers.wait()
+
+    # On a busy machine the deadline may pass before the thread takes the call, which is never made then.
+    while not began.is_set():
+        with pytest.raises(CallTimeout):
+            await thread.call(hang, deadline=AT_ONCE)
     for _ in range(3):
         with pytest.raises(CallTimeout):
             await thread.call(lambda: calls.append("early"), deadline=AT_ONCE)

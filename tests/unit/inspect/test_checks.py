@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import msgspec
 import pytest
 import trustme
 from msgspec import convert
@@ -327,7 +328,7 @@ async def test_a_claim_that_waits_for_its_pod_for_minutes_is_found() -> None:
 async def test_pools_that_no_scheduler_or_two_would_allocate_are_found() -> None:
     def found(built: NodeBuilder, registered: list[NodeBuilder], **changes: Any) -> list[str]:
         slices = (document_of(published(built, **changes)),)
-        dra = replace(claim_objects([]), slices=slices)
+        dra = msgspec.structs.replace(claim_objects([]), slices=slices)
         return [each.what for each in bad(check_claims(OfflineCluster(state_of(registered, dra=dra))))]
 
     cards = node("n1").gpus(2)
@@ -499,13 +500,13 @@ def test_agents_that_are_not_ready_are_found(ready: int, wanted: int, severity: 
     assert bool(found.fix) is (severity is not Severity.FINE)
 
 
-class Cluster:
+class Cluster(KubeClient):
     """An apiserver with one DaemonSet, or with an error for every one."""
 
     def __init__(self, name: str, error: int = 404) -> None:
         self.name, self.error = name, error
 
-    async def get(self, path: str, _: object) -> dict[str, Any]:
+    async def get(self, path: str, kind: type[Any]) -> Any:
         if path.endswith(f"/daemonsets/{self.name}"):
             return daemon_set(2, 3)
         raise ApiError(status=self.error)

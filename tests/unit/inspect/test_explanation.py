@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.inspect import sanitize
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import explanation_lines, source_lines
+from tessera.inspect.sanitize import Sanitizer
 from tessera.inspect.state import InspectionError
 from tessera.inspect.verdicts import FitsNowhere
 from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod, vendors
@@ -348,7 +348,7 @@ async def test_a_pod_whose_only_resource_is_misspelt_is_not_told_about_its_sched
 
 def test_a_pod_that_waits_for_a_misspelt_resource_is_kept_for_explain() -> None:
     def waits(**spec: object) -> bool:
-        return sanitize.waits_for_misspelt({"spec": spec}, vendors())
+        return Sanitizer(vendors(), claims=False).waits_for_misspelt({"spec": spec})
 
     misspelt = {"name": "c", "resources": {"limits": {"nvidia.com/gpus": "1"}}}
     assert waits(containers=[misspelt])

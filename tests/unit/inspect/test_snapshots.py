@@ -16,6 +16,7 @@ from tessera.inspect.scheduler_settings import build_offline_settings, parse_sch
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
 from tessera.inspect.verdicts import FitsNowhere
+from tessera.wire.pod_groups import GANG, GANG_SIZE
 from tests.support.builders import MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, vendors
 from tests.support.claim_scheduler import claiming, device_class, resource_claim, templated
 from tests.support.cluster_states import claim_objects, document_of, held, plain, quota, state_of
@@ -155,6 +156,25 @@ def test_hashing_leaves_no_name_anywhere() -> None:
         "remark",
     ):
         assert name not in text, name
+
+
+def test_the_name_of_a_gang_and_a_nominated_node_are_replaced_wherever_they_stand() -> None:
+    labels = {GANG: "secret-gang", GANG_SIZE: "3"}
+    members = [
+        gpu_pod(mem=10).called("one", uid="uid-1").labelled(**labels),
+        gpu_pod(mem=10).called("two", uid="uid-2").annotate(*labels.items()),
+        gpu_pod(mem=10).called("three", uid="uid-3"),
+    ]
+    state = state_of([node("alpha-host").gpus(1)], members)
+    state.pods[2]["spec"]["schedulingGroup"] = {"podGroupName": "secret-gang"}
+    state.pods[2]["status"] = {"nominatedNodeName": "alpha-host"}
+    one, two, three = anonymize(state, KEY).pods
+    assert one["metadata"]["labels"] == two["metadata"]["annotations"]
+    assert one["metadata"]["labels"][GANG] == three["spec"]["schedulingGroup"]["podGroupName"]
+    assert one["metadata"]["labels"][GANG_SIZE] == "3"
+    text = json.dumps([one, two, three])
+    assert "secret-gang" not in text
+    assert "alpha" not in text
 
 
 def test_the_same_key_gives_the_same_hashes_and_another_key_others() -> None:

@@ -11,7 +11,15 @@ from tessera import __version__
 from tessera.kube.access import Access
 from tessera.kube.client import JSON_PATCH, KubeClient
 from tessera.kube.credentials import FixedHeaders, basic, bearer
-from tessera.kube.errors import ApiError, BadName, BadResponse, Unreachable
+from tessera.kube.errors import (
+    ApiError,
+    BadName,
+    BadResponse,
+    Unreachable,
+    is_conflict,
+    is_forbidden,
+    is_not_found,
+)
 from tessera.kube.resources import NODES, PODS
 from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import (
@@ -51,6 +59,19 @@ def page(*names: str, version: str = "9", more: str = "") -> Answer:
 
 def client_of(server: RawServer, **settings: Any) -> KubeClient:
     return KubeClient(Access(server.url), **settings)
+
+
+@in_fake_time
+async def test_an_object_that_may_be_missing_is_none_and_other_refusals_are_raised() -> None:
+    answers = (reply(200, thing("train-0")), refusal(404, "NotFound"), refusal(403, "Forbidden"))
+    async with RawServer(*answers) as server, client_of(server) as client:
+        assert await client.find(POD, Thing) == Thing(Meta("train-0", "1"))
+        assert await client.find(POD, Thing) is None
+        with pytest.raises(ApiError) as error:
+            await client.find(POD, Thing)
+        assert is_forbidden(error.value)
+        assert not is_not_found(error.value)
+        assert not is_conflict(error.value)
 
 
 @in_fake_time

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.monitor.claim_users import ClaimUsers, claim_users
 from tessera.monitor.container_dirs import Folder, Owner, RegionPlace, may_go, places
@@ -41,7 +42,7 @@ def claim(*devices: tuple[str, str], driver: str = DRIVER, user: str = "uid-p") 
     return msgspec.convert({"metadata": {"name": "c", "uid": "uid-c"}, "status": status}, ResourceClaim)
 
 
-class Api:
+class Api(KubeClient):
     """Answers reads of a pod and its claim."""
 
     def __init__(self, pod: ClaimingPod, found: ResourceClaim | KubeError) -> None:
@@ -80,7 +81,7 @@ def test_a_container_has_the_directory_of_the_request_that_it_uses(
 
 async def test_a_directory_belongs_to_the_first_container_that_shares_it_with_the_cards_of_the_claim() -> None:
     api = Api(claiming_pod({"name": "own"}, side=[{"name": "own"}]), claim(("gpu", GPU_A.lower())))
-    claims = ClaimUsers(api)  # type: ignore[arg-type]
+    claims = ClaimUsers(api)
     assert await claims.look_up([SEEN], [DIR]) == ""
     assert claims.owners() == {DIR: MAIN}
     assert claims.granted([SEEN], [GPU_A, GPU_B]) == {MAIN: Cards({GPU_A}), SIDE: Cards()}
@@ -89,7 +90,7 @@ async def test_a_directory_belongs_to_the_first_container_that_shares_it_with_th
 
 async def test_a_pod_is_looked_up_once_and_only_for_a_directory_that_is_not_known() -> None:
     api = Api(claiming_pod({"name": "own"}), claim(("gpu", "a")))
-    claims = ClaimUsers(api)  # type: ignore[arg-type]
+    claims = ClaimUsers(api)
     await claims.look_up([SEEN], [])
     assert api.reads == 0
     await claims.look_up([SEEN], [DIR])
@@ -101,7 +102,7 @@ async def test_a_pod_is_looked_up_once_and_only_for_a_directory_that_is_not_know
 
 async def test_a_claim_that_is_not_reserved_for_the_pod_or_cannot_be_read_is_looked_up_again() -> None:
     api = Api(claiming_pod({"name": "own"}), claim(("gpu", "a"), user="uid-q"))
-    claims = ClaimUsers(api)  # type: ignore[arg-type]
+    claims = ClaimUsers(api)
     assert await claims.look_up([SEEN], [DIR]) == ""
     assert claims.owners() == {}
     api.found = ApiError(status=404)

@@ -28,7 +28,7 @@ SOFT = {"huawei.com/vnpu-mode": "hami-core"}
 
 def vendor(word: str = "Ascend910B3", *, soft_split: bool = False, **changes: Any) -> Ascend:
     chip = msgspec.structs.replace(CHIPS[word], **changes)
-    return Ascend(chip, soft_split=soft_split, siblings=tuple(c.resource_name for c in CHART.configs))
+    return Ascend(chip, soft_split=soft_split)
 
 
 def limits(word: str, count: Any = None, memory: Any = None, cores: Any = None) -> dict[str, Any]:

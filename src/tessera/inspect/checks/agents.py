@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera.inspect.checks.findings import Area, Finding
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
+from tessera.inspect.installation import Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_forbidden
 from tessera.kube.resources import DAEMON_SETS
 
 AREA = Area("agents")
@@ -24,14 +24,14 @@ async def check_agents(client: KubeClient, installation: Installation) -> list[F
     release = installation.name.removesuffix(SCHEDULER)
     for name in dict.fromkeys(f"{each}{DEVICE_PLUGIN}" for each in (release, *RELEASES) if each):
         try:
-            path = DAEMON_SETS.path(installation.namespace, name)
-            return list(check_daemon_set(await client.get(path, dict[str, Any])))
+            found = await client.find(DAEMON_SETS.path(installation.namespace, name), dict[str, Any])
         except ApiError as error:
-            if error.status == FORBIDDEN:
-                where = f"DaemonSet {installation.namespace}/{name}"
-                return [AREA.unseen(f"whether they are ready: {where} cannot be read", fix="grant get on daemonsets")]
-            if error.status != NOT_FOUND:
+            if not is_forbidden(error):
                 raise
+            where = f"DaemonSet {installation.namespace}/{name}"
+            return [AREA.unseen(f"whether they are ready: {where} cannot be read", fix="grant get on daemonsets")]
+        if found is not None:
+            return list(check_daemon_set(found))
     return []  # They are another chart's, or none's; what is registered is checked node by node.
 
 

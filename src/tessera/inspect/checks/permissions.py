@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.inspect.checks.findings import Area, Finding
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
+from tessera.inspect.installation import Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_forbidden, is_not_found
 from tessera.kube.resources import SELF_SUBJECT_ACCESS_REVIEWS, Resource
 from tessera.wire.gobool import parse_bool
 
@@ -90,7 +90,7 @@ async def check_permissions(client: KubeClient, installation: Installation) -> l
     try:
         missing = await _missing(client, needed, user=account)
     except ApiError as error:
-        if error.status not in (FORBIDDEN, NOT_FOUND):
+        if not is_forbidden(error) and not is_not_found(error):
             raise
         text = f"you may not check the permissions of {account}; checking yours instead"
         return [AREA.unseen(text), *await _check_own(client, needed)]

@@ -8,6 +8,7 @@ import msgspec
 
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.usage import count_cores
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import quota_facts
 from tessera.vendors.quota_mistakes import find_quota_mistakes
@@ -40,5 +41,4 @@ def _capacity(cluster: OfflineCluster, vendor: Vendor) -> tuple[int, int]:
         for device in cluster.ledger.devices(name).values()
         if device.vendor == vendor.key
     ]
-    cores = (device.cores.bit_count() if vendor.core_masks else device.cores for device in found)
-    return sum(device.memory for device in found), sum(cores)
+    return sum(device.memory for device in found), sum(count_cores(vendor, device.cores) for device in found)

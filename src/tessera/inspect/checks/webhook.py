@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tessera.inspect.checks.findings import Area, Finding
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, WEBHOOK, Installation
+from tessera.inspect.installation import WEBHOOK, Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_forbidden
 from tessera.kube.resources import PODS, SECRETS
 from tessera.scheduler.certificates.authority import BadCertificate, facts_of
 from tessera.vendors.base import Vendor
@@ -142,15 +142,13 @@ async def check_certificate(client: KubeClient, installation: Installation, *, n
     fix = "restart the scheduler if it manages its certificates; otherwise renew tls.crt and tls.key in the Secret"
     for name in dict.fromkeys((f"{installation.name}-tls", SECRET)):
         try:
-            secret = await client.get(SECRETS.path(installation.namespace, name), dict[str, Any])
+            secret = await client.find(SECRETS.path(installation.namespace, name), dict[str, Any])
         except ApiError as error:
-            if error.status == FORBIDDEN:
-                return [
-                    AREA.unseen(f"the serving certificate in Secret {installation.namespace}/{name} cannot be read")
-                ]
-            if error.status == NOT_FOUND:
-                continue
-            raise
+            if not is_forbidden(error):
+                raise
+            return [AREA.unseen(f"the serving certificate in Secret {installation.namespace}/{name} cannot be read")]
+        if secret is None:
+            continue
         pem = base64.b64decode((secret.get("data") or {}).get("tls.crt", ""))
         return list(certificate_findings(f"the serving certificate in Secret {name}", pem, now, fix=fix))
     return []
@@ -197,7 +195,7 @@ def _refused(error: ApiError, namespace: str) -> Finding:
             why="device pods are refused, or created without the webhook's changes",
             fix="check that the scheduler runs, that its Service has endpoints, and that caBundle fits the certificate",
         )
-    if error.status == FORBIDDEN:
+    if is_forbidden(error):
         return AREA.unseen(
             f"you may not create a test pod in namespace {namespace}: {error.message}",
             fix="grant create on pods (it is only a dry run)",

@@ -11,30 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tessera.core.ledger import Ledger, PodEntry
-from tessera.core.node_info import Card
-from tessera.inspect.dashboard.documents import Measurements
 from tessera.inspect.render.explanation import section, slice_text
 from tessera.inspect.render.lines import Style, StyledLine
 from tessera.inspect.render.usage import cards_table
 from tessera.inspect.slices import holder_slices
 from tessera.inspect.state import Json
 from tessera.inspect.usage import CardUsage, holding_pods, sum_amounts, usage_of
-from tessera.inspect.utilization import Utilization
+from tessera.inspect.utilization import MeasuredUse
 from tessera.scheduler.claims.book import ClaimBook
 
 NAMED_PROFILES = 12
 
 
-def card_details(
-    ledger: Ledger, node: str, uuid: str, measured: Measurements, claims: ClaimBook | None = None
-) -> Json | None:
+def card_details(ledger: Ledger, node: str, uuid: str, measured: MeasuredUse, claims: ClaimBook | None) -> Json | None:
     """None if there is no such card. `claims` says which pods use one."""
     view = ledger.node(node)
     card = next((card for card in view.cards if card.device.uuid == uuid), None) if view is not None else None
     if view is None or card is None:
         return None
     device = card.device
-    usage = _usage(ledger, node, card, view.facts.problem, measured, claims)
+    usage = usage_of(ledger, node, card, view.facts.problem, measured, claims)
     links = sorted(f"{_index(ledger, node, other)}: {score}" for other, score in device.links.items())
     facts = {
         "vendor": device.vendor,
@@ -47,19 +43,17 @@ def card_details(
         "migProfiles": ", ".join(profile.name for profile in device.mig_profiles[:NAMED_PROFILES]),
         "node": view.facts.problem,
     }
-    return _document(
-        f"card {device.index} of {node}", cards_table([usage], width=None, wide=True, ascii_only=False), facts
-    )
+    return _document(f"card {device.index} of {node}", _table([usage]), facts)
 
 
 def node_details(
-    ledger: Ledger, name: str, measured: Measurements, facts: Json, claims: ClaimBook | None = None
+    ledger: Ledger, name: str, measured: MeasuredUse, facts: Json, claims: ClaimBook | None
 ) -> Json | None:
     """None if the node has registered nothing. `facts` are those that its source knows beside."""
     view = ledger.node(name)
     if view is None:
         return None
-    cards = [_usage(ledger, name, card, view.facts.problem, measured, claims) for card in view.cards]
+    cards = [usage_of(ledger, name, card, view.facts.problem, measured, claims) for card in view.cards]
     memory, cores = sum_amounts(use.memory_mib for use in cards), sum_amounts(use.cores for use in cards)
     found = {
         "cards": len(cards),
@@ -94,16 +88,6 @@ def find_entry(ledger: Ledger, namespace: str, name: str) -> PodEntry | None:
         if entry.facts.name == name and entry.facts.namespace == namespace:
             return entry
     return None
-
-
-def _usage(
-    ledger: Ledger, node: str, card: Card, problem: str, measured: Measurements, claims: ClaimBook | None
-) -> CardUsage:
-    found = measured.card(node, card.device.uuid)
-    percent = None if found.utilization is None else round(found.utilization)
-    known = found.memory is not None or percent is not None
-    use = Utilization(found.memory, percent) if known else None
-    return usage_of(ledger, node, card, problem, use, claims=claims)
 
 
 def _table(cards: Sequence[CardUsage]) -> list[StyledLine]:

@@ -28,7 +28,8 @@ from tessera.inspect.dashboard.room import Room, SliceSize, count_room
 from tessera.inspect.dashboard.waiting_gangs import HELD, held_gang
 from tessera.inspect.slices import consumers_of, is_claim
 from tessera.inspect.state import Json
-from tessera.inspect.usage import card_state
+from tessera.inspect.usage import card_state, count_cores
+from tessera.inspect.utilization import NOT_MEASURED, NOTHING_MEASURED, MeasuredUse, Utilization
 from tessera.scheduler.claims.book import ClaimBook
 from tessera.scheduler.metrics.granted_time import share_of
 
@@ -52,35 +53,35 @@ class PodOrigin(NamedTuple):
     created: float | None = None
     gang: str = ""
 
+    @property
+    def owner(self) -> tuple[str, str] | None:
+        return (self.kind, self.name) if self.kind else None
+
 
 NO_ORIGIN = PodOrigin()
 
 
-class Measured(NamedTuple):
-    """What the monitor saw in use; None if that is not known."""
+class RenderContext:
+    """What the page shows of pods beside what the ledger knows. This one knows no more than whose pods they are, as
+    for the past of a journal."""
 
-    memory: int | None = None
-    """MiB"""
-    utilization: float | None = None
-    """per cent"""
+    claims: ClaimBook | None = None
+
+    def __init__(self, origin: Callable[[str], PodOrigin]) -> None:
+        """`origin` is asked for each pod by uid."""
+        self.origin = origin
 
     @property
-    def is_idle(self) -> bool:
-        """Known to hold no memory and to run nothing."""
-        return self.memory == 0 and not self.utilization
+    def use(self) -> MeasuredUse:
+        """What monitors measure."""
+        return NOTHING_MEASURED
 
+    def is_handing_over(self, uid: str) -> bool:
+        return False
 
-NOT_MEASURED = Measured()
-
-
-class Measurements:
-    """What the monitor knows. This one knows nothing."""
-
-    def card(self, node: str, uuid: str) -> Measured:
-        return NOT_MEASURED
-
-    def slice(self, uid: str, uuid: str) -> Measured:
-        return NOT_MEASURED
+    def until(self, uid: str) -> float | None:
+        """When what is held or claimed for a time ends by itself."""
+        return None
 
 
 @dataclass(slots=True)
@@ -133,26 +134,12 @@ class ModelTable:
 
 
 class NodeRenderer:
-    """Renders nodes of one ledger. `origin` and `is_handing_over` are asked for each pod by uid, `until` for what is
-    held or claimed for a time."""
+    """Renders nodes of one ledger."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        origin: Callable[[str], PodOrigin],
-        is_handing_over: Callable[[str], bool],
-        until: Callable[[str], float | None] = lambda uid: None,
-        measurements: Measurements | None = None,
-        claims: ClaimBook | None = None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, context: RenderContext) -> None:
         self.models = ModelTable()
         self._ledger = ledger
-        self._origin = origin
-        self._is_handing_over = is_handing_over
-        self._until = until
-        self._measured = measurements or Measurements()
-        self._book = claims
+        self._context = context
         self._groups: dict[str, tuple[Mapping[str, Device], dict[str, str]]] = {}
 
     def render(self, name: str) -> NodeDocument | None:
@@ -179,15 +166,15 @@ class NodeRenderer:
             if not entry.holdings:
                 continue
             facts, uid = entry.facts, entry.facts.uid
-            users = consumers_of(self._book, facts) if is_claim(facts) else []
+            users = consumers_of(self._context.claims, facts) if is_claim(facts) else []
             for uuid, holding in entry.holdings.items():
-                measured = self._measured_slice([user.uid for user in users] or [uid], uuid)
+                measured = self._context.use.of_pods([user.uid for user in users] or [uid], uuid) or NOT_MEASURED
                 self._count(name, facts.namespace, uuid, holding, measured, found)
                 slices.setdefault(uuid, []).append(self._slice(uid, holding, measured))
             state = entry.state.value
-            if entry.state is GrantState.BOUND and self._is_handing_over(uid):
+            if entry.state is GrantState.BOUND and self._context.is_handing_over(uid):
                 state = "handing-over"
-            kind, owner, since, created, gang = self._origin(users[0].uid if users else uid)
+            kind, owner, since, created, gang = self._context.origin(users[0].uid if users else uid)
             if since is not None and created is not None:
                 found.waits[max(int(since - created), 0)] += 1
             document = [facts.namespace, facts.name, kind, owner, state, since]
@@ -196,7 +183,7 @@ class NodeRenderer:
             if gang:
                 document.append(gang)
             elif holder := held_gang(uid):
-                document[2:] = ["Gang", holder, HELD, None, holder, self._until(uid)]
+                document[2:] = ["Gang", holder, HELD, None, holder, self._context.until(uid)]
             found.pods[uid] = encode({uid: document})[1:-1]
         return slices
 
@@ -217,37 +204,30 @@ class NodeRenderer:
                         "isGang": bool(held_gang(facts.uid)),
                         "memory": memory,
                         "cores": cores,
-                        "until": self._until(facts.uid),
+                        "until": self._context.until(facts.uid),
                         "leaving": leaving,
                     }
                 )
         return claims
 
-    def _measured_slice(self, uids: Sequence[str], uuid: str) -> Measured:
-        """What these pods use of a card together."""
-        known = [self._measured.slice(uid, uuid) for uid in uids]
-        memory = [each.memory for each in known if each.memory is not None]
-        busy = [each.utilization for each in known if each.utilization is not None]
-        return Measured(sum(memory) if memory else None, sum(busy) if busy else None)
-
-    def _slice(self, uid: str, holding: Holding, measured: Measured) -> list[Any]:
+    def _slice(self, uid: str, holding: Holding, measured: Utilization) -> list[Any]:
         use = holding.use
-        cores = use.cores.bit_count() if self._counts_bits(holding.vendor) else use.cores
+        cores = count_cores(self._ledger.rules.get(holding.vendor), use.cores)
         profiles = "+".join(slot.profile for slot in holding.mig) if holding.mig else ""
-        return [uid, use.memory, cores, use.slots, measured.memory, measured.utilization, profiles]
+        return [uid, use.memory, cores, use.slots, measured.memory_mib, measured.percent, profiles]
 
     def _count(
-        self, name: str, namespace: str, uuid: str, holding: Holding, measured: Measured, found: NodeDocument
+        self, name: str, namespace: str, uuid: str, holding: Holding, measured: Utilization, found: NodeDocument
     ) -> None:
         device, use = self._ledger.devices(name)[uuid], holding.use
-        cores = use.cores.bit_count() if self._counts_bits(device.vendor) else use.cores
-        share = share_of(use, device, self._ledger.rules.get(device.vendor))
+        rules = self._ledger.rules.get(device.vendor)
+        cores, share = count_cores(rules, use.cores), share_of(use, device, rules)
         key = namespace, self.models.position(device.model)
         granted = Share(use.memory, cores, share)
         found.room.held[SliceSize(use.memory, cores)] += 1
         found.granted.setdefault(key, Share()).add(granted)
-        if measured.memory is not None:
-            found.used[namespace] = found.used.get(namespace, 0) + measured.memory
+        if measured.memory_mib is not None:
+            found.used[namespace] = found.used.get(namespace, 0) + measured.memory_mib
         if measured.is_idle:
             found.idle.add(granted)
 
@@ -261,9 +241,9 @@ class NodeRenderer:
     ) -> list[Any]:
         device = card.device
         model = self.models.position(device.model)
-        cores = device.cores.bit_count() if self._counts_bits(device.vendor) else device.cores
+        cores = count_cores(self._ledger.rules.get(device.vendor), device.cores)
         found.totals.setdefault(model, Share()).add(Share(device.memory, cores, 1.0))
-        used, utilization = self._measured.card(name, device.uuid)
+        measured = self._context.use.cards.get((name, device.uuid), NOT_MEASURED)
         return [
             device.index,
             device.uuid,
@@ -276,13 +256,9 @@ class NodeRenderer:
             groups.get(device.uuid, ""),
             device.numa,
             slices,
-            used,
-            utilization,
+            measured.memory_mib,
+            measured.percent,
         ]
-
-    def _counts_bits(self, vendor: str) -> bool:
-        rules = self._ledger.rules.get(vendor)
-        return rules is not None and rules.core_masks
 
     def _groups_of(self, name: str) -> dict[str, str]:
         """NVLink groups by uuid; found again only when the node's registration has changed."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, encode
-from tessera.inspect.dashboard.room import SliceSize
+from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext, encode
+from tessera.inspect.dashboard.room import count_slices
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
+from tessera.inspect.dashboard.waiting_row import WaitingRow
 from tessera.inspect.journal_source import JournalSource
+from tessera.inspect.journal_subject import subject_of
 from tessera.inspect.render.journal import ask_text, grants_text, reasons_text, record_text
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.replay import Moment, Timeline
@@ -31,7 +32,6 @@ from tessera.wire.journal import (
     Gang,
     NominationRecord,
     Placed,
-    PodRef,
     Record,
     Refused,
     Released,
@@ -145,16 +145,15 @@ class RemoteJournal:
     """The journal of a scheduler that is read over HTTP, from where the last question ended. Asked one question at a
     time."""
 
-    def __init__(self, open_source: Callable[[], JournalSource], *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, open_source: Callable[[], JournalSource]) -> None:
         """Each source begins with all that the scheduler has kept."""
         self._open = open_source
-        self._now = now
         self._begin: float | None = None
         self._read: tuple[JournalSource, Timeline] | None = None
         self._idle = IdleTimer(self._forget)
 
     def range(self) -> Json | None:
-        return None if self._begin is None else {"from": self._begin, "to": self._now()}
+        return None if self._begin is None else {"from": self._begin, "to": time.time()}
 
     async def timeline(self) -> Timeline:
         if self._read is None or len(self._read[1].records) > MOST_FOLLOWED:
@@ -186,12 +185,13 @@ async def seek(timeline: Timeline, moment: float, pause: Pause) -> Moment:
 
 
 def record_document(record: Happening) -> Json:
+    subject = subject_of(record)
     return {
         "sequence": record.sequence,
         "time": record.time,
         "kind": "nominated" if isinstance(record, NominationRecord) else str(type(record).__struct_config__.tag),
-        "pod": _pod_of(record),
-        "node": _node_of(record),
+        "pod": subject.pod,
+        "node": subject.node,
         "text": _text_of(record),
     }
 
@@ -214,11 +214,14 @@ async def history_of(
     records: Iterable[Record], pause: Pause, namespace: str, name: str, *, gang: str = "", last: float
 ) -> list[Json]:
     """What happened to one pod, and to its gang if it has one."""
-    wanted, of_gang = f"{namespace}/{name}", f"{namespace}/{gang}" if gang else None
     found = [
         one
         for one in await happenings(records, pause, first=0.0, last=last)
-        if (_gang_of(one) == of_gang if isinstance(one, Gang) else _pod_of(one) == wanted)
+        if (
+            (one.namespace, one.name) == (namespace, gang)
+            if isinstance(one, Gang)
+            else subject_of(one).pod == f"{namespace}/{name}"
+        )
     ]
     return await documents_of(found[-MOST_RECORDS:], pause)
 
@@ -227,29 +230,10 @@ async def documents_of(found: Iterable[Happening], pause: Pause) -> list[Json]:
     return [record_document(record) async for record in in_steps(found, pause)]
 
 
-def _pod_of(record: Happening) -> str:
-    if isinstance(record, Denied):
-        return f"{record.namespace}/{record.name}"
-    if isinstance(record, NominationRecord) and record.state is not None:
-        return f"{record.state.namespace}/{record.state.name}"
-    pod: PodRef | None = getattr(record, "pod", None)
-    return f"{pod.namespace}/{pod.name}" if pod is not None else ""
-
-
-def _node_of(record: Happening) -> str:
-    if isinstance(record, NominationRecord) and record.state is not None:
-        return record.state.node
-    return getattr(record, "node", "")
-
-
-def _gang_of(record: Gang) -> str:
-    return f"{record.namespace}/{record.name}"
-
-
 def _text_of(record: Happening) -> str:
     """A gang is no pod, so its name is in the text."""
     if isinstance(record, Gang):
-        return f"{_gang_of(record)} is {record.state}: {record.text}"
+        return f"{record.namespace}/{record.name} is {record.state}: {record.text}"
     if isinstance(record, NominationRecord) and record.state is not None:
         leave = count_of(len(record.victims), "pod") if record.victims else "no pod"
         return f"for it {leave} must leave: {grants_text(record.state.grants, uuids=False)}"
@@ -271,7 +255,7 @@ async def past_state(
     of pods that are gone."""
     moment = await seek(timeline, wanted, pause)
     ledger = moment.ledger
-    renderer = NodeRenderer(ledger, origin=origin, is_handing_over=lambda uid: False)
+    renderer = NodeRenderer(ledger, RenderContext(origin))
     totals = Totals(renderer.models)
     nodes: list[bytes] = []
     pods: list[bytes] = []
@@ -282,13 +266,10 @@ async def past_state(
             nodes.append(document.body)
             pods += document.pods.values()
     refused = refused_then(timeline.records, moment)
-    asked: Counter[SliceSize] = Counter()
-    for _, record in refused:
-        for container in record.ask.containers:
-            for one in container.requests:
-                asked[SliceSize(one.memory, one.cores)] += one.count
+    containers = (container for _, record in refused for container in record.ask.containers)
+    asked = count_slices(one for container in containers for one in container.requests)
     sums = totals.document(asked, [moment.time - since for since, _ in refused])
-    waiting = [_waiting_document(since, record, origin(record.pod.uid)) for since, record in refused[:MOST_PODS]]
+    waiting = [_waiting_row(since, record, origin(record.pod.uid)) for since, record in refused[:MOST_PODS]]
     head = {"version": 0, "time": moment.time, "source": {**source, "live": False}, "models": renderer.models.names}
     return b"".join((
         encode(head)[:-1], b',"pods":{', b",".join(pods), b'},"nodes":[', b",".join(nodes), b'],"waiting":',
@@ -311,17 +292,14 @@ def refused_then(records: Iterable[Record], moment: Moment) -> list[tuple[float,
     return [one for uid, one in found.items() if moment.ledger.pod(uid) is None]
 
 
-def _waiting_document(since: float, record: Refused, origin: PodOrigin) -> Json:
-    return {
-        "uid": record.pod.uid,
-        "namespace": record.pod.namespace,
-        "name": record.pod.name,
-        "owner": [origin.kind, origin.name] if origin.kind else None,
-        "since": since,
-        "asks": ask_text(record.ask),
-        "why": reasons_text(record.reasons.items()),
-        "nearest": "",
-        "change": "",
-        "attempts": record.refusals,
-        "gang": None,
-    }
+def _waiting_row(since: float, record: Refused, origin: PodOrigin) -> WaitingRow:
+    return WaitingRow(
+        uid=record.pod.uid,
+        namespace=record.pod.namespace,
+        name=record.pod.name,
+        owner=origin.owner,
+        since=since,
+        asks=ask_text(record.ask),
+        why=reasons_text(record.reasons.items()),
+        attempts=record.refusals,
+    )

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import NamedTuple
 
-from tessera.inspect.dashboard.documents import NodeDocument, NodeRenderer, encode
+from tessera.inspect.dashboard.documents import NodeDocument, NodeRenderer, RenderContext, encode
 from tessera.inspect.dashboard.event_log import EventLog
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import in_steps, pause_for
@@ -25,6 +25,7 @@ from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.dashboard.waiting import WaitingPods
 from tessera.inspect.dashboard.waiting_gangs import held_gang, plan_ends, wall_time
 from tessera.inspect.state import Json
+from tessera.inspect.utilization import MeasuredUse
 from tessera.scheduler.pod_cycle import CycleState
 
 PERIOD_SECONDS = 0.2
@@ -56,6 +57,33 @@ class PackedState(NamedTuple):
     data: bytes
 
 
+class LiveContext(RenderContext):
+    """What a source and the scheduler's engine know now."""
+
+    def __init__(self, source: PageSource) -> None:
+        super().__init__(source.origin)
+        self._source = source
+        self.claims = source.engine.claims.book
+
+    @property
+    def use(self) -> MeasuredUse:
+        return self._source.measurements
+
+    def is_handing_over(self, uid: str) -> bool:
+        cycle = self._source.engine.cycles.get(uid)
+        return cycle is not None and cycle.state is CycleState.HANDING_OVER
+
+    def until(self, uid: str) -> int | None:
+        """When a nomination or a place held for a gang ends by itself, in Unix seconds."""
+        engine, name = self._source.engine, held_gang(uid)
+        nomination, entry = engine.ledger.nominations.get(uid), engine.ledger.pod(uid)
+        if name:
+            facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
+            gang = engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
+            return wall_time(engine.cycles.clock, plan_ends(gang)) if gang is not None else None
+        return wall_time(engine.cycles.clock, nomination.deadline) if nomination is not None else None
+
+
 class LiveState:
     """Follows one source."""
 
@@ -77,7 +105,7 @@ class LiveState:
         self._loop = asyncio.get_running_loop()
         # Versions of two processes, or of two runs of one, must not be taken for each other.
         self.log = EventLog(int(now() * 1000))
-        self._renderer = self._new_renderer()
+        self._renderer = NodeRenderer(source.engine.ledger, LiveContext(source))
         self._documents: dict[str, NodeDocument] = {}
         self._known_models = 0
         self.totals = Totals(self._renderer.models)
@@ -93,17 +121,6 @@ class LiveState:
         self._task: asyncio.Task[None] | None = None
         self._is_complete = asyncio.Event()
         self._used_at = 0.0
-
-    def _new_renderer(self) -> NodeRenderer:
-        source = self.source
-        return NodeRenderer(
-            source.engine.ledger,
-            origin=source.origin,
-            is_handing_over=self._is_handing_over,
-            until=self._until,
-            measurements=source.measurements,
-            claims=source.engine.claims.book,
-        )
 
     # -- for viewers
 
@@ -275,20 +292,6 @@ class LiveState:
             names[name] = None
         return list(names)
 
-    def _is_handing_over(self, uid: str) -> bool:
-        cycle = self.source.engine.cycles.get(uid)
-        return cycle is not None and cycle.state is CycleState.HANDING_OVER
-
-    def _until(self, uid: str) -> int | None:
-        """When a nomination or a place held for a gang ends by itself, in Unix seconds."""
-        engine, name = self.source.engine, held_gang(uid)
-        nomination, entry = engine.ledger.nominations.get(uid), engine.ledger.pod(uid)
-        if name:
-            facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
-            gang = engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
-            return wall_time(engine.cycles.clock, plan_ends(gang)) if gang is not None else None
-        return wall_time(engine.cycles.clock, nomination.deadline) if nomination is not None else None
-
     def _is_placed(self, uid: str) -> bool:
         """Whether the pod holds cards of another node by now."""
         entry = self.source.engine.ledger.pod(uid)
@@ -313,7 +316,7 @@ class LiveState:
         documents = [self._documents[name] for name in sorted(self._documents)]
         pieces.append(b",".join([b",".join(document.pods.values()) for document in documents if document.pods]))
         pieces += (b'},"nodes":[', b",".join([document.body for document in documents]))
-        pieces += (b'],"waiting":', encode(self.waiting.documents()), b',"totals":', self._totals_body, b"}")
+        pieces += (b'],"waiting":', encode(self.waiting.rows()), b',"totals":', self._totals_body, b"}")
         return pieces
 
 

@@ -11,7 +11,7 @@ slices that pods hold and wait for, each by its part of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,9 +21,11 @@ from tessera.core.device_rules import Rules
 from tessera.core.devices import MIG, Device
 from tessera.core.mig import free_places
 from tessera.core.node_info import Card
+from tessera.core.requests import Request
 from tessera.inspect.render.usage import short_model
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state
+from tessera.wire.journal import DeviceRequest
 
 FRACTIONS = ((4, "1/4"), (2, "1/2"))
 GROUPS = (2, 4, 8)
@@ -54,6 +56,14 @@ class SliceSize(NamedTuple):
 
     memory: int
     cores: int
+
+
+def count_slices(requests: Iterable[Request | DeviceRequest]) -> Counter[SliceSize]:
+    """The slices that are asked for, each one counted once per card."""
+    found: Counter[SliceSize] = Counter()
+    for one in requests:
+        found[SliceSize(one.memory, one.cores)] += one.count
+    return found
 
 
 @dataclass(slots=True)

@@ -15,20 +15,21 @@ from tessera.http11.router import Route
 from tessera.inspect import sanitize
 from tessera.inspect.dashboard.access import ReviewedAccess
 from tessera.inspect.dashboard.details import held_lines
-from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin
+from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin
 from tessera.inspect.dashboard.journal import PageJournal, RunningJournal
 from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
 from tessera.inspect.dashboard.steps import pause_for
-from tessera.inspect.dashboard.waiting_gangs import GangAnswer, decided, gang_name, wall_time
+from tessera.inspect.dashboard.waiting_gangs import GangAnswer, decided, wall_time
 from tessera.inspect.explanation import bad_pod_text
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import request_lines, section
 from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.request import summarize_request
 from tessera.inspect.state import ClusterState, InspectionError, Json
-from tessera.kube.errors import ApiError, KubeError
+from tessera.inspect.utilization import NOTHING_MEASURED
+from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
@@ -55,7 +56,6 @@ NODES_SECONDS = 60.0
 """that labels and taints of nodes, and templates of claims, are good for: what would be placed is a guess anyway"""
 MOST_REFUSED = 16_384
 """pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
-NOT_FOUND = 404
 
 
 def run(settings: Settings, reload: Reload | None = None) -> int:
@@ -130,7 +130,7 @@ class EngineSource:
     """The engine of the scheduler, as a source of the page."""
 
     def __init__(self, service: Service, page: SchedulerPage) -> None:
-        self.measurements = Measurements()
+        self.measurements = NOTHING_MEASURED
         self.journal: PageJournal = RunningJournal(service.journal, pause_for(QUESTION_SHARE))
         self._service = service
         self._page = page
@@ -194,9 +194,6 @@ class EngineSource:
                     attempts=attempts,
                 )
 
-    def gang_name(self, namespace: str, pod: str) -> str:
-        return gang_name(self.engine.gangs.registry, namespace, pod)
-
     def judge_gang(self, gang: Gang) -> GangAnswer:
         return decided(gang)
 
@@ -209,13 +206,11 @@ class EngineSource:
     async def explain(self, namespace: str, name: str) -> PodAnswer | None:
         """What the pod asks for and holds. Why it waits is in the list of waiting pods."""
         try:
-            pod = await self._service.client.get(PODS.path(namespace, name), Pod)
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise InspectionError(f"the pod cannot be read now: {error}") from error
+            pod = await self._service.client.find(PODS.path(namespace, name), Pod)
         except KubeError as error:
             raise InspectionError(f"the pod cannot be read now: {error}") from error
+        if pod is None:
+            return None
         engine, lines = self.engine, list[StyledLine]()
         entry = engine.ledger.pod(pod.metadata.uid)
         if entry is not None:

@@ -33,7 +33,7 @@ from urllib.parse import parse_qs
 from tessera.core.ledger import Ledger
 from tessera.http11.router import Request, Response, Route
 from tessera.inspect.dashboard.details import card_details, find_entry, held_lines, node_details, pod_details
-from tessera.inspect.dashboard.documents import Measurements, encode
+from tessera.inspect.dashboard.documents import encode
 from tessera.inspect.dashboard.journal import (
     MOST_RECORDS,
     PageJournal,
@@ -44,8 +44,10 @@ from tessera.inspect.dashboard.journal import (
     seek,
 )
 from tessera.inspect.dashboard.live_state import LiveState, compress
+from tessera.inspect.dashboard.waiting_gangs import gang_name
 from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.state import InspectionError, Json
+from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.access_review import error_response
 from tessera.scheduler.claims.book import ClaimBook
 
@@ -183,7 +185,7 @@ class PageServer:
             history: list[Json] = []
             if source.journal is not None:
                 timeline = await source.journal.timeline()
-                gang = source.gang_name(namespace, name)
+                gang = gang_name(source.engine.gangs.registry, namespace, name)
                 history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=time)
             answer = await source.explain(namespace, name) if time == math.inf else None
             if answer is not None:
@@ -236,7 +238,7 @@ class PageServer:
             self._questions -= 1
 
     @asynccontextmanager
-    async def _moment(self, query: dict[str, str]) -> AsyncIterator[tuple[Ledger, Measurements]]:
+    async def _moment(self, query: dict[str, str]) -> AsyncIterator[tuple[Ledger, MeasuredUse]]:
         """The ledger that is asked about, and what was measured then."""
         source = self._state.source
         async with self._question():
@@ -245,7 +247,7 @@ class PageServer:
                 return
             timeline = await _journal(source.journal).timeline()
             moment = await seek(timeline, _time(query["time"]), self._state.pause)
-            yield moment.ledger, Measurements()
+            yield moment.ledger, NOTHING_MEASURED
 
     # -- inside
 

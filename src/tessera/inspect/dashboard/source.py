@@ -12,15 +12,16 @@ from typing import Protocol
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
-from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin, encode
+from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin, encode
 from tessera.inspect.dashboard.journal import PageJournal
-from tessera.inspect.dashboard.waiting_gangs import NOT_PLANNED, GangAnswer, gang_name
+from tessera.inspect.dashboard.waiting_gangs import NOT_PLANNED, GangAnswer
 from tessera.inspect.explanation import bad_pod_text, explain
 from tessera.inspect.gang_status import gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.render.lines import StyledLine
 from tessera.inspect.state import Json
+from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.gangs.gang import Gang
 from tessera.vendors.drafts import BadPod
@@ -76,7 +77,7 @@ class PageSource(Protocol):
     def engine(self) -> Engine: ...
 
     @property
-    def measurements(self) -> Measurements: ...
+    def measurements(self) -> MeasuredUse: ...
 
     @property
     def journal(self) -> PageJournal | None: ...
@@ -92,10 +93,6 @@ class PageSource(Protocol):
         ...
 
     def waiting(self) -> Iterable[WaitingPod]: ...
-
-    def gang_name(self, namespace: str, pod: str) -> str:
-        """The gang of a pod; empty if it belongs to none, or is gone."""
-        ...
 
     def judge_gang(self, gang: Gang) -> GangAnswer:
         """Why a gang waits; may take some milliseconds."""
@@ -123,7 +120,7 @@ class FixedSource:
 
     def __init__(self, cluster: OfflineCluster, *, kind: str = "snapshot", journal: PageJournal | None = None) -> None:
         self.cluster = cluster
-        self.measurements = Measurements()
+        self.measurements = NOTHING_MEASURED
         self.journal = journal
         self._kind = kind
         self._keys = {pod.metadata.uid: key for key, pod in cluster.pods.items()}
@@ -158,9 +155,6 @@ class FixedSource:
 
     def waiting(self) -> Iterable[WaitingPod]:
         return self.pending.pods()
-
-    def gang_name(self, namespace: str, pod: str) -> str:
-        return gang_name(self.engine.gangs.registry, namespace, pod)
 
     def judge_gang(self, gang: Gang) -> GangAnswer:
         found = gang_of(self.cluster, next(iter(gang.members)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,6 +24,14 @@ def pause_for(share: float) -> Pause:
         await asyncio.sleep(spent * (1.0 / share - 1.0))
 
     return pause
+
+
+@asynccontextmanager
+async def one_step(pause: Pause) -> AsyncIterator[None]:
+    """A block of work that is done at once, with a pause after it."""
+    began = time.thread_time()
+    yield
+    await pause(time.thread_time() - began)
 
 
 async def paced(records: AsyncIterator[T], pause: Pause) -> AsyncIterator[T]:

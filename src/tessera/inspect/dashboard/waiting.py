@@ -7,30 +7,31 @@ the ledger has changed, a few milliseconds at a time, and viewers are told only 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from tessera.core.advice import mode_advice, smallest_changes
+from tessera.core.gangs import describe_members
 from tessera.core.misfits import plain_reasons
 from tessera.core.mismatches import mismatch_words, unmet_wishes
 from tessera.core.near_misses import near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Selected, Unfinished
-from tessera.inspect.dashboard.room import SliceSize
+from tessera.core.selection import Refused, Selected, Unfinished
+from tessera.inspect.dashboard.room import SliceSize, count_slices
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
-from tessera.inspect.dashboard.steps import Pause
+from tessera.inspect.dashboard.steps import Pause, one_step
 from tessera.inspect.dashboard.waiting_gangs import (
     NOT_PLANNED,
     GangAnswer,
+    gang_document,
     plan_ends,
-    row,
     row_uid,
     waiting,
     wall_time,
 )
+from tessera.inspect.dashboard.waiting_row import WaitingRow
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
 from tessera.scheduler.gangs.gang import Gang, MemberState
@@ -62,7 +63,7 @@ class WaitingPods:
 
     def __init__(self, source: PageSource) -> None:
         self._source = source
-        self._documents: dict[str, Json] = {}
+        self._rows: dict[str, WaitingRow] = {}
         self._pods: list[WaitingPod] = []
         self._gangs: list[Gang] = []
         self._answers: dict[Hashable, tuple[int, Answer]] = {}
@@ -71,23 +72,18 @@ class WaitingPods:
         """by the uid of the row, with what it depends on"""
 
     def clear(self) -> None:
-        self._documents, self._answers, self._pods = {}, {}, []
+        self._rows, self._answers, self._pods = {}, {}, []
         self._gangs, self._gang_answers = [], {}
 
-    def documents(self) -> list[Json]:
-        return list(self._documents.values())
+    def rows(self) -> list[WaitingRow]:
+        return list(self._rows.values())
 
     @property
     def asked(self) -> Counter[SliceSize]:
-        """The slices that they ask for, each one counted once per card."""
-        found: Counter[SliceSize] = Counter()
+        """The slices that they ask for."""
         requests = [pod.request for pod in self._pods if pod.request is not None]
         requests += [member.request for gang in self._gangs for member in gang.pending()]
-        for request in requests:
-            for container in request.containers:
-                for one in container.requests:
-                    found[SliceSize(one.memory, one.cores)] += one.count
-        return found
+        return count_slices(one for each in requests for container in each.containers for one in container.requests)
 
     def waited(self, now: float) -> list[float]:
         """Seconds, as far as it is known since when they wait."""
@@ -99,11 +95,10 @@ class WaitingPods:
         gangs = self._gangs = list(_first(waiting(self._source.engine.gangs.registry)))
         members = {uid for gang in gangs for uid in gang.members}
         pods = self._pods = list(islice((pod for pod in self._source.waiting() if pod.uid not in members), MOST_PODS))
-        documents = {row_uid(gang): self._row(gang) for gang in gangs}
-        documents |= {pod.uid: self._document(pod) for pod in pods}
-        before, self._documents = self._documents, documents
-        changed = [document for uid, document in documents.items() if before.get(uid) != document]
-        gone = [uid for uid in before if uid not in documents]
+        rows = {row_uid(gang): self._gang_row(gang) for gang in gangs} | {pod.uid: self._row(pod) for pod in pods}
+        before, self._rows = self._rows, rows
+        changed = [row for uid, row in rows.items() if before.get(uid) != row]
+        gone = [uid for uid in before if uid not in rows]
         return {"set": changed, "gone": gone} if changed or gone else None
 
     async def judge(self, pause: Pause) -> None:
@@ -125,9 +120,8 @@ class WaitingPods:
         for gang in list(self._gangs):
             uid, state = row_uid(gang), self._state(gang)
             known = self._gang_answers.get(uid)
-            began = time.thread_time()
-            found[uid] = (state, self._source.judge_gang(gang)) if known is None or known[0] != state else known
-            await pause(time.thread_time() - began)
+            async with one_step(pause):
+                found[uid] = (state, self._source.judge_gang(gang)) if known is None or known[0] != state else known
         self._gang_answers = found
 
     def _state(self, gang: Gang) -> Hashable:
@@ -136,71 +130,62 @@ class WaitingPods:
         mine = gang.state, gang.reason, gang.fitting, len(gang.waiting_binds), gang.group
         return arrays.epoch, arrays.now, *mine, *(gang.counts[state] for state in MemberState)
 
-    def _row(self, gang: Gang) -> Json:
-        engine = self._source.engine
+    def _gang_row(self, gang: Gang) -> WaitingRow:
+        engine, members = self._source.engine, gang.members.values()
         _, answer = self._gang_answers.get(row_uid(gang), (None, NOT_PLANNED))
         until = wall_time(engine.cycles.clock, plan_ends(gang))
-        kind, owner, *_ = self._source.origin(next(iter(gang.members)))
-        document = row(gang, engine.ledger, answer, since=self._source.gang_since(gang), until=until)
-        return {**document, "owner": [kind, owner] if kind else None}
+        return WaitingRow(
+            uid=row_uid(gang),
+            namespace=gang.namespace,
+            name=gang.group.name,
+            owner=self._source.origin(next(iter(gang.members))).owner,
+            since=self._source.gang_since(gang),
+            asks=describe_members([member.request for member in members if member.state is not MemberState.DONE]),
+            why=answer.why,
+            gang=gang_document(gang, engine.ledger, answer, until=until),
+        )
 
     async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""
         selector = self._source.engine.selector
         ledger = selector.ledger
-        began = time.thread_time()
-        found = selector.candidates(names)
-        selected = selector.select_within(request, found, MOST_WORK)
-        for _ in range(MOST_SLICES):
+        for _ in range(1 + MOST_SLICES):
+            async with one_step(pause):
+                selected = selector.select_within(request, selector.candidates(names), MOST_WORK)
             if not isinstance(selected, Unfinished):
                 break
-            await pause(time.thread_time() - began)
-            began = time.thread_time()
-            selected = selector.select_within(request, selector.candidates(names), MOST_WORK)
         if isinstance(selected, Selected):
-            await pause(time.thread_time() - began)
             return Answer(f"it fits on {selected.placement.node}, and waits for its turn")
         if isinstance(selected, Unfinished):
             return NOT_YET
-        counts = Counter(misfit.text for misfit in selected.misfits.values()).most_common(NAMED_REASONS)
-        total = len(selected.misfits)
-        rows = selector.candidates(names).rows
-        mismatch = mismatch_words(ledger, request, rows)
-        why = [
-            f"{number} of {count_of(total, 'node')}: {plain_reasons(text, mismatch=mismatch) or text}"
-            for text, number in counts
-        ]
-        await pause(time.thread_time() - began)
-        began = time.thread_time()
-        rows = selector.candidates(names).rows
-        near = near_miss(ledger, request, rows)
-        mode = mode_advice(ledger, request)
-        wishes = () if mode else tuple(unmet_wishes(ledger, request, rows))
-        await pause(time.thread_time() - began)
-        began = time.thread_time()
-        changes = "" if mode else "; or ".join(change.text for change in smallest_changes(ledger, request, names))
-        await pause(time.thread_time() - began)
+        async with one_step(pause):
+            why = _why(selected, mismatch_words(ledger, request, selector.candidates(names).rows))
+        async with one_step(pause):
+            rows = selector.candidates(names).rows
+            near = near_miss(ledger, request, rows)
+            mode = mode_advice(ledger, request)
+            wishes = () if mode else tuple(unmet_wishes(ledger, request, rows))
+        async with one_step(pause):
+            changes = "" if mode else "; or ".join(change.text for change in smallest_changes(ledger, request, names))
         nearest = "; ".join([*([near.text] if near is not None else []), *wishes])
-        return Answer("; ".join(why) or "kube-scheduler excludes every node", nearest, mode or changes)
+        return Answer(why or "kube-scheduler excludes every node", nearest, mode or changes)
 
-    def _document(self, pod: WaitingPod) -> Json:
+    def _row(self, pod: WaitingPod) -> WaitingRow:
         answer = Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
         claim = self._claim(pod)
         answer = Answer(claim) if claim else answer
-        kind, owner, since, *_ = pod.origin
-        return {
-            "uid": pod.uid,
-            "namespace": pod.namespace,
-            "name": pod.name,
-            "owner": [kind, owner] if kind else None,
-            "since": since,
-            "asks": asks_text(pod.request) if pod.request is not None else "",
-            "why": answer.why,
-            "nearest": answer.nearest,
-            "change": answer.change,
-            "attempts": pod.attempts,
-            "gang": None,
-        }
+        return WaitingRow(
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            owner=pod.origin.owner,
+            since=pod.origin.since,
+            asks=asks_text(pod.request) if pod.request is not None else "",
+            why=answer.why,
+            nearest=answer.nearest,
+            change=answer.change,
+            attempts=pod.attempts,
+        )
 
     def _claim(self, pod: WaitingPod) -> str:
         """What a nominated pod waits for; empty if it is not nominated."""
@@ -214,6 +199,15 @@ class WaitingPods:
         where = f"nominated for {nomination.facts.node}"
         have = "has" if len(entries) == 1 else "have"
         return f"{where}: it waits until {', '.join(names)} {have} left" if names else f"{where}, where it fits now"
+
+
+def _why(refused: Refused, mismatch: str) -> str:
+    """The most frequent reasons. `mismatch`: what of the cards the pod does not accept."""
+    counts = Counter(misfit.text for misfit in refused.misfits.values()).most_common(NAMED_REASONS)
+    nodes = count_of(len(refused.misfits), "node")
+    return "; ".join(
+        f"{number} of {nodes}: {plain_reasons(text, mismatch=mismatch) or text}" for text, number in counts
+    )
 
 
 def _first(gangs: Iterable[Gang]) -> Iterator[Gang]:

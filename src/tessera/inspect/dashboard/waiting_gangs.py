@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tessera.core.gangs import describe_members
 from tessera.core.ledger import Ledger
 from tessera.inspect.state import Json
 from tessera.scheduler.clock import Clock
@@ -89,30 +88,17 @@ def decided(gang: Gang) -> GangAnswer:
     return GangAnswer(gang.reason or NOT_PLANNED.why, gang.fitting)
 
 
-def row(gang: Gang, ledger: Ledger, answer: GangAnswer, *, since: float | None, until: int | None) -> Json:
-    """A document of the list of waiting pods. `until`: when what is held for it is released."""
-    members = list(gang.members.values())
+def gang_document(gang: Gang, ledger: Ledger, answer: GangAnswer, *, until: int | None) -> Json:
+    """What its row says beside what a pod's says. `until`: when what is held for it is released."""
     return {
-        "uid": row_uid(gang),
-        "namespace": gang.namespace,
-        "name": gang.group.name,
-        "owner": None,
-        "since": since,
-        "asks": describe_members([member.request for member in members if member.state is not MemberState.DONE]),
-        "why": answer.why,
-        "nearest": "",
-        "change": "",
-        "attempts": None,
-        "gang": {
-            "size": gang.group.size,
-            "required": gang.required,
-            "exist": gang.present(),
-            "gated": gang.count(MemberState.GATED),
-            "bound": gang.count(MemberState.BOUND),
-            "fit": answer.fitting,
-            "until": until,
-            "members": [_member(member, ledger) for member in members],
-        },
+        "size": gang.group.size,
+        "required": gang.required,
+        "exist": gang.present(),
+        "gated": gang.count(MemberState.GATED),
+        "bound": gang.count(MemberState.BOUND),
+        "fit": answer.fitting,
+        "until": until,
+        "members": [_member(member, ledger) for member in gang.members.values()],
     }
 
 

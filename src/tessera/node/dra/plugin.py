@@ -27,18 +27,17 @@ NOT_REGISTERED = "kubelet has not registered the driver yet"
 SOCKET = "dra.sock"
 REGISTRATION_SOCKET = f"{DRIVER}-reg.sock"
 
-_DEFAULT_TIMING = PluginTiming()
+TIMING = PluginTiming()
 
 
 class DraPlugin:
     """The driver for ResourceClaims on one node."""
 
-    def __init__(self, settings: AgentSettings, preparer: Preparer, *, timing: PluginTiming = _DEFAULT_TIMING) -> None:
-        self._timing = timing
+    def __init__(self, settings: AgentSettings, preparer: Preparer) -> None:
         paths = settings.paths
-        self._driver = Endpoint(paths.dra / SOCKET, DriverService(preparer), grace=timing.grace)
+        self._driver = Endpoint(paths.dra / SOCKET, DriverService(preparer))
         service = RegistrationService(str(self._driver.path), on_status=self._on_status)
-        self._registration = Endpoint(paths.registry / REGISTRATION_SOCKET, service, grace=timing.grace)
+        self._registration = Endpoint(paths.registry / REGISTRATION_SOCKET, service)
         self._status = NOT_REGISTERED
         self.problem = "not started"
         """why kubelet cannot use the driver; empty if it can"""
@@ -47,7 +46,7 @@ class DraPlugin:
         """Runs until cancelled."""
         rng = random.Random()
         failures = 0
-        watch = SocketWatch(own=self._registration.path, kubelet=self._driver.path, look_every=self._timing.look_every)
+        watch = SocketWatch(own=self._registration.path, kubelet=self._driver.path)
         try:
             while True:
                 try:
@@ -55,11 +54,11 @@ class DraPlugin:
                 except ServingError as error:
                     failures += 1
                     self._set_problem(str(error))
-                    wait = self._timing.backoff.delay(failures, rng)
+                    wait = TIMING.backoff.delay(failures, rng)
                 else:
                     failures = 0
                     self._set_problem(self._status)
-                    wait = self._timing.listen
+                    wait = TIMING.listen
                 await watch.other_than(watch.look(), within=wait)
         finally:
             # First, so that kubelet makes no call that finds no driver.
@@ -70,15 +69,9 @@ class DraPlugin:
         """The driver's socket first: kubelet calls it as soon as it knows of it."""
         self._driver.path.parent.mkdir(parents=True, exist_ok=True)
         for endpoint in (self._driver, self._registration):
-            if endpoint.is_in_place:
-                continue
-            if endpoint.file is not None and await endpoint.is_answered():
-                # The newer agent wins, or the two would replace each other forever.
-                raise ServingError(f"another agent serves on {endpoint.path}")
-            if endpoint is self._registration:
+            if endpoint is self._registration and not endpoint.is_in_place:
                 self._status = NOT_REGISTERED
-            await endpoint.serve()
-            log.info("serving", socket=str(endpoint.path))
+            await endpoint.keep_served()
 
     def _on_status(self, refusal: str) -> None:
         self._status = f"kubelet refused the driver: {refusal}" if refusal else ""

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 import structlog
 
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS, RESOURCE_CLAIMS
 from tessera.node.dra.arbiter import Arbiter
 from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, claims_of, read_claim
@@ -156,10 +155,8 @@ class ClaimPreparer:
         """None if there is no such object."""
         try:
             async with asyncio.timeout(READ_S):
-                return await self._client.get(path, kind)
+                return await self._client.find(path, kind)
         except (KubeError, TimeoutError) as error:
-            if isinstance(error, ApiError) and error.status == HTTPStatus.NOT_FOUND:
-                return None
             raise AllocationRefused(f"{path} cannot be read: {str(error) or 'no answer'}") from error
 
     async def _unprepare(self, key: PodKey) -> None:

@@ -24,19 +24,16 @@ import structlog
 from tessera.host.cards import InventoryError
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_conflict, is_not_found
 from tessera.kube.reflector import Reflector
-from tessera.kube.resources import NODES, RESOURCE_SLICES
+from tessera.kube.resources import RESOURCE_SLICES
 from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
 from tessera.node.fleet import Fleet
-from tessera.node.live_claims import ClaimSource
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.registration.pair_scores import AskLinks
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
-from tessera.vendors.drafts import words
-from tessera.wire.keys import DEVICE_CORDON
 from tessera.wire.mig import split_legacy_uuid
-from tessera.wire.objects import Node
 from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceDevice, SliceSpec
 
 log = structlog.get_logger(__name__)
@@ -44,32 +41,9 @@ log = structlog.get_logger(__name__)
 PAUSES = Backoff(initial=0.5, cap=15.0, floor=0.2)
 LOOK_EVERY_S = 30.0
 """without a change, e.g. for links between cards that could not be read"""
-CONFLICT, NOT_FOUND = 409, 404
 MOST_NAME = 253
 TRIAL = 9999
 """number of a slice that is never stored"""
-
-
-class _NodeView:
-    """Sink of the one node object."""
-
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self._notify = notify
-        self.uid = ""
-        """empty until the node is known"""
-        self.cordoned: tuple[str, ...] = ()
-
-    def put(self, key: str, node: Node) -> None:
-        found = node.metadata.uid, words(node.annotations, DEVICE_CORDON)
-        if found != (self.uid, self.cordoned):
-            self.uid, self.cordoned = found
-            self._notify()
-
-    def drop(self, key: str) -> None:
-        self.uid = ""
-
-    def synced(self) -> None:
-        self._notify()
 
 
 class _SliceView:
@@ -104,16 +78,16 @@ class SlicePublisher:
         settings: AgentSettings,
         *,
         links: AskLinks,
-        pods: ClaimSource,
+        pods: PodCache,
     ) -> None:
-        """`pods` are those without ResourceClaims that hold slices of this node's cards."""
+        """`pods` knows the node, and the pods without ResourceClaims that hold slices of its cards."""
         self._client = client
         self._fleet = fleet
         self._settings = settings
         self._links = links
         self._pods = pods
         self._changed = asyncio.Event()
-        self._node = _NodeView(self._changed.set)
+        self._node = pods.node_view
         self._slices = _SliceView(self._changed.set)
         self._rng = random.Random()
         self._groups: tuple[tuple[str, ...], Mapping[str, str]] | None = None
@@ -140,17 +114,15 @@ class SlicePublisher:
             field_selector=f"spec.nodeName={name},spec.driver={DRIVER}",
             on_error=self._on_error,
         )
-        node = Reflector(self._client, NODES.path(), Node, self._node, field_selector=f"metadata.name={name}")
         async with asyncio.TaskGroup() as group:
             group.create_task(slices.run())
-            group.create_task(node.run())
             group.create_task(self._follow(self._fleet))
             group.create_task(self._follow(self._pods.version))
             group.create_task(self._publish_repeatedly())
 
     def _on_error(self, error: KubeError) -> None:
         text = str(error)
-        if isinstance(error, ApiError) and error.status == NOT_FOUND:
+        if is_not_found(error):
             text = f"the apiserver does not serve {API_VERSION}: ResourceClaims need Kubernetes 1.34 or later"
         self._set_problem(f"ResourceSlices cannot be read: {text}")
 
@@ -180,7 +152,7 @@ class SlicePublisher:
         except KubeError as error:
             self.failures += 1
             # Another agent of this node, or a watch that is behind: the next look shows it.
-            if not (isinstance(error, ApiError) and error.status == CONFLICT):
+            if not is_conflict(error):
                 self._set_problem(f"ResourceSlices cannot be written: {error}")
             return PAUSES.delay(self.failures, self._rng)
         self.failures = 0
@@ -293,7 +265,7 @@ class SlicePublisher:
         try:
             await self._client.delete(RESOURCE_SLICES.path(name=name), uid=found.metadata.uid)
         except ApiError as error:
-            if error.status != NOT_FOUND:
+            if not is_not_found(error):
                 raise
         self._slices.found.pop(name, None)
         self._accepted.pop(name, None)

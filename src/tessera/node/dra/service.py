@@ -17,6 +17,7 @@ from grpc import aio
 from tessera.node.dra.prepared_claims import PreparedClaim
 from tessera.node.handover.claims import PodKey
 from tessera.node.kubelet import channels
+from tessera.node.kubelet.endpoint import Service
 from tessera.node.kubelet.service import status_text
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire.kubelet import dra_pb2 as messages
@@ -39,7 +40,7 @@ class Preparer(Protocol):
     async def unprepare(self, key: PodKey) -> None: ...
 
 
-class DriverService:
+class DriverService(Service):
     """`dra/v1`. Used from the event loop only."""
 
     def __init__(self, preparer: Preparer) -> None:
@@ -55,12 +56,6 @@ class DriverService:
             channels.answering(methods.UNPREPARE, self._unprepare),
         )
         return grpc.method_handlers_generic_handler(methods.DRA_PLUGIN, dict(calls))
-
-    def open(self) -> None:
-        """There are no streams."""
-
-    def close(self) -> None:
-        """There are no streams."""
 
     async def _prepare(
         self, request: messages.NodePrepareResourcesRequest, _context: Context
@@ -128,7 +123,7 @@ def _keys(claims: Sequence[messages.Claim]) -> list[PodKey]:
     return list(dict.fromkeys(PodKey(each.namespace, each.name, each.uid) for each in claims))
 
 
-class RegistrationService:
+class RegistrationService(Service):
     """`pluginregistration/v1`: where the driver's own socket is, and what kubelet made of it."""
 
     def __init__(self, endpoint: str, *, on_status: Callable[[str], None]) -> None:
@@ -146,12 +141,6 @@ class RegistrationService:
             channels.answering(methods.NOTIFY_STATUS, self._notify),
         )
         return grpc.method_handlers_generic_handler(methods.PLUGIN_REGISTRATION, dict(calls))
-
-    def open(self) -> None:
-        """There are no streams."""
-
-    def close(self) -> None:
-        """There are no streams."""
 
     async def _info(self, _request: registration.InfoRequest, _context: Context) -> registration.PluginInfo:
         return registration.PluginInfo(

@@ -8,7 +8,7 @@ lets one pod that depends on Allocate at a time be between bind and its last All
         |                     \\--kubelet has not got them--> outstanding       came in between
         +--kubelet shows devices that an earlier process answered--> settled
 
-An unsettled answer never counts as anyone's. Different slices are never chosen between: `find` says that it cannot.
+An unsettled answer counts as no container's. Different slices are never chosen between: `find` says that it cannot.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Allocation:
     """the containers that can have asked"""
     claim: Claim | None = None
     """whose slice was answered; None where the answer was the same as for every container"""
+    in_progress: bool = False
+    """whether the slice is still being made ready, so that it may yet be refused"""
     doubted: bool = False
     """whether kubelet or the agent restarted since, so that kubelet may not have stored it"""
     holder: ContainerKey | None = None
@@ -119,6 +121,10 @@ class AllocationState:
     @property
     def is_unsettled(self) -> bool:
         return any(not each.is_settled for each in self._allocations)
+
+    def is_in_progress(self, uid: str) -> bool:
+        """Whether an Allocate that may be for this pod has not been answered yet."""
+        return any(each.in_progress and any(owner == uid for owner, _ in each.askers) for each in self._allocations)
 
     @property
     def awaits_holder(self) -> bool:

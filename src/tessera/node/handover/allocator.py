@@ -128,7 +128,7 @@ class SliceAllocator:
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:
         """Devices of the cards that the next container's slices are on; none where that is not known. Never raises."""
         self._question = _Question(frozenset(available), frozenset(must_include), count)
-        found = self._match(self._pods.all(), count, frozenset(must_include), self._pods.lock.owner)
+        found = self._match(self._pods.all(), count, frozenset(must_include), self._pods.node_view.lock_owner)
         # Where only pods that use the downward API can ask, the first one to be bound is the best guess.
         if not isinstance(found, Found | DownwardApi):
             return ()
@@ -160,6 +160,8 @@ class SliceAllocator:
                 # kubelet went away and will ask again.
                 self._take_back(call)
                 return
+            for each in call.allocations:
+                each.in_progress = False
             await self._write(call)
         except Exception as error:
             # A fault in one call must not end the calls of other pods.
@@ -199,6 +201,7 @@ class SliceAllocator:
             await asyncio.wait([kept], timeout=CHECKPOINT_S)
 
     def _add(self, call: _Call, allocation: Allocation) -> None:
+        allocation.in_progress = True
         self._state.add(allocation)
         call.allocations.append(allocation)
 
@@ -231,7 +234,7 @@ class SliceAllocator:
             return AllocationRefused(text)
         self._count(Result.NO_POD)
         unreadable = [pod for pod in self._pods.all() if pod.in_handover and pod.problem]
-        named = [pod for pod in unreadable if pod.key[:2] == self._pods.lock.owner]
+        named = [pod for pod in unreadable if pod.key[:2] == self._pods.node_view.lock_owner]
         for pod in named:
             await self._fail(pod)
         reasons = "".join(f"; {pod.key}: {pod.problem}" for pod in named or unreadable)
@@ -255,7 +258,7 @@ class SliceAllocator:
         deadline = loop.time() + WATCH_LAG_S
         while True:
             version, pods = self._pods.version.value, self._pods.all()
-            found = self._match(pods, len(ids), reused, self._pods.lock.owner)
+            found = self._match(pods, len(ids), reused, self._pods.node_view.lock_owner)
             if await self._is_proven(found):
                 return found, pods
             is_behind = isinstance(found, NotFound | WrongCount | Ambiguous) or self._lock_is_ahead()
@@ -292,18 +295,18 @@ class SliceAllocator:
 
     def _lock_is_ahead(self) -> bool:
         """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""
-        owner = self._pods.lock.owner
+        owner = self._pods.node_view.lock_owner
         return owner is not None and self._pods.named(*owner) is None
 
     def _lock_is_overdue(self) -> bool:
         """Whether the lock names a pod that has held it for so long that it may have passed to another one unseen."""
-        owner = self._pods.lock.owner
+        owner = self._pods.node_view.lock_owner
         pod = self._pods.named(*owner) if owner is not None else None
         return pod is not None and self._pods.age(pod.key.uid) >= OVERDUE_S
 
     async def _lock_owner(self) -> Owner | None:
         """The pod that the node lock names now. Raises AllocationRefused."""
-        if self._pods.lock.owner is None:
+        if self._pods.node_view.lock_owner is None:
             return None
         try:
             return await self._pods.read_lock()
@@ -328,7 +331,7 @@ class SliceAllocator:
     async def _write(self, call: _Call) -> None:
         """Write how far the pods are: at once where they hold the node lock, otherwise behind the answer."""
         for uid, pod in call.pods.items():
-            if not self._pods.lock.concerns(pod.key[:2]):
+            if not self._pods.node_view.lock_concerns(pod.key[:2]):
                 self._writer.enqueue(uid)
                 continue
             try:
@@ -345,7 +348,7 @@ class SliceAllocator:
         if pod is None:
             return
         self._state.failed.add(pod.key.uid)
-        if not self._pods.lock.concerns(pod.key[:2]):
+        if not self._pods.node_view.lock_concerns(pod.key[:2]):
             return  # The verifier has it written.
         try:
             await self._writer.write(pod)

@@ -17,7 +17,7 @@ from tessera.node.handover.allocation_state import Allocation, AllocationState
 from tessera.node.handover.allocator import SliceAllocator
 from tessera.node.handover.checkpoint import Checkpoint
 from tessera.node.handover.kube_api import KubeCluster
-from tessera.node.handover.pod_cache import PodCache, lock_reflector, pod_reflector
+from tessera.node.handover.pod_cache import PodCache, node_reflector, pod_reflector
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import PodResources, Report, Verifier
 from tessera.node.modes.base import SharingMode
@@ -97,7 +97,7 @@ class NodeHandover:
             if client is not None:
                 self._watches = {
                     "pods": pod_reflector(client, self.pods),
-                    "nodes": lock_reflector(client, self.pods),
+                    "nodes": node_reflector(client, self.pods),
                 }
                 for watch in self._watches.values():
                     tasks.create_task(watch.run())

@@ -1,4 +1,4 @@
-"""This node's pods and its lock, kept true to the API by two watches. Nothing is written here.
+"""This node and its pods, kept true to the API by two watches. Nothing is written here.
 
 Where the watch may be behind, `is_in_handover`, `read_all` and `read_lock` ask the API itself; that changes nothing
 here. Readers that wait for news watch `version`. A pod that cannot be read is kept with its problem and logged once.
@@ -20,8 +20,9 @@ from tessera.node.handover.bound_pod import BoundPod, read_pod
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.watched_value import WatchedValue
+from tessera.vendors.drafts import words
 from tessera.wire.errors import WireError
-from tessera.wire.keys import NODE_LOCK
+from tessera.wire.keys import DEVICE_CORDON, NODE_LOCK
 from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.objects import Node, Pod
 
@@ -35,7 +36,7 @@ Owner = tuple[str, str]
 
 
 class PodCache:
-    """Sink of the pods of one node, and of its node object through `lock`."""
+    """Sink of the pods of one node, and of its node object through `node_view`."""
 
     def __init__(
         self, node: str, cluster: KubeCluster, *, time: Callable[[], float], on_gone: Callable[[str], None]
@@ -45,7 +46,7 @@ class PodCache:
         self._cluster = cluster
         self._time = time
         self._on_gone = on_gone
-        self.lock = LockView(self._notify)
+        self.node_view = NodeView(self._notify)
         self.ready = asyncio.Event()
         """set when all pods are known"""
         self.inherited: frozenset[str] = frozenset()
@@ -61,7 +62,7 @@ class PodCache:
         self._ordered: list[BoundPod] | None = None
         """None where it has to be sorted again"""
         self.version = WatchedValue(0)
-        """of everything that is known here, the lock included"""
+        """of everything that is known here, the node included"""
 
     # -- the sink
 
@@ -172,35 +173,41 @@ class PodCache:
             log.warning("pod cannot be handed its devices", pod=str(pod.key), problem=problem)
 
 
-class LockView:
-    """Sink of the one node object: the pod that holds the node's lock."""
+class NodeView:
+    """Sink of this node's object: the pod that holds the node's lock, and the cards that are cordoned."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
-        self.text: str | None = None
+        self.uid = ""
+        """empty while the node is not known"""
+        self.cordoned: tuple[str, ...] = ()
+        """uuids"""
+        self.lock_text: str | None = None
         """of the annotation; None where there is no lock"""
 
     def put(self, key: str, node: Node) -> None:
-        text = node.annotations.get(NODE_LOCK)
-        if text != self.text:
-            self.text = text
-            self._notify()
+        self._set(node.metadata.uid, words(node.annotations, DEVICE_CORDON), node.annotations.get(NODE_LOCK))
 
     def drop(self, key: str) -> None:
-        self.text = None
-        self._notify()
+        self._set("", (), None)
 
     def synced(self) -> None:
         """Nothing waits for it: a node without a lock is the rule."""
 
     @property
-    def owner(self) -> Owner | None:
+    def lock_owner(self) -> Owner | None:
         """The pod that the lock names."""
-        return _owner(self.text)
+        return _owner(self.lock_text)
 
-    def concerns(self, owner: Owner) -> bool:
+    def lock_concerns(self, owner: Owner) -> bool:
         """Whether the pod's handover has to end with the release of the lock: it is the pod's, or names no pod."""
-        return self.text is not None and (self.owner == owner or "," not in self.text)
+        return self.lock_text is not None and (self.lock_owner == owner or "," not in self.lock_text)
+
+    def _set(self, uid: str, cordoned: tuple[str, ...], lock_text: str | None) -> None:
+        found = uid, cordoned, lock_text
+        if found != (self.uid, self.cordoned, self.lock_text):
+            self.uid, self.cordoned, self.lock_text = found
+            self._notify()
 
 
 def _owner(text: str | None) -> Owner | None:
@@ -221,12 +228,12 @@ def pod_reflector(client: KubeClient, pods: PodCache) -> Reflector[Pod]:
     )
 
 
-def lock_reflector(client: KubeClient, pods: PodCache) -> Reflector[Node]:
-    """Keeps the view of the node's lock true to the API while it runs."""
+def node_reflector(client: KubeClient, pods: PodCache) -> Reflector[Node]:
+    """Keeps the view of the node true to the API while it runs."""
     return Reflector(
         client,
         NODES.path(),
         Node,
-        pods.lock,
+        pods.node_view,
         field_selector=f"metadata.name={pods.node}",
     )

@@ -4,8 +4,9 @@
         |  +-- some have: only what is left is written
         +--Allocate refused, or kubelet rejected the pod--> failed (what was left stays readable)
 
-Only a pod in phase `allocating` is ever written. The change is worked out when it is written, so any number of answers
-become one patch. Writing is repeated with back-off until the API takes it or the pod is gone.
+Only a pod in phase `allocating` is ever written, and not while one of its slices is being made ready: that may fail.
+The change is worked out when it is written, so any number of answers become one patch. Writing is repeated with
+back-off until the API takes it or the pod is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_not_found
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.kube_api import KubeCluster
@@ -36,7 +37,6 @@ ROUNDS = 3
 POD_IS_ANOTHER = frozenset({404, 409, 422})
 """answers for a pod that is gone, or whose name another one has: its uid cannot be changed"""
 OVER = frozenset({keys.PHASE_SUCCESS, keys.PHASE_FAILED})
-NOT_FOUND = 404
 LOCK_TRIES = 5
 LOCK_PAUSES = Backoff(initial=0.1, cap=1.6, floor=0.05)
 
@@ -98,7 +98,7 @@ class StatusWriter:
             return {}
         if pod.key.uid in self._state.failed or pod.status == FAILED:
             return {keys.BIND_PHASE: keys.PHASE_FAILED}
-        if pod.problem and not pod.started:
+        if not pod.started and (pod.problem or self._state.is_in_progress(pod.key.uid)):
             return {}
         done = self._state.done(pod)
         left = [() if pod.started or at in done else entries for at, entries in enumerate(pod.entries)]
@@ -153,7 +153,7 @@ class StatusWriter:
 
     async def release_stale_lock(self) -> bool:
         """Release the node lock of a pod that needs it no more; whether there was one."""
-        owner = self._pods.lock.owner
+        owner = self._pods.node_view.lock_owner
         if owner is None or not await self._is_finished(owner) or not await self.release_lock(owner):
             return False
         log.info("node lock of a finished pod released", pod="/".join(owner))
@@ -164,7 +164,7 @@ class StatusWriter:
         try:
             pod = await self._cluster.get_pod(*owner)
         except KubeError as error:
-            if isinstance(error, ApiError) and error.status == NOT_FOUND:
+            if is_not_found(error):
                 return True
             log.warning("owner of the node lock unknown", pod="/".join(owner), error=str(error))
             return False
@@ -195,7 +195,7 @@ class StatusWriter:
                     log.warning("handover not written", pod=str(pod.key), error=str(error), failures=failures)
                     await asyncio.sleep(RETRIES.delay(failures, self._rng))
                     continue
-                if after.phase != keys.PHASE_ALLOCATING and self._pods.lock.concerns(pod.key[:2]):
+                if after.phase != keys.PHASE_ALLOCATING and self._pods.node_view.lock_concerns(pod.key[:2]):
                     await self.release_lock(pod.key[:2])
                 if uid not in self._dirty:
                     return

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import secrets
 import stat
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
+import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.socket_watch import FileId, file_id
 from tessera.wire.kubelet.methods import Method
+
+log = structlog.get_logger(__name__)
 
 CHECK_S = 5.0
 """for the service to answer its own test call"""
@@ -32,23 +36,22 @@ class ServingError(Exception):
     """The socket cannot be served; the text says why."""
 
 
-class Service(Protocol):
+class Service(ABC):
     """What is served on a socket."""
 
     @property
+    @abstractmethod
     def probe(self) -> tuple[Method[Any, Any], Message]:
         """A call that changes nothing, to see whether the socket is answered."""
-        ...
 
+    @abstractmethod
     def handler(self) -> grpc.GenericRpcHandler: ...
 
-    def open(self) -> None:
+    def open(self) -> None:  # noqa: B027 Most services have nothing to do.
         """Calls may come from now on."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Ends all streams."""
-        ...
 
 
 class Endpoint:
@@ -84,6 +87,17 @@ class Endpoint:
     def is_in_place(self) -> bool:
         """Whether the socket that this endpoint serves is still where kubelet looks for it."""
         return self.file is not None and file_id(self.path) == self.file
+
+    async def keep_served(self) -> bool:
+        """Serves if the socket is not where kubelet looks for it; whether it did. Raises ServingError."""
+        if self.is_in_place:
+            return False
+        if self.file is not None and await self.is_answered():
+            # The newer agent wins, or the two would replace each other forever.
+            raise ServingError(f"another agent serves on {self.path}")
+        await self.serve()
+        log.info("serving", socket=str(self.path))
+        return True
 
     async def is_answered(self) -> bool:
         """Whether this endpoint or another one serves the socket."""

@@ -111,7 +111,8 @@ class Plugin:
                 failures = failures if state.kubelet == seen.kubelet else 0
                 before = self._endpoint.file
                 try:
-                    await self._keep_served(state.own)
+                    if await self._endpoint.keep_served():
+                        self._registered = None
                     await self._keep_registered(state.kubelet)
                 except (ServingError, RegistrationError) as error:
                     failures += 1
@@ -125,17 +126,6 @@ class Plugin:
                 state = await watch.other_than(seen, within=wait)
         finally:
             await self._endpoint.stop()
-
-    async def _keep_served(self, own: FileId | None) -> None:
-        served = self._endpoint.file
-        if served is not None and own == served:
-            return
-        if served is not None and own is not None and await self._endpoint.is_answered():
-            # The newer agent wins, or the two would replace each other forever.
-            raise ServingError(f"another agent serves on {self._endpoint.path}")
-        await self._endpoint.serve()
-        log.info("serving", socket=str(self._endpoint.path))
-        self._registered = None
 
     async def _keep_registered(self, kubelet: FileId | None) -> None:
         if self._kubelet is None:

@@ -18,6 +18,7 @@ from grpc import aio
 from tessera.node.fleet import Fleet
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.device_ids import Replica, replicas
+from tessera.node.kubelet.endpoint import Service
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
@@ -104,7 +105,7 @@ class Allocator(Protocol):
         ...
 
 
-class DevicePluginService:
+class DevicePluginService(Service):
     """The service of one resource. Used from the event loop only."""
 
     def __init__(self, settings: AgentSettings, counted: Counted, allocator: Allocator) -> None:

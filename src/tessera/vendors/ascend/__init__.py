@@ -12,8 +12,7 @@ __all__ = ["FAMILY", "Ascend"]
 def build(section: AscendSection, switches: Switches) -> list[Vendor]:
     if not switches.ascend:
         return []
-    counts = tuple(chip.resource_name for chip in section.configs)
-    return [Ascend(chip, soft_split=section.hami_vnpu_core, siblings=counts) for chip in section.configs]
+    return [Ascend(chip, soft_split=section.hami_vnpu_core) for chip in section.configs]
 
 
 FAMILY = Family(section="vnpus", chart=CHART, build=build, list_key="configs")

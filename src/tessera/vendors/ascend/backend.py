@@ -8,7 +8,7 @@ The chip types and their templates are in `templates`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tessera.core import card_checks
@@ -49,7 +49,7 @@ class Ascend(Vendor):
     protected = PROTECTED
     closed = (Choice(key=MODE, words=(SOFT,)),)
 
-    def __init__(self, chip: Chip, *, soft_split: bool = False, siblings: Iterable[str] = ()) -> None:
+    def __init__(self, chip: Chip, *, soft_split: bool = False) -> None:
         super().__init__(
             ResourceNames(count=chip.resource_name, memory=chip.resource_memory_name, cores=chip.resource_core_name)
         )
@@ -58,8 +58,6 @@ class Ascend(Vendor):
         self.key = word
         self.hides_devices = chip.overwrite_env
         self.soft_split = soft_split
-        self.siblings = tuple(siblings)
-        """count resources of all kinds of chips"""
         self.pairs = word == PAIRED and chip.super_pod
         self.scores_nodes = word.startswith(NETWORKED)
         self.quota_factor = max(chip.memory_factor, 1)

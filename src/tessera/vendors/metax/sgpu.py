@@ -52,7 +52,7 @@ BYTES_PER_MIB = 2**20
 NODE_WEIGHT = 10_000
 """raises these scores above the node's usage score, which is at most 30"""
 CORE_REASONS = frozenset({Reason.CARD_INSUFFICIENT_CORES, Reason.CARD_CORES_EXHAUSTED})
-"""the policy that does not slow an online pod down: it takes no share of the cores"""
+"""reasons that keep no online pod off a card: it takes no share of the cores"""
 
 
 class MetaxSgpu(Vendor):

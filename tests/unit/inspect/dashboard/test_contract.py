@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tessera.inspect.dashboard.documents import Measured, Measurements
 from tessera.inspect.dashboard.recorded_source import RecordedSource
+from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
 from tests.support.builders import NOW, gpu_pod, node
 from tests.support.page import Page, decoded
 from tests.support.recorded_cluster import RecordedCluster
@@ -37,14 +37,6 @@ def merged(forms: list[Form]) -> set[str]:
     return {json.dumps(one, sort_keys=True) for one in forms}
 
 
-class Figures(Measurements):
-    def card(self, node: str, uuid: str) -> Measured:
-        return Measured(1_000, 5)
-
-    def slice(self, uid: str, uuid: str) -> Measured:
-        return Measured(0, 0)
-
-
 def manifest(limits: dict[str, int]) -> str:
     return json.dumps({"kind": "Pod", "spec": {"containers": [{"name": "a", "resources": {"limits": limits}}]}})
 
@@ -55,7 +47,11 @@ async def real() -> AsyncIterator[Page]:
     here.decide(gpu_pod("a", mem=20_000, cores=5))
     here.decide(gpu_pod("b", mem=90_000))
     source = RecordedSource(here.records, name="j")
-    source.measurements = Figures()
+    cards = source.engine.ledger.devices("n1")
+    source.measurements = MeasuredUse(
+        {SliceKey("uid-a", "main", uuid): Utilization(0, 0) for uuid in cards},
+        {("n1", uuid): Utilization(1_000, 5) for uuid in cards},
+    )
     page = Page(source)
     yield page
     await page.server.close()

@@ -10,6 +10,7 @@ import pytest
 from tessera.inspect.dashboard import event_log, live_state
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.utilization import MeasuredUse, Utilization
 from tests.support.builders import cluster, gpu_pod, node
 from tests.support.cluster_states import state_of
 from tests.support.page import Page
@@ -60,6 +61,19 @@ async def test_a_waiting_pod_is_shown_with_why_and_with_the_smallest_change(page
     (waits,) = event.data["set"]
     assert "not enough free memory" in waits["why"]
     assert "24000 instead of 30000" in waits["change"]
+    await viewer.close()
+
+
+async def test_a_viewer_sees_what_monitors_measured_last(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = page.state.source
+    assert isinstance(source, FixedSource)
+    before = await page.get("/api/state")
+    assert _cards(before, "n2")[0][11:13] == [None, None]
+    source.measurements = MeasuredUse(cards={("n2", "n2-0"): Utilization(700, 30)})
+    monkeypatch.setattr(source, "measured_anew", lambda: ["n2"])
+    viewer = await page.events(before["version"])
+    event = await viewer.next("nodes")
+    assert _cards(event.data, "n2")[0][11:13] == [700, 30]
     await viewer.close()
 
 

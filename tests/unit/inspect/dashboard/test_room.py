@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tessera.inspect.dashboard.documents import NO_ORIGIN, NodeRenderer
+from tessera.inspect.dashboard.documents import NO_ORIGIN, NodeRenderer, RenderContext
 from tessera.inspect.dashboard.room import Room, SliceSize
 from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -26,7 +26,7 @@ def shapes(nodes: Sequence[NodeBuilder], pods: Sequence[PodBuilder] = ()) -> dic
 
 
 def summed(here: OfflineCluster) -> Totals:
-    renderer = NodeRenderer(here.ledger, origin=lambda _: NO_ORIGIN, is_handing_over=lambda _: False)
+    renderer = NodeRenderer(here.ledger, RenderContext(lambda _: NO_ORIGIN))
     totals = Totals(renderer.models)
     for name in here.ledger.node_names():
         totals.replace(None, renderer.render(name))
@@ -81,7 +81,7 @@ async def test_a_count_is_what_the_scheduler_would_place(taken: tuple[int, ...],
 async def test_a_node_that_changes_takes_its_old_part_along() -> None:
     nodes = [node("n1").gpus(2), node("n2").gpus(1)]
     here = OfflineCluster(state_of(nodes))
-    renderer = NodeRenderer(here.ledger, origin=lambda _: NO_ORIGIN, is_handing_over=lambda _: False)
+    renderer = NodeRenderer(here.ledger, RenderContext(lambda _: NO_ORIGIN))
     totals = Totals(renderer.models)
     before = {name: renderer.render(name) for name in ("n1", "n2")}
     for document in before.values():

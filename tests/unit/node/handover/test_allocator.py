@@ -90,6 +90,25 @@ async def test_a_mode_that_refuses_fails_the_pod_that_was_meant() -> None:
 
 
 @in_fake_time
+async def test_a_slice_that_is_still_being_made_ready_ends_no_handover() -> None:
+    world = HandoverNode(bound("p", A))
+    world.mode.gate, world.mode.refusals["p"] = asyncio.Event(), "no such card"
+    async with world.running():
+        asked = asyncio.create_task(world.ask("GPU-a-0"))
+        await asyncio.sleep(1)
+        # The agent looks through its pods meanwhile, after a change of any of them and every few seconds.
+        world.api.put(bound("other", B))
+        world.api.catch_up()
+        await asyncio.sleep(10)
+        assert (world.api.left("p"), world.api.phase("p")) == (entry(A), "allocating")
+        world.mode.gate.set()
+        with pytest.raises(AllocationRefused, match="no such card"):
+            await asked
+        await world.at_rest()
+        assert (world.api.left("p"), world.api.phase("p")) == (entry(A), "failed")
+
+
+@in_fake_time
 async def test_a_fault_of_the_mode_is_a_refusal() -> None:
     world = HandoverNode(bound("p", A))
     world.mode.faults["p"] = OSError("disk full")

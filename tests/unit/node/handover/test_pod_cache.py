@@ -100,7 +100,7 @@ async def test_a_waiting_reader_hears_of_changes_and_of_those_that_came_before()
     same = pods.version.value
     put(pods, bound("p", A))
     assert pods.version.value == same
-    pods.lock.put(NODE, node("2026-01-01T00:00:00Z,default,p"))
+    pods.node_view.put(NODE, node("2026-01-01T00:00:00Z,default,p"))
     assert pods.version.value > same
 
 
@@ -147,9 +147,9 @@ async def test_the_lock_tells_which_pod_it_concerns(
     text: str | None, owner: tuple[str, str] | None, concerns: bool
 ) -> None:
     pods = cache()
-    pods.lock.put(NODE, node(text))
-    pods.lock.synced()
-    assert pods.lock.owner == owner
-    assert pods.lock.concerns(("default", "p")) is concerns
-    pods.lock.drop(NODE)
-    assert pods.lock.text is None
+    pods.node_view.put(NODE, node(text))
+    pods.node_view.synced()
+    assert pods.node_view.lock_owner == owner
+    assert pods.node_view.lock_concerns(("default", "p")) is concerns
+    pods.node_view.drop(NODE)
+    assert pods.node_view.lock_text is None

@@ -275,13 +275,13 @@ class HandoverNode:
             registry=self.registry,
             checkpoint=self.checkpoint,
         )
-        self.api.show, self.api.show_node = self._show, lambda node: self.agent.pods.lock.put(NODE, node)
+        self.api.show, self.api.show_node = self._show, lambda node: self.agent.pods.node_view.put(NODE, node)
         for key, pod in self.api.fake.pods.items():
             self._show(key, pod)
         if inherited or earlier:
             self.api.put(*pods)
-        self.agent.pods.lock.put(NODE, self.api.fake.nodes[NODE])
-        self.agent.pods.lock.synced()
+        self.agent.pods.node_view.put(NODE, self.api.fake.nodes[NODE])
+        self.agent.pods.node_view.synced()
         self.agent.pods.synced()
         self.api.put(*pods)
 
