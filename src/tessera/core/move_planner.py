@@ -71,6 +71,8 @@ class DefragmentationPlan:
     """copies that fit afterwards, beside those that fit already"""
     fitting: int = 0
     """copies that fit as it is"""
+    fitting_places: tuple[PodFacts, ...] = ()
+    """of these copies; none if whole cards are the goal"""
     kept: tuple[tuple[str, int], ...] = ()
     """why pods stay, with their number, the most frequent first"""
     problem: str = ""
@@ -165,7 +167,11 @@ class Planner:
         if problem:
             return DefragmentationPlan(fitting=self.fitting, kept=tuple(kept.most_common()), problem=problem)
         return DefragmentationPlan(
-            tuple(self.steps), tuple(facts for _, facts in self._gained), self.fitting, tuple(kept.most_common())
+            tuple(self.steps),
+            tuple(facts for _, facts in self._gained),
+            self.fitting,
+            tuple(self._placed),
+            tuple(kept.most_common()),
         )
 
     def _is_leaving(self, uid: str) -> bool:

@@ -96,6 +96,8 @@ class DefragmentationReport:
     problem: str = ""
     gained_places: tuple[PodPlace, ...] = ()
     """the same nodes with their cards"""
+    fitting_places: tuple[PodPlace, ...] = ()
+    """of copies that fit without any move"""
 
     @property
     def sentence(self) -> str:
@@ -227,6 +229,7 @@ def _report(
         tuple(facts.node for facts in plan.gained),
         plan.problem,
         tuple(_place(cluster, facts) for facts in plan.gained),
+        tuple(_place(cluster, facts) for facts in plan.fitting_places),
     )
 
 

@@ -55,7 +55,7 @@ class Held:
     pod: str = ""
     """uid of the pod that it is held for; empty: any of the workload"""
     leaving: frozenset[str] = frozenset()
-    """uids of pods that have the place until they are moved"""
+    """uids of pods that are moved first: they have the place, or what another member of the gang waits for"""
 
 
 class HeldMoves:
@@ -144,6 +144,10 @@ class HeldMoves:
         """Whether all pods have left that hold places of these pods; true if these have none."""
         return all(self._is_free(held) for held in self._held.values() if held.pod in pods)
 
+    def has_any_for(self, pods: Collection[str]) -> bool:
+        """Whether moves are made for one of these pods."""
+        return any(held.pod in pods for held in self._held.values())
+
     def ready(self) -> list[str]:
         """Uids of pods whose places are free for them."""
         return sorted(held.pod for held in self._held.values() if held.pod and self._is_free(held))
@@ -178,14 +182,17 @@ class MoveHolds:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         is_ready: Callable[[], bool],
         on_room: Callable[[], None],
+        make_way: Callable[[str], None],
     ) -> None:
-        """`is_ready`: whether this replica decides now, on complete lists."""
+        """`is_ready`: whether this replica decides now, on complete lists. `make_way`: called with the uid of a pod
+        before a place is held for it, to release what is held for its gang in other ways."""
         self._moves = moves
         self._api = api
         self._now = now
         self._spawn = spawn
         self._is_ready = is_ready
         self._on_room = on_room
+        self._make_way = make_way
         self._asked: dict[str, dict[str, MoveHold]] = {}
         """by node, then by the uid of the pod that moves"""
 
@@ -250,6 +257,8 @@ class MoveHolds:
             return
         workload = Workload(hold.namespace, hold.kind, hold.name)
         held = Held(_facts(node, uid, hold), workload, until, hold.pod, frozenset(hold.leaving))
+        if held.pod:
+            self._make_way(held.pod)
         obstacle = "" if hold.state is HoldState.HELD else self._moves.obstacle(held)
         if not obstacle and not self._moves.has_place(held.pod):
             self._moves.hold(uid, held)

@@ -342,6 +342,12 @@ class GangCoordinator:
             self._plans.begin(gang)
         return is_held
 
+    def make_way(self, uid: str) -> None:
+        """Moves are made for this pod: what its gang holds in its turn must not be in the way of what they need."""
+        gang = self.registry.of(uid)
+        if gang is not None and gang.state is WAITING:
+            self._holds.release(gang)
+
     def _end_if_overdue(self, gang: Gang) -> None:
         self._plans.end_if_overdue(gang)
         self.nominations.end_if_overdue(gang)

@@ -136,6 +136,22 @@ async def test_what_is_gained_is_held_before_the_first_eviction_and_given_back_i
 
 
 @in_fake_time
+async def test_places_of_a_gang_that_need_no_move_are_held_as_well() -> None:
+    async with stage() as on:
+        await on.client.create(NODES.path(), node("n3").gpus(1, memory=80_000).manifest())
+        await on.add(SMALL, LARGE, *(gpu_pod(f"m{number}", mem=75_000).in_gang("g", 2) for number in (0, 1)))
+        assert await on.controller.make_round() is Outcome.STOPPED, "no successor comes"
+        fitting, gained, target = on.asked
+        assert [card.uuid for card in fitting.cards] == ["n3-0"]
+        assert [card.uuid for card in gained.cards] == ["n1-0"]
+        assert {fitting.name, gained.name} == {"m0", "m1"}
+        assert len(fitting.leaving) == 1, "it is taken together with the other"
+        assert fitting.leaving == gained.leaving
+        assert (target.name, len(on.extended)) == ("small", 2)
+        assert await on.holds() == []
+
+
+@in_fake_time
 async def test_a_pod_for_which_evictions_were_in_vain_is_left_alone_for_an_hour() -> None:
     async with stage() as on:
         await on.add(SMALL, LARGE, WAITING)
