@@ -39,6 +39,7 @@ from tessera.wire.objects import Node, Workload
 log = structlog.get_logger(__name__)
 
 ELSEWHERE = "the cards are not free any more"
+TAKEN = "the pod that it is held for has its place already"
 CONTESTED = "pods are evicted there for another pod"
 LONGEST_S = 86_400.0
 """that a place is held, whatever the annotation says"""
@@ -250,23 +251,35 @@ class MoveHolds:
 
     def _answer(self, node: str, uid: str, hold: MoveHold) -> None:
         until = min(hold.until, self._now() + LONGEST_S)
-        if self._moves.get(uid) is not None or self._moves.is_over(uid):
-            self._moves.extend(uid, until)
-            return
+        is_asked = hold.state is HoldState.ASKED
         if hold.state is HoldState.REFUSED or until <= self._now():
+            self._moves.extend(uid, until)
             return
         workload = Workload(hold.namespace, hold.kind, hold.name)
         held = Held(_facts(node, uid, hold), workload, until, hold.pod, frozenset(hold.leaving))
+        known, obstacle = self._moves.get(uid), ""
+        if self._moves.is_over(uid):
+            obstacle = TAKEN
+        elif known is not None and known.facts == held.facts:
+            self._moves.extend(uid, until)  # A process that goes on where another one was killed asks again.
+        elif known is None or is_asked:
+            obstacle = self._hold(uid, held, is_promised=not is_asked)
+        if is_asked:
+            answer = structs.replace(hold, state=HoldState.REFUSED if obstacle else HoldState.HELD, reason=obstacle)
+            self._spawn(self._write(node, {keys.MOVE_PREFIX + uid: encode_move_hold(answer)}))
+
+    def _hold(self, uid: str, held: Held, *, is_promised: bool) -> str:
+        """Hold a place, instead of the one that an older plan has for the same pod; empty, or why not. What was
+        promised by an earlier process is held in any case."""
+        self._moves.release(uid)
         if held.pod:
             self._make_way(held.pod)
-        obstacle = "" if hold.state is HoldState.HELD else self._moves.obstacle(held)
+        obstacle = "" if is_promised else self._moves.obstacle(held)
         if not obstacle and not self._moves.has_place(held.pod):
             self._moves.hold(uid, held)
             if held.pod:
                 self._on_room()  # The pod is woken, if its place is free already.
-        if hold.state is HoldState.ASKED:
-            answer = structs.replace(hold, state=HoldState.REFUSED if obstacle else HoldState.HELD, reason=obstacle)
-            self._spawn(self._write(node, {keys.MOVE_PREFIX + uid: encode_move_hold(answer)}))
+        return obstacle
 
     async def _write(self, node: str, annotations: dict[str, str | None]) -> None:
         try:

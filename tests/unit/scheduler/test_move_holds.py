@@ -166,6 +166,33 @@ async def test_a_replica_that_stops_deciding_holds_nothing_and_answers_nothing()
     assert moves.answer.state is HoldState.ASKED
 
 
+async def test_a_process_that_goes_on_after_another_was_killed_is_answered_again() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    await moves.annotate(structs.replace(HOLD, until=FAR + 9))
+    assert (moves.answer.state, moves.answer.until, moves.used) == (HoldState.HELD, FAR + 9, 30_000)
+    new = successor()
+    moves.world.create(new)
+    assert moves.world.chosen(new) == "n2"
+    await moves.annotate(HOLD)
+    assert (moves.answer.state, moves.used) == (HoldState.REFUSED, 30_000)
+    assert moves.answer.reason == "the pod that it is held for has its place already"
+
+
+async def test_the_last_plan_for_a_pod_counts_and_what_an_older_one_holds_is_released() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    other = structs.replace(HOLD, cards=(HeldCard("n1-0", "NVIDIA", 1, 30_000),))
+    await moves.world.api.annotate_node("n1", {KEY: encode_move_hold(other)})
+    moves.world.watch()
+    for _ in range(2):
+        for name in ("n1", "n2"):
+            moves.holds.put_node(moves.world.api.nodes[name])
+        await moves.settle()
+        assert (moves.world.cards("n1")["n1-0"][1], moves.used) == (30_000, 0)
+    assert decode_move_hold(moves.world.api.nodes["n1"].annotations[KEY]).state is HoldState.HELD
+
+
 async def test_a_successor_that_does_not_fit_any_more_goes_elsewhere() -> None:
     moves = Moves()
     await moves.annotate(HOLD)

@@ -27,7 +27,7 @@ from tessera.kube.resources import PODS
 from tessera.maintenance.defrag import ApplyOptions, MoveStage, PlanRun
 from tessera.maintenance.defragmenter.demand import Demand, waiting_demand
 from tessera.maintenance.defragmenter.eviction_budget import EvictionBudget
-from tessera.maintenance.holds import NOT_FOUND, POLL_S, AskedHold, Deviation, NodeHolds
+from tessera.maintenance.holds import NOT_FOUND, POLL_S, AskedHold, Deviation, NodeHolds, is_transient
 from tessera.wire.moves import MoveHold
 from tessera.wire.objects import Pod
 
@@ -214,8 +214,10 @@ class Defragmenter:
     async def _waits(self, key: str, uid: str) -> bool:
         try:
             pod = await self._client.get(PODS.path(*key.split("/")), Pod)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
+        except KubeError as error:
+            if is_transient(error):
+                return True
+            if not isinstance(error, ApiError) or error.status != NOT_FOUND:
                 raise
             return False
         return not pod.spec.node_name and pod.metadata.uid == uid

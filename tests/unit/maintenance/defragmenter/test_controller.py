@@ -18,6 +18,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Setup
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.kube.lease_election import LeaseElection, LeaseLost
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
@@ -25,6 +26,7 @@ from tessera.maintenance.defragmenter.controller import LEFT_ALONE_S, Defragment
 from tessera.maintenance.defragmenter.eviction_budget import EvictionBudget
 from tessera.wire import keys
 from tessera.wire.moves import HeldCard, HoldState, MoveHold, decode_move_hold, encode_move_hold
+from tessera.wire.objects import Pod
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 
@@ -173,6 +175,23 @@ async def test_a_plan_that_stops_before_an_eviction_is_made_again() -> None:
         assert (on.budget.left(), await on.holds()) == (3, [])
         assert await on.names() == ["large", "small", "waiting"]
         assert on.controller.figures.plans == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "waits"),
+    [
+        (Unreachable("connection reset", maybe_done=False), True),
+        (ApiError(status=503), True),
+        (ApiError(status=404), False),
+    ],
+)
+async def test_a_pod_is_bound_or_gone_only_if_the_apiserver_says_so(fault: KubeError, waits: bool) -> None:
+    async def get(*_: object) -> Pod:
+        raise fault
+
+    async with stage() as on:
+        on.client.get = get  # type: ignore[assignment]
+        assert await on.controller._waits("default/waiting", "uid-waiting") is waits
 
 
 @in_fake_time
