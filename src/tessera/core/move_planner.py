@@ -29,6 +29,8 @@ from tessera.core.victims import Cost, PodBook, PodTraits, VictimSet
 
 ANY_PRIORITY = 2**31
 """above every priority that an API can show"""
+BARE_PRIORITY = ANY_PRIORITY - 1
+"""that a bare pod counts with: it moves after all others"""
 DEPTH = 2
 """how many pods may make room for each other one behind the other"""
 MOST_TRIES = 64
@@ -77,6 +79,8 @@ class DefragmentationPlan:
     """why pods stay, with their number, the most frequent first"""
     problem: str = ""
     """what did not fit when the plan was made again: then it has no steps"""
+    is_cut_short: bool = False
+    """it took too long to look at all ways"""
 
     @property
     def moves(self) -> int:
@@ -97,12 +101,12 @@ class _Queue:
     """position in the log of the ledger's arrays"""
 
 
-class _MoveBook:
-    """A book in which every pod is protected that cannot move now."""
+class _BookView:
+    """A book with other traits of some pods."""
 
-    def __init__(self, book: PodBook, obstacle: Callable[[str], str]) -> None:
+    def __init__(self, book: PodBook, change: Callable[[PodTraits], PodTraits]) -> None:
         self._book = book
-        self._obstacle = obstacle
+        self._change = change
 
     @property
     def lowest_priority(self) -> int | None:
@@ -110,10 +114,7 @@ class _MoveBook:
 
     def traits(self, uid: str) -> PodTraits | None:
         traits = self._book.traits(uid)
-        if traits is None or traits.protection:
-            return traits
-        reason = self._obstacle(uid)
-        return traits._replace(protection=reason) if reason else traits
+        return None if traits is None else self._change(traits)
 
     def members(self, group: str) -> Collection[str]:
         return self._book.members(group)
@@ -132,7 +133,10 @@ class Planner:
         self.trial = Trial(ledger)
         self.fitting = 0
         self.ledger = ledger
-        self.book = book
+        bare = frozenset(uid for uid, pod in pods.items() if pod.is_bare)
+        self.book: PodBook = book
+        if bare:
+            self.book = _BookView(book, lambda t: t._replace(priority=BARE_PRIORITY) if t.uid in bare else t)
         self.pods = pods
         self.most_moves = most_moves
         self.steps: list[tuple[Move, ...]] = []
@@ -172,6 +176,7 @@ class Planner:
             self.fitting,
             tuple(self._placed),
             tuple(kept.most_common()),
+            is_cut_short=self._work >= MOST_WORK,
         )
 
     def _is_leaving(self, uid: str) -> bool:
@@ -318,7 +323,14 @@ class Planner:
     def node_search(
         self, request: PodRequest, node: str, spared: Collection[str], *, direct: bool = False
     ) -> NodeSearch:
-        book = _MoveBook(self.book, lambda uid: NO_OTHER_PLACE if uid in spared else self.obstacle(uid, direct=direct))
+
+        def protect(traits: PodTraits) -> PodTraits:
+            if traits.protection:
+                return traits
+            reason = NO_OTHER_PLACE if traits.uid in spared else self.obstacle(traits.uid, direct=direct)
+            return traits._replace(protection=reason) if reason else traits
+
+        book = _BookView(self.book, protect)
         return NodeSearch(self.ledger, book, request, priority=ANY_PRIORITY, node=node, fewest_first=True)
 
     def obstacle(self, uid: str, *, direct: bool) -> str:

@@ -43,6 +43,8 @@ class MovablePod(NamedTuple):
     candidates: Candidates | None = None
     """nodes that it may go to; None: all"""
     host: HostRequest = NO_HOST
+    is_bare: bool = False
+    """nothing creates it again: of sets with as many pods, those without it are better"""
 
 
 class Move(NamedTuple):

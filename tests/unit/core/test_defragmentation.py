@@ -88,6 +88,17 @@ def test_a_card_is_freed_by_moving_its_pod_to_a_card_in_use() -> None:
     assert (plan.moves, len(plan.gained), plan.fitting) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("bare", ["a", "b"])
+def test_a_bare_pod_moves_only_where_no_other_pod_would_do(bare: str) -> None:
+    """Both are alike, but for their priority and age."""
+    world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
+    for name, card in (("a", "n1-0"), ("b", "n2-0")):
+        world.put(name, card, 10_000, priority=0 if name == bare else 9, started=99 if name == bare else 0)
+    world.movable[f"uid-{bare}"] = world.movable[f"uid-{bare}"]._replace(is_bare=True)
+    assert [name for name, _ in moved(world.cards())] == ["b" if bare == "a" else "a"]
+    assert [name for name, _ in moved(world.room(mem=CARD))] == ["b" if bare == "a" else "a"]
+
+
 def test_a_pod_that_is_being_deleted_is_not_moved() -> None:
     world = two_half_full()
     for uid, traits in world.book.pods.items():
@@ -274,6 +285,7 @@ def test_a_plan_that_takes_too_long_is_cut_short_and_still_true(monkeypatch: pyt
     plan = world.cards()
     assert (plan.problem, len(plan.gained)) == ("", plan.moves)
     assert 0 < plan.moves < whole.moves == 30
+    assert (whole.is_cut_short, plan.is_cut_short) == (False, True)
     assert world.ledger.state() == before
 
 
