@@ -180,6 +180,9 @@ class Defragmenter:
         self, cluster: OfflineCluster, who: Demand, moves: Sequence[PlannedMove], places: Sequence[AskedHold]
     ) -> bool:
         async def permit(step: Sequence[PlannedMove]) -> None:
+            for key in who.keys:
+                if not await self._waits(key, cluster.pods[key].metadata.uid):
+                    raise Deviation(f"{key} does not wait any more")
             await self._spend(len(step))
             await self._holds.extend(places, until=self._until())
 

@@ -5,7 +5,7 @@ With the real scheduler: tests/integration/test_defragmenter.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -62,6 +62,8 @@ class Stage:
     """each hold as it was first seen by the scheduler"""
     extended: list[MoveHold] = field(default_factory=list)
     election: StubElection = field(default_factory=StubElection)
+    on_held: Callable[[], Awaitable[object]] | None = None
+    """called once a place is held"""
 
     def __post_init__(self) -> None:
         budget = EvictionBudget(cast("LeaseElection", self.election), per_hour=3, now=lambda: self.now)
@@ -104,6 +106,9 @@ class Stage:
                 held = encode_move_hold(structs.replace(hold, state=HoldState.HELD))
                 if self.answers:
                     await self.apply(path, {"metadata": {"annotations": {key: held}}})
+                if self.on_held is not None:
+                    then, self.on_held = self.on_held, None
+                    await then()
 
     async def names(self) -> list[str]:
         pods = (await self.client.list(PODS.path(), dict[str, Any])).items
@@ -192,6 +197,16 @@ async def test_a_pod_is_bound_or_gone_only_if_the_apiserver_says_so(fault: KubeE
     async with stage() as on:
         on.client.get = get  # type: ignore[assignment]
         assert await on.controller._waits("default/waiting", "uid-waiting") is waits
+
+
+@in_fake_time
+async def test_no_pod_is_evicted_for_one_that_does_not_wait_any_more() -> None:
+    async with stage() as on:
+        await on.add(SMALL, LARGE, WAITING)
+        on.on_held = lambda: on.client.delete(PODS.path("default", "waiting"), grace_seconds=0)
+        assert await on.controller.make_round() is Outcome.STOPPED
+        assert (await on.names(), await on.holds()) == (["large", "small"], [])
+        assert on.budget.left() == 3
 
 
 @in_fake_time
