@@ -35,7 +35,13 @@ def one_input(data: bytes) -> None:
     ledger.observe_node(NodeFacts("n", cards))
     moves = HeldMoves(ledger)
     holds = MoveHolds(
-        moves, cast("KubeApi", None), now=lambda: NOW, spawn=_never, is_ready=lambda: True, on_room=lambda: None
+        moves,
+        cast("KubeApi", None),
+        now=lambda: NOW,
+        spawn=_never,
+        is_ready=lambda: True,
+        on_room=lambda: None,
+        make_way=lambda uid: None,
     )
     text = data.decode("utf-8", "surrogateescape")
     holds.put_node(Node(Metadata(name="n", annotations={f"{keys.MOVE_PREFIX}uid": text})))

@@ -114,6 +114,29 @@ async def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
         assert (await cluster.plane.client.list(LEASES.path("default"), dict)).items == []
 
 
+async def test_another_pod_does_not_take_the_card_that_one_member_of_the_gang_needs_no_move_for(tmp_path: Path) -> None:
+    names = ("n1", "n2", "n3")
+    async with product([node(name, 1) for name in names], tmp_path) as cluster:
+        for number in range(len(names)):
+            await cluster.plane.client.create(DEPLOYMENTS, deployment(f"d{number}", mem=20_000 + number))
+            await cluster.until(partial(pod_of, cluster, f"d{number}"), what=f"d{number} runs")
+        await cluster.plane.client.delete(f"{DEPLOYMENTS}/d2")
+        await cluster.until(lambda: pod_of(cluster, "d2") is None, what="a free card")
+        for number in range(2):
+            member = gpu_pod(f"m{number}", gpu=1, cores=100)
+            member["metadata"]["annotations"] = {"tessera.io/gang": "g", "tessera.io/gang-size": "2"}
+            await cluster.plane.create_pod(member)
+        await cluster.refused("m0")
+        await cluster.refused("m1")
+        async with defragmenter(cluster, SETTINGS) as process:
+            await cluster.until(lambda: len(holds(cluster, names)) > 1, what="places are held for both members")
+            await cluster.plane.create_pod(gpu_pod("other", gpu=1, cores=100))
+            await cluster.running_pods("m0", "m1")
+            await cluster.until(lambda: not holds(cluster, names), what="no place is held any more")
+            assert process.defragmenter.figures.moves == 1
+        await cluster.refused("other")
+
+
 async def test_a_waiting_gang_gets_the_cards_that_two_moves_free(tmp_path: Path) -> None:
     names = ("n1", "n2", "n3", "n4")
     async with product([node(name, 1) for name in names], tmp_path) as cluster:

@@ -1,7 +1,7 @@
 """The fewest moves that empty so many cards in MIG mode: every order of moves, on plain numbers.
 
-An oracle for defragmentation, as `card_packing`. A card is a row of memory slices, an instance takes some of them, and
-the places of each profile have an order in which the product takes them. Each pod moves at most once.
+An oracle for defragmentation, as `card_packing`. A card is a row of memory slices, and an instance takes some of them,
+at any place of its profile that is free. Each pod moves at most once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fewest_moves(
 ) -> list[int]:
     """At place g: the fewest moves after which g more cards are empty; as long as the largest gain that is possible.
 
-    `starts`: by size, where an instance may begin, in the order in which places are taken."""
+    `starts`: by size, where an instance may begin."""
     start: State = (frozenset(), _ordered(cards))
     seen, queue, best = {start}, deque([start]), [0]
     empty = sum(not card for card in cards)
@@ -49,19 +49,18 @@ def _neighbours(state: State, pods: Sequence[PlacedInstance], starts: Mapping[in
             if pod in moved or pods[pod].is_fixed:
                 continue
             for target, other in enumerate(cards):
-                place = _first_free(other, pods, pods[pod].size, starts)
-                if place is not None:
+                for place in _free(other, pods, pods[pod].size, starts):
                     after = list(cards)
                     after[target] = other | {(pod, place)}
                     after[source] = after[source] - {(pod, begin)}
                     yield moved | {pod}, _ordered(after)
 
 
-def _first_free(
+def _free(
     card: Instances, pods: Sequence[PlacedInstance], size: int, starts: Mapping[int, Sequence[int]]
-) -> int | None:
+) -> Iterator[int]:
     taken = {begin + offset for pod, begin in card for offset in range(pods[pod].size)}
-    return next((begin for begin in starts[size] if taken.isdisjoint(range(begin, begin + size))), None)
+    return (begin for begin in starts[size] if taken.isdisjoint(range(begin, begin + size)))
 
 
 def _ordered(cards: Sequence[Instances]) -> tuple[Instances, ...]:

@@ -52,7 +52,11 @@ disruption budget allows no eviction. Gangs move whole. Bare pods move only with
 @click.option(
     "--max-moves", type=click.IntRange(min=1), default=50, show_default=True, help="Move at most this many pods."
 )
-@click.option("--bare-pods", is_flag=True, help="Move bare pods too, which nothing creates again.")
+@click.option(
+    "--bare-pods",
+    is_flag=True,
+    help="Plan with bare pods too, after all others. Nothing creates them again, so apply stops before them.",
+)
 @click.option("--plot", metavar="FILE", help="Draw the cards before and after the moves, as SVG.")
 def plan(
     source: ClusterSource,

@@ -5,7 +5,7 @@ cards that are in use. Further pods move between those to make room. A card that
 emptied for it. Each pod moves once. So the first set that works is the best. Where there are too many ways for that, no
 idle card is used and at most `FEW_EXTRA` pods make room. `small_cluster` makes the numbers of a ledger.
 
-On a card in MIG mode a pod takes memory slices, at the first place that is free. So there the order of moves counts.
+On a card in MIG mode a pod takes memory slices, at a place that is free. So there the order of moves counts.
 """
 
 from __future__ import annotations
@@ -202,23 +202,22 @@ class _Search:
         for number in pods:
             self._work()
             pod, card = self._pods[number], targets[number]
-            way = self._first_way(pod, card, used[card])
-            if way is None:
-                continue
-            after = list(used)
-            after[card] = after[card].plus(pod.ways[card][way])
-            after[pod.card] = after[pod.card].minus(pod.own)
-            rest = self._order(tuple(each for each in pods if each != number), targets, tuple(after), failed)
-            if rest is not None:
-                return [PackingMove(number, card, way), *rest]
+            for way in self._free_ways(pod, card, used[card]):
+                after = list(used)
+                after[card] = after[card].plus(pod.ways[card][way])
+                after[pod.card] = after[pod.card].minus(pod.own)
+                rest = self._order(tuple(each for each in pods if each != number), targets, tuple(after), failed)
+                if rest is not None:
+                    return [PackingMove(number, card, way), *rest]
         failed.add((pods, used))
         return None
 
-    def _first_way(self, pod: PackingPod, card: int, used: PackingUse) -> int | None:
+    def _free_ways(self, pod: PackingPod, card: int, used: PackingUse) -> Iterator[int]:
+        """In the order in which the pod would take them."""
         for number, way in enumerate(pod.ways[card]):
-            if not way.slices & used.slices:
-                return None if self._exceeds(used.use.plus(way.use), card) else number
-        return None
+            if not way.slices & used.slices and not self._exceeds(used.use.plus(way.use), card):
+                self._work()
+                yield number
 
     def _exceeds(self, use: Use, card: int) -> bool:
         return any(amount > most for amount, most in zip(use, self._cards[card].capacity, strict=True))

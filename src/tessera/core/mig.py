@@ -53,6 +53,23 @@ def bits(places: Iterable[MigPlacement]) -> int:
     return found
 
 
+def smallest_places(profiles: Iterable[MigProfile]) -> tuple[int, ...]:
+    """The slices of each place for one of these profiles, one bit each, without places that include another one."""
+    places = {bits([place]) for profile in profiles for place in profile.placements}
+    return tuple(sorted(each for each in places if not any(other != each and other & ~each == 0 for other in places)))
+
+
+def place_choices(places: Sequence[int], *, blocked: int, most: int) -> Iterator[tuple[int, int]]:
+    """Every choice of one to `most` of these places that overlap neither each other nor what is blocked: their number,
+    and their slices."""
+    for position, place in enumerate(places):
+        if not place & blocked:
+            yield 1, place
+            if most > 1:
+                rest = place_choices(places[position + 1 :], blocked=blocked | place, most=most - 1)
+                yield from ((number + 1, slices | place) for number, slices in rest)
+
+
 def by_size(profiles: Sequence[MigProfile]) -> list[MigProfile]:
     """In the order in which they are tried."""
     return sorted(profiles, key=lambda profile: (profile.memory, profile.slices))

@@ -4,6 +4,9 @@ The cheapest pods are found whose leaving makes a copy fit (`node_preemption`, w
 of them must find another place (`relocation`) beside the copy. Of all nodes the cheapest are tried first. Where no pod
 finds a place directly, others may make room for it in turn (`DEPTH`). A pod moves at most once. The plan is made again
 on copies by the plain rule before it is returned; the ledger, on which it is tried, is as before then.
+
+A plan costs a bounded time: what it does is counted (`MOST_WORK`), and when that is used up, the plan has what was
+found until then. Large clusters in which most pods find no other place get there.
 """
 
 from __future__ import annotations
@@ -14,24 +17,35 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
+from tessera.core.move_bounds import MoveBounds
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.relocation import NO_HOST, MovablePod, Move, Trial, hold_uid, replay_moves
-from tessera.core.requests import WHOLE_CARD_CORES, HostRequest, PodRequest
+from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates
-from tessera.core.victims import NO_PRIORITY, Cost, PodBook, PodTraits, VictimSet
+from tessera.core.victims import Cost, PodBook, PodTraits, VictimSet
 
 ANY_PRIORITY = 2**31
 """above every priority that an API can show"""
+BARE_PRIORITY = ANY_PRIORITY - 1
+"""that a bare pod counts with: it moves after all others"""
 DEPTH = 2
 """how many pods may make room for each other one behind the other"""
 MOST_TRIES = 64
 """nodes tried for one copy where pods make room in turn, the cheapest first; a tenth of it for those behind"""
-MOST_WORK = 300_000
-"""nodes looked at, after which no pods make room in turn: some seconds"""
-SEARCH_WORK = 10
-"""times as long as a look at a node takes a search on it"""
+MOST_WORK = 500_000
+"""in units of about 10 microseconds: with what is not counted, 5 s for 5000 nodes with 8 cards"""
+TARGET_WORK = 60
+"""to find a target, and one more for every `NODES_OF_A_UNIT` nodes"""
+NODES_OF_A_UNIT = 12
+LOOK_WORK = 1
+"""at one pod, for the order of nodes"""
+SEARCH_WORK = 50
+"""to search a node, beside what grows with its pods"""
+TRY_WORK = 150
+"""to try a set of pods, beside the targets"""
 RECHECK_STEPS = 8
 """after which pods are looked at again that fitted nowhere else"""
 NOT_MOVABLE = "is not moved"
@@ -59,10 +73,14 @@ class DefragmentationPlan:
     """copies that fit afterwards, beside those that fit already"""
     fitting: int = 0
     """copies that fit as it is"""
+    fitting_places: tuple[PodFacts, ...] = ()
+    """of these copies; none if whole cards are the goal"""
     kept: tuple[tuple[str, int], ...] = ()
     """why pods stay, with their number, the most frequent first"""
     problem: str = ""
     """what did not fit when the plan was made again: then it has no steps"""
+    is_cut_short: bool = False
+    """it took too long to look at all ways"""
 
     @property
     def moves(self) -> int:
@@ -83,12 +101,12 @@ class _Queue:
     """position in the log of the ledger's arrays"""
 
 
-class _MoveBook:
-    """A book in which every pod is protected that cannot move now."""
+class _BookView:
+    """A book with other traits of some pods."""
 
-    def __init__(self, book: PodBook, obstacle: Callable[[str], str]) -> None:
+    def __init__(self, book: PodBook, change: Callable[[PodTraits], PodTraits]) -> None:
         self._book = book
-        self._obstacle = obstacle
+        self._change = change
 
     @property
     def lowest_priority(self) -> int | None:
@@ -96,10 +114,7 @@ class _MoveBook:
 
     def traits(self, uid: str) -> PodTraits | None:
         traits = self._book.traits(uid)
-        if traits is None or traits.protection:
-            return traits
-        reason = self._obstacle(uid)
-        return traits._replace(protection=reason) if reason else traits
+        return None if traits is None else self._change(traits)
 
     def members(self, group: str) -> Collection[str]:
         return self._book.members(group)
@@ -118,7 +133,10 @@ class Planner:
         self.trial = Trial(ledger)
         self.fitting = 0
         self.ledger = ledger
-        self.book = book
+        bare = frozenset(uid for uid, pod in pods.items() if pod.is_bare)
+        self.book: PodBook = book
+        if bare:
+            self.book = _BookView(book, lambda t: t._replace(priority=BARE_PRIORITY) if t.uid in bare else t)
         self.pods = pods
         self.most_moves = most_moves
         self.steps: list[tuple[Move, ...]] = []
@@ -130,12 +148,20 @@ class Planner:
         self._homeless: dict[Hashable, int | None] = {}
         """kind of pod -> the number of steps after which it fitted nowhere; None: it had a place once"""
         self._queues: dict[Hashable, _Queue] = {}
+        self._bounds = MoveBounds(ledger)
         self._work = 0
-        """nodes looked at; a search counts as `SEARCH_WORK`"""
 
     @property
     def moves(self) -> int:
         return sum(len(step) for step in self.steps)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether more moves and more work are allowed."""
+        return self.moves < self.most_moves and self._work < MOST_WORK
+
+    def spend(self, work: int) -> None:
+        self._work += work
 
     def finish(self) -> DefragmentationPlan:
         """The plan, after it was made again on a copy. The ledger is as before by now."""
@@ -145,7 +171,12 @@ class Planner:
         if problem:
             return DefragmentationPlan(fitting=self.fitting, kept=tuple(kept.most_common()), problem=problem)
         return DefragmentationPlan(
-            tuple(self.steps), tuple(facts for _, facts in self._gained), self.fitting, tuple(kept.most_common())
+            tuple(self.steps),
+            tuple(facts for _, facts in self._gained),
+            self.fitting,
+            tuple(self._placed),
+            tuple(kept.most_common()),
+            is_cut_short=self._work >= MOST_WORK,
         )
 
     def _is_leaving(self, uid: str) -> bool:
@@ -172,9 +203,9 @@ class Planner:
     def run(self, goal: Goal, deepest: int) -> None:
         """Copies that need moves, until there are no more of either."""
         for depth in range(deepest + 1):
-            while self.fitting + len(self._gained) < goal.count and self.moves < self.most_moves:
+            while self.fitting + len(self._gained) < goal.count and self.may_go_on:
                 request = self._copy(goal)
-                placement = self.trial.find_target(request, goal.candidates, goal.host)
+                placement = self._find_target(request, goal.candidates, goal.host)
                 if placement is not None:  # The moves for another copy have made room for this one, too.
                     self.trial.put(facts_of(request, placement), goal.host)
                 elif not self._make_room(request, goal.candidates, goal.host, depth):
@@ -182,6 +213,10 @@ class Planner:
                 entry = self.ledger.pod(request.uid)
                 assert entry is not None  # room was made for it
                 self._gained.append((request, entry.facts))
+
+    def _find_target(self, request: PodRequest, candidates: Candidates | None, host: HostRequest) -> Placement | None:
+        self.spend(TARGET_WORK + len(self.ledger.arrays.names) // NODES_OF_A_UNIT)
+        return self.trial.find_target(request, candidates, host)
 
     def _copy(self, goal: Goal) -> PodRequest:
         number = self.fitting + len(self._gained) + 1
@@ -198,7 +233,7 @@ class Planner:
         aside = []
         tries = math.inf if not depth and not inner else MOST_TRIES // 8 if inner else MOST_TRIES
         done = False
-        while queue.heap and tries > 0 and not done:
+        while queue.heap and tries > 0 and not done and self._work < MOST_WORK:
             cost, node, version, found = entry = heapq.heappop(queue.heap)
             if version != queue.versions.get(node) or self.moves + max(cost.pods, 1) > self.most_moves:
                 continue
@@ -227,6 +262,7 @@ class Planner:
         """Place the pod where the victims are, and these elsewhere. None: done; else nothing has changed, and it is the
         pod that finds no place, or empty."""
         ledger, mark, steps = self.ledger, self.trial.mark(), len(self.steps)
+        self.spend(TRY_WORK)
         if self.settled.intersection(found.leaving):
             return ""
         ledger.nominate(facts_of(request, found.placement), frozenset((*found.victims, *found.leaving)))
@@ -250,12 +286,11 @@ class Planner:
         for uid in sorted(uids, key=lambda uid: (-self._held(uid), uid)):
             pod = self.pods[uid]
             request = pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name)
-            placement = self.trial.find_target(request, pod.candidates, pod.host)
+            placement = self._find_target(request, pod.candidates, pod.host)
             if placement is not None:
                 self.trial.put(facts_of(request, placement), pod.host)
                 continue
-            may_push = depth > 0 and self._work <= MOST_WORK
-            if not may_push or not self._make_room(request, pod.candidates, pod.host, depth - 1, inner=True):
+            if not depth or not self._make_room(request, pod.candidates, pod.host, depth - 1, inner=True):
                 return uid
         return None
 
@@ -280,13 +315,22 @@ class Planner:
     # -- which pods of a node
 
     def _search(self, request: PodRequest, node: str, queue: _Queue, depth: int) -> VictimSet | None:
-        self._work += SEARCH_WORK
-        return self.node_search(request, node, queue.spared.get(node, ()), direct=not depth).run()
+        search = self.node_search(request, node, queue.spared.get(node, ()), direct=not depth)
+        found = search.run()
+        self.spend(SEARCH_WORK + search.work)
+        return found
 
     def node_search(
         self, request: PodRequest, node: str, spared: Collection[str], *, direct: bool = False
     ) -> NodeSearch:
-        book = _MoveBook(self.book, lambda uid: NO_OTHER_PLACE if uid in spared else self.obstacle(uid, direct=direct))
+
+        def protect(traits: PodTraits) -> PodTraits:
+            if traits.protection:
+                return traits
+            reason = NO_OTHER_PLACE if traits.uid in spared else self.obstacle(traits.uid, direct=direct)
+            return traits._replace(protection=reason) if reason else traits
+
+        book = _BookView(self.book, protect)
         return NodeSearch(self.ledger, book, request, priority=ANY_PRIORITY, node=node, fewest_first=True)
 
     def obstacle(self, uid: str, *, direct: bool) -> str:
@@ -302,7 +346,7 @@ class Planner:
         steps = self._homeless.get(kind, -RECHECK_STEPS)
         if steps is not None and len(self.steps) >= steps + RECHECK_STEPS:
             request = pod.request.called(uid=hold_uid(""), namespace="", name="")
-            has_place = self.trial.find_target(request, pod.candidates, pod.host) is not None
+            has_place = self._find_target(request, pod.candidates, pod.host) is not None
             steps = self._homeless[kind] = None if has_place else len(self.steps)
         return steps is not None
 
@@ -318,47 +362,18 @@ class Planner:
             touched = {arrays.names[row] for row in changed}
             names = [name for name in names if name in touched]
         queue.seen = arrays.now
-        self._work += len(names)
         for name in names:
             queue.versions[name] = queue.versions.get(name, 0) + 1
             queue.spared.pop(name, None)
-            bound = self._bound(request, name, direct=not depth)
+            bound = self._bounds.bound(request, name, lambda uid: self._mover(uid, direct=not depth))
             if bound is not None:
                 heapq.heappush(queue.heap, (bound, name, queue.versions[name], None))
         return queue
 
-    def _bound(self, request: PodRequest, node: str, *, direct: bool) -> Cost | None:
-        """What evicting pods of the node costs at least; None if none of them may move."""
-        asked = request.requests[0][1]
-        is_exclusive = len(request.requests) == 1 and asked.cores >= WHOLE_CARD_CORES
-        by_card: dict[str, list[tuple[int, int]]] = {}
-        stays: set[str] = set()
-        cheapest: Cost | None = None
-        spans_cards = False
-        for entry in self.ledger.pods_on(node):
-            uid = entry.facts.uid
-            traits = self.book.traits(uid)
-            if traits is None or traits.protection or self.obstacle(uid, direct=direct):
-                stays.update(entry.holdings)
-                continue
-            cost = Cost(NO_PRIORITY, 1, (traits.priority,), (-traits.started,))
-            cheapest = cost if cheapest is None or cost < cheapest else cheapest
-            spans_cards = spans_cards or len(entry.holdings) > 1
-            for uuid in entry.holdings:
-                by_card.setdefault(uuid, []).append((traits.priority, -traits.started))
-        if not is_exclusive:
-            return cheapest
-        costs = sorted(_card_cost(tenants) for uuid, tenants in by_card.items() if uuid not in stays)
-        idle = len(self.ledger.devices(node)) - len(by_card.keys() | stays)
-        missing = max(asked.count - idle, 1)
-        if missing > len(costs):
-            return None
-        if missing == 1 or spans_cards:
-            return costs[0]
-        return Cost(NO_PRIORITY, sum(cost.pods for cost in costs[:missing]))
-
-
-def _card_cost(tenants: list[tuple[int, int]]) -> Cost:
-    """Of moving all these pods, without the work lost."""
-    priorities = tuple(sorted((priority for priority, _ in tenants), reverse=True))
-    return Cost(NO_PRIORITY, len(tenants), priorities, tuple(sorted((age for _, age in tenants), reverse=True)))
+    def _mover(self, uid: str, *, direct: bool) -> PodTraits | None:
+        """The traits of a pod that may move, or leaves already."""
+        self.spend(LOOK_WORK)
+        traits = self.book.traits(uid)
+        if traits is None or traits.is_leaving:
+            return traits
+        return None if traits.protection or self.obstacle(uid, direct=direct) else traits

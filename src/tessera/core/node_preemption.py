@@ -2,10 +2,10 @@
 
 A pod may leave if it has a lower priority, is not protected, its disruption budget allows it, and its whole group may
 leave. Pods that leave already cost nothing. Where one request of a vendor with the shared rules decides, each card is
-looked at alone (`card_victims`). Everywhere else (MIG, several requests, quotas, vendors with rules of their own) sets
-are tried from the best on (`trial_victims`). Both are exact up to some size; then the set is at least minimal: no pod
-of it could stay. A search pauses after some milliseconds, and the ledger may change meanwhile: `confirm` comes before
-its result is used.
+looked at alone (`card_victims`), in MIG mode too. Everywhere else (several requests, quotas, vendors with rules of
+their own) sets are tried from the best on (`trial_victims`). Both are exact up to some size; then the set is at least
+minimal: no pod of it could stay. A search pauses after some milliseconds, and the ledger may change meanwhile:
+`confirm` comes before its result is used.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 
 from tessera.core import quota
-from tessera.core.card_checks import refuse
+from tessera.core.card_checks import instance_profiles, memory_wanted, offers, refuse
 from tessera.core.card_victims import (
     MOST_SETS_OF_A_CARD,
+    CardSet,
     CardTenants,
     are_independent,
     best_union,
     cost_of,
+    instance_sets_for,
     sets_for,
 )
+from tessera.core.device_rules import Ask
 from tessera.core.devices import MIG
 from tessera.core.fit import fit_pod, make_ask
-from tessera.core.grants import Placement
+from tessera.core.grants import Grant, Placement
 from tessera.core.ledger import GrantState, Ledger, PodEntry
+from tessera.core.mig import smallest_places
 from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card
 from tessera.core.nominations import Share, shares_of
@@ -34,6 +38,11 @@ from tessera.core.requests import PodRequest
 from tessera.core.steps import finish
 from tessera.core.trial_victims import MOST_TRIALS, TRIAL_WORK, Group, Pace, TrialSearch, group_by_cards
 from tessera.core.victims import NO_PRIORITY, Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
+
+WORK_OF_A_POD = 2
+"""to count it on its cards, again and again"""
+WORK_OF_A_STEP = 3
+"""as `Pace` counts"""
 
 Search = Generator[None, None, VictimSet | None]
 """pauses at each yield; its return value is the result"""
@@ -83,6 +92,11 @@ class NodeSearch:
         """Sets that were tried by the plain rule, so far."""
         return self._trials.trials
 
+    @property
+    def work(self) -> int:
+        """So far, in units of about 10 microseconds."""
+        return WORK_OF_A_POD * len(self._entries) + WORK_OF_A_STEP * self._pace.total
+
     def run(self) -> VictimSet | None:
         """The best set at once; None if no set helps."""
         return finish(self.steps())
@@ -115,7 +129,7 @@ class NodeSearch:
             if not self._may_fit(allowed):
                 continue
             if self._cards_decide() and not limits:
-                found = self._by_card(allowed)
+                found = yield from self._by_card(allowed)
             else:
                 groups = self._groups(allowed, limits=limits)
                 chosen = yield from self._trials.best(allowed, groups, highest=highest)
@@ -232,24 +246,23 @@ class NodeSearch:
         view = self._ledger.node(self._node)
         if len(pod.requests) != 1 or pod.matches or view is None or view.facts.problem:
             return False
-        vendor = pod.vendors[0]
-        modes = {card.device.mode for card in view.of_vendor(vendor)}
-        return self._ledger.rules[vendor].arrays_exact and len(modes) == 1 and MIG not in modes
+        return self._ledger.rules[pod.vendors[0]].arrays_exact
 
-    def _by_card(self, units: Sequence[Unit]) -> VictimSet | None:
+    def _by_card(self, units: Sequence[Unit]) -> Search:
         [(position, request)] = self._pod.requests
         view = self._ledger.node_after(self._node, self._gone, claimant=self._pod.uid)
         assert view is not None  # looked at before
         ask = make_ask(view, self._pod, request, view.cards, container=position)
-        rules = self._ledger.rules[request.vendor]
         tenants = [self._tenants(card, units) for card in ask.cards]
         independent = are_independent(tenants) and self._budgets.allow(units)
-        most = 1 if independent else MOST_SETS_OF_A_CARD
-        groups: dict[int, list[list[tuple[Unit, ...]]]] = {}
+        # The cards of one pod are in one mode.
+        groups: dict[tuple[str, int], list[list[CardSet]]] = {}
         for each in tenants:
-            sets = sets_for(each, lambda card: refuse(rules, ask, card) is None, most=most)
+            sets = self._card_sets(ask, each, most=1 if independent else MOST_SETS_OF_A_CARD)
             if sets:
-                groups.setdefault(each.card.device.numa if self._pod.numa_bind else 0, []).append(sets)
+                numa = each.card.device.numa if self._pod.numa_bind else 0
+                groups.setdefault((each.card.device.mode, numa), []).append(sets)
+            yield from self._pace.pauses()
         unions = (
             best_union(cards, request.count, allow=self._budgets.allow, independent=independent)
             for cards in groups.values()
@@ -257,6 +270,20 @@ class NodeSearch:
         best = min((union for union in unions if union is not None), key=cost_of, default=None)
         placement = None if best is None else self._place(best)
         return None if best is None or placement is None else self._found(best, placement)
+
+    def _card_sets(self, ask: Ask, tenants: CardTenants, *, most: int) -> list[CardSet]:
+        rules = self._ledger.rules[ask.request.vendor]
+        if tenants.card.device.mode != MIG:
+            return sets_for(tenants, lambda card: refuse(rules, ask, card) is None, most=most)
+
+        def offered(card: Card) -> int:
+            """Instances that the card gives."""
+            self._pace.spend(1)
+            return sum(isinstance(each, Grant) for each in offers(rules, ask, card))
+
+        memory = memory_wanted(ask.request, tenants.card.device)
+        places = smallest_places(each for each in instance_profiles(ask, tenants.card.device) if each.memory >= memory)
+        return instance_sets_for(tenants, offered, places, count=ask.request.count, most=most)
 
     def _tenants(self, card: Card, units: Sequence[Unit]) -> CardTenants:
         """`card` is as it is without those that leave already."""

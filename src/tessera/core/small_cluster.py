@@ -51,12 +51,12 @@ class SmallCluster:
         ledger: Ledger,
         pods: Mapping[str, MovablePod],
         *,
-        cards: Collection[str] | None = None,
+        cards: Mapping[str, str] | None = None,
         only: str = "",
         idle: Collection[str] = (),
     ) -> None:
-        """`cards`: the uuids of those that it has, if not all. `only`: the one that is to be emptied, if not any.
-        `idle`: uids of what stands on idle cards that may be used."""
+        """`cards`: the uuids of those that it has, with their nodes, if not all. `only`: the one that is to be emptied,
+        if not any. `idle`: uids of what stands on idle cards that may be used."""
         self._ledger = ledger
         self._pods = pods
         self._cards = cards
@@ -83,7 +83,8 @@ class SmallCluster:
             return []
         gone = {*self._idle, *(entry.facts.uid for entry, _ in self._entries)}
         cards: list[tuple[str, Card]] = []
-        for name in self._ledger.node_names():
+        names = self._ledger.node_names() if self._cards is None else sorted(set(self._cards.values()))
+        for name in names:
             view = self._ledger.node(name)
             for card in view.cards if view is not None and not view.facts.problem else ():
                 is_here = self._cards is None or card.device.uuid in self._cards

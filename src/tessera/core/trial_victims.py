@@ -51,9 +51,12 @@ class Pace:
     """Counts work, and says when it is time for a pause."""
 
     def __init__(self) -> None:
+        self.total = 0
+        """work of the whole search, so far"""
         self._work = 0
 
     def spend(self, work: int) -> None:
+        self.total += work
         self._work += work
 
     def pauses(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ clusters are searched as a whole (`small_cluster`), large ones a few cards at a 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,13 +15,16 @@ from tessera.core.devices import MIG, Device, MigSlot
 from tessera.core.grants import Grant
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
-from tessera.core.move_planner import MOST_TRIES, Planner
+from tessera.core.move_planner import Planner
 from tessera.core.relocation import hold_uid, pin
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, ContainerRequest, PodRequest, Request
 from tessera.core.small_cluster import SmallCluster, is_known
 
 WINDOW = 8
 """cards that are looked at together with one that is to be emptied"""
+MOST_WINDOWS = 64
+WINDOW_WORK = 5_000
+"""as `move_planner` counts: some ten milliseconds"""
 
 
 def whole_card_requests(ledger: Ledger) -> list[PodRequest]:
@@ -101,22 +105,27 @@ class WholeCards:
 
     def pack_windows(self) -> None:
         """Empty single cards, each together with those that have the most room: exact for so few."""
-        shared = self._shared_cards() if self._planner.moves < self._planner.most_moves else {}
-        for uuid in sorted(shared, key=lambda uuid: (shared[uuid].pods, shared[uuid].used, uuid))[:MOST_TRIES]:
-            if uuid not in shared:
+        planner = self._planner
+        shared = self._shared_cards(planner.ledger.node_names()) if planner.may_go_on else {}
+        by_room = sorted(shared, key=lambda uuid: (-shared[uuid].free, uuid))
+        for uuid in sorted(shared, key=lambda uuid: (shared[uuid].pods, shared[uuid].used, uuid))[:MOST_WINDOWS]:
+            if uuid not in shared or not planner.may_go_on:
                 continue  # An earlier window has emptied it, or moved what could move.
-            others = sorted(shared, key=lambda other: (-shared[other].free, other))
-            cards = {uuid: shared[uuid].node} | {other: shared[other].node for other in others[:WINDOW]}
-            small = SmallCluster(self._planner.ledger, self._planner.pods, cards=cards, only=uuid)
-            for name in sorted(set(cards.values())):
+            cards = {each: shared[each].node for each in (uuid, *by_room[:WINDOW])}
+            nodes = sorted(set(cards.values()))
+            small = SmallCluster(planner.ledger, planner.pods, cards=cards, only=uuid)
+            for name in nodes:
                 self._collect(small, name)
+            planner.spend(WINDOW_WORK)
             if self._make(small):
-                shared = self._shared_cards()
+                now = self._shared_cards(nodes)
+                shared = {each: card for each, card in shared.items() if card.node not in nodes} | now
+                by_room = sorted(shared, key=lambda uuid: (-shared[uuid].free, uuid))
 
-    def _shared_cards(self) -> dict[str, _SharedCard]:
+    def _shared_cards(self, names: Iterable[str]) -> dict[str, _SharedCard]:
         """Cards with pods of which at least one may move."""
         found: dict[str, _SharedCard] = {}
-        for name in self._planner.ledger.node_names():
+        for name in names:
             view = self._planner.ledger.node(name)
             for card in view.cards if view is not None else ():
                 tenants = [tenant.uid for tenant in card.tenants] if is_known(self._planner.ledger, card) else []
@@ -128,7 +137,9 @@ class WholeCards:
         search = self._planner.node_search(PodRequest("", "", "", ()), name, ())
         for entry in self._planner.ledger.pods_on(name):
             traits = self._planner.book.traits(entry.facts.uid)
-            if traits is not None and not traits.group and not search.obstacle(entry):
+            if traits is None or traits.group or traits.is_leaving:
+                continue
+            if not search.obstacle(entry):
                 small.add(entry, (traits.priority, -traits.started))
 
     def _make(self, small: SmallCluster) -> bool:

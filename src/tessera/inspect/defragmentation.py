@@ -96,6 +96,10 @@ class DefragmentationReport:
     problem: str = ""
     gained_places: tuple[PodPlace, ...] = ()
     """the same nodes with their cards"""
+    fitting_places: tuple[PodPlace, ...] = ()
+    """of copies that fit without any move"""
+    is_cut_short: bool = False
+    """the cluster is too large to look at all ways: more may be possible"""
 
     @property
     def sentence(self) -> str:
@@ -130,7 +134,9 @@ def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> MovablePods:
         filters = repr(pod_constraints(document))
         if filters not in allowed:
             allowed[filters] = cluster.engine.selector.candidates(cluster.candidates(document)[0])
-        found[pod.metadata.uid] = MovablePod(prepared.request, allowed[filters], host_ask(pod))
+        found[pod.metadata.uid] = MovablePod(
+            prepared.request, allowed[filters], host_ask(pod), is_bare=not pod.workload.kind
+        )
     return found, stays
 
 
@@ -227,6 +233,8 @@ def _report(
         tuple(facts.node for facts in plan.gained),
         plan.problem,
         tuple(_place(cluster, facts) for facts in plan.gained),
+        tuple(_place(cluster, facts) for facts in plan.fitting_places),
+        plan.is_cut_short,
     )
 
 

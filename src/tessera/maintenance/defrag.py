@@ -25,14 +25,16 @@ from tessera.inspect.state import InspectionError, yaml_documents
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import PODS
-from tessera.maintenance.holds import POLL_S, AskedHold, Deviation, NodeHolds
+from tessera.maintenance.holds import POLL_S, AskedHold, Deviation, NodeHolds, is_transient
 from tessera.wire.moves import MoveHold
 from tessera.wire.objects import Pod, Workload
 
 RETRY_S = 5.0
-"""before an eviction is tried again that a budget refused"""
-TOO_MANY_REQUESTS = 429
+"""before an eviction is tried again that a budget refused, or that did not reach the apiserver"""
+LOOKS = 3
+"""at the cluster before a step, if the apiserver cannot be reached"""
 GONE = frozenset({404, 409})
+GONE_ALREADY = "it is gone already, or leaves"
 KIND = "DefragmentationPlan"
 
 
@@ -111,7 +113,7 @@ class PlanRun:
             move = progress.move
             try:
                 if _is_done(cluster, move):
-                    self._set(progress, MoveStage.MOVED, "it is gone already")
+                    self._set(progress, MoveStage.MOVED, GONE_ALREADY)
                     continue
                 _check_source(cluster, move)
                 await self.client.evict(move.namespace, move.name, uid=move.uid, dry_run=True)
@@ -138,11 +140,11 @@ class PlanRun:
         return found
 
     async def _make(self, step: Sequence[MoveProgress]) -> None:
-        cluster = await self.look()
+        cluster = await self._look()
         left: dict[str, tuple[MoveProgress, Workload]] = {}
         for progress in step:
             if _is_done(cluster, progress.move):
-                self._set(progress, MoveStage.MOVED, "it is gone already")
+                self._set(progress, MoveStage.MOVED, GONE_ALREADY)
             else:
                 left[progress.move.uid] = progress, _check_source(cluster, progress.move)
         if not left:
@@ -172,12 +174,16 @@ class PlanRun:
         while True:
             try:
                 await self.client.evict(move.namespace, move.name, uid=move.uid)
-            except ApiError as error:
-                if error.status in GONE:
+            except KubeError as error:
+                status = error.status if isinstance(error, ApiError) else 0
+                if status in GONE:
                     return
-                if error.status != TOO_MANY_REQUESTS or clock() + RETRY_S > deadline:
-                    raise Deviation("; ".join(error.causes) or error.message) from error
-                await asyncio.sleep(max(RETRY_S, error.retry_after or 0.0))
+                wanted = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
+                pause = max(RETRY_S, wanted)
+                if not is_transient(error) or clock() + pause > deadline:
+                    causes = error.causes if isinstance(error, ApiError) else ()
+                    raise Deviation("; ".join(causes) or str(error)) from error
+                await asyncio.sleep(pause)
             else:
                 return
 
@@ -188,7 +194,7 @@ class PlanRun:
         clock = asyncio.get_running_loop().time
         wanted = Counter(move.target.node for move in moves)
         while clock() < deadline:
-            pods = (await self.client.list(PODS.path(workload.namespace), Pod)).items
+            pods = await self._pods(workload.namespace)
             new = [pod for pod in pods if pod.workload == workload and pod.metadata.uid not in known]
             bound = [pod for pod in new if pod.spec.node_name]
             if wanted <= Counter(pod.spec.node_name for pod in bound):
@@ -198,6 +204,25 @@ class PlanRun:
                 raise Deviation(f"its successor {astray[0].metadata.name} went to {astray[0].spec.node_name}")
             await asyncio.sleep(POLL_S)
         raise Deviation(f"no pod of {moves[0].controller} has come to {moves[0].target.node} in time")
+
+    async def _pods(self, namespace: str) -> Sequence[Pod]:
+        """None while the apiserver cannot be reached."""
+        try:
+            return (await self.client.list(PODS.path(namespace), Pod)).items
+        except KubeError as error:
+            if not is_transient(error):
+                raise
+            return ()
+
+    async def _look(self) -> OfflineCluster:
+        for _ in range(LOOKS - 1):
+            try:
+                return await self.look()
+            except KubeError as error:
+                if not is_transient(error):
+                    raise
+                await asyncio.sleep(RETRY_S)
+        return await self.look()
 
     def _set_all(self, step: Collection[tuple[MoveProgress, Workload]], stage: MoveStage) -> None:
         for progress, _ in step:
@@ -209,9 +234,10 @@ class PlanRun:
 
 
 def _is_done(cluster: OfflineCluster, move: PlannedMove) -> bool:
-    """Whether the pod itself is gone: another one of its name is its successor."""
+    """Whether the pod itself is gone, or leaves because it is evicted already: another one of its name is its
+    successor."""
     pod = cluster.pods.get(f"{move.namespace}/{move.name}")
-    return pod is None or pod.metadata.uid != move.uid
+    return pod is None or pod.metadata.uid != move.uid or pod.metadata.deletion_timestamp is not None
 
 
 def _check_source(cluster: OfflineCluster, move: PlannedMove) -> Workload:

@@ -6,13 +6,14 @@ The scheduler answers in the annotation in which it was asked. What is not given
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.kube.resources import NODES
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -23,6 +24,11 @@ POLL_S = 1.0
 ANSWER_S = 30.0
 """for the scheduler to answer that it holds a place"""
 NOT_FOUND = 404
+
+
+def is_transient(error: KubeError) -> bool:
+    """Whether the same request may succeed soon: an apiserver that restarts must not end a plan in the middle."""
+    return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.is_transient)
 
 
 class Deviation(Exception):
@@ -67,12 +73,10 @@ class NodeHolds:
             await self._annotate(each, encode_move_hold(held))
 
     async def release(self, holds: Sequence[AskedHold]) -> None:
+        """As far as the apiserver allows it: what is left ends by itself."""
         for each in holds:
-            try:
+            with contextlib.suppress(KubeError):
                 await self._annotate(each, None)
-            except ApiError as error:
-                if error.status != NOT_FOUND:  # A node that is gone holds nothing.
-                    raise
 
     async def is_any_held(self, now: float) -> bool:
         """Whether places are held for moves, or asked for, by whichever process. `now`: unix seconds."""
@@ -81,7 +85,12 @@ class NodeHolds:
         return any(_is_live(text, now) for text in texts)
 
     async def _is_held(self, asked: AskedHold) -> bool:
-        node = await self._client.get(NODES.path(name=asked.node), Node)
+        try:
+            node = await self._client.get(NODES.path(name=asked.node), Node)
+        except KubeError as error:
+            if not is_transient(error):
+                raise
+            return False
         text = node.annotations.get(keys.MOVE_PREFIX + asked.uid)
         try:
             answer = asked.hold if text is None else decode_move_hold(text)

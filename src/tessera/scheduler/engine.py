@@ -177,6 +177,7 @@ class Engine:
             spawn=spawn,
             is_ready=lambda: not self.missing(),
             on_room=self.unschedulable.on_room,
+            make_way=self.gangs.make_way,
         )
         self.pods = PodInformer(
             self.cycles,

@@ -39,6 +39,7 @@ from tessera.wire.objects import Node, Workload
 log = structlog.get_logger(__name__)
 
 ELSEWHERE = "the cards are not free any more"
+TAKEN = "the pod that it is held for has its place already"
 CONTESTED = "pods are evicted there for another pod"
 LONGEST_S = 86_400.0
 """that a place is held, whatever the annotation says"""
@@ -55,7 +56,7 @@ class Held:
     pod: str = ""
     """uid of the pod that it is held for; empty: any of the workload"""
     leaving: frozenset[str] = frozenset()
-    """uids of pods that have the place until they are moved"""
+    """uids of pods that are moved first: they have the place, or what another member of the gang waits for"""
 
 
 class HeldMoves:
@@ -144,6 +145,10 @@ class HeldMoves:
         """Whether all pods have left that hold places of these pods; true if these have none."""
         return all(self._is_free(held) for held in self._held.values() if held.pod in pods)
 
+    def has_any_for(self, pods: Collection[str]) -> bool:
+        """Whether moves are made for one of these pods."""
+        return any(held.pod in pods for held in self._held.values())
+
     def ready(self) -> list[str]:
         """Uids of pods whose places are free for them."""
         return sorted(held.pod for held in self._held.values() if held.pod and self._is_free(held))
@@ -178,14 +183,17 @@ class MoveHolds:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         is_ready: Callable[[], bool],
         on_room: Callable[[], None],
+        make_way: Callable[[str], None],
     ) -> None:
-        """`is_ready`: whether this replica decides now, on complete lists."""
+        """`is_ready`: whether this replica decides now, on complete lists. `make_way`: called with the uid of a pod
+        before a place is held for it, to release what is held for its gang in other ways."""
         self._moves = moves
         self._api = api
         self._now = now
         self._spawn = spawn
         self._is_ready = is_ready
         self._on_room = on_room
+        self._make_way = make_way
         self._asked: dict[str, dict[str, MoveHold]] = {}
         """by node, then by the uid of the pod that moves"""
 
@@ -243,21 +251,35 @@ class MoveHolds:
 
     def _answer(self, node: str, uid: str, hold: MoveHold) -> None:
         until = min(hold.until, self._now() + LONGEST_S)
-        if self._moves.get(uid) is not None or self._moves.is_over(uid):
-            self._moves.extend(uid, until)
-            return
+        is_asked = hold.state is HoldState.ASKED
         if hold.state is HoldState.REFUSED or until <= self._now():
+            self._moves.extend(uid, until)
             return
         workload = Workload(hold.namespace, hold.kind, hold.name)
         held = Held(_facts(node, uid, hold), workload, until, hold.pod, frozenset(hold.leaving))
-        obstacle = "" if hold.state is HoldState.HELD else self._moves.obstacle(held)
+        known, obstacle = self._moves.get(uid), ""
+        if self._moves.is_over(uid):
+            obstacle = TAKEN
+        elif known is not None and known.facts == held.facts:
+            self._moves.extend(uid, until)  # A process that goes on where another one was killed asks again.
+        elif known is None or is_asked:
+            obstacle = self._hold(uid, held, is_promised=not is_asked)
+        if is_asked:
+            answer = structs.replace(hold, state=HoldState.REFUSED if obstacle else HoldState.HELD, reason=obstacle)
+            self._spawn(self._write(node, {keys.MOVE_PREFIX + uid: encode_move_hold(answer)}))
+
+    def _hold(self, uid: str, held: Held, *, is_promised: bool) -> str:
+        """Hold a place, instead of the one that an older plan has for the same pod; empty, or why not. What was
+        promised by an earlier process is held in any case."""
+        self._moves.release(uid)
+        if held.pod:
+            self._make_way(held.pod)
+        obstacle = "" if is_promised else self._moves.obstacle(held)
         if not obstacle and not self._moves.has_place(held.pod):
             self._moves.hold(uid, held)
             if held.pod:
                 self._on_room()  # The pod is woken, if its place is free already.
-        if hold.state is HoldState.ASKED:
-            answer = structs.replace(hold, state=HoldState.REFUSED if obstacle else HoldState.HELD, reason=obstacle)
-            self._spawn(self._write(node, {keys.MOVE_PREFIX + uid: encode_move_hold(answer)}))
+        return obstacle
 
     async def _write(self, node: str, annotations: dict[str, str | None]) -> None:
         try:

@@ -69,7 +69,7 @@ class MoveHold(msgspec.Struct, frozen=True, rename="camel"):
     pod: str = ""
     """uid of a pod that waits; no other pod may take the place"""
     leaving: tuple[str, ...] = ()
-    """uids of pods that still have the place, and are moved away"""
+    """uids of pods that are moved away first: they have the place, or a part of what its gang needs"""
 
 
 def decode_move_hold(text: str) -> MoveHold:

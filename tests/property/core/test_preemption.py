@@ -125,8 +125,8 @@ class FullWorld(World):
         self.selector = Selector(self.ledger)
         self.book = PlainBook(allowed={"none": 0, "one": 1, "many": 5})
         for name in some.NODES[: draw(st.integers(1, 2))]:
-            mig = draw(st.integers(0, 3)) == 0
-            cards = tuple(small_card(draw, name, index, mig=mig) for index in range(draw(st.integers(1, 3))))
+            in_mig = st.sampled_from(draw(st.sampled_from(((False,), (False,), (True,), (False, True)))))
+            cards = tuple(small_card(draw, name, index, mig=draw(in_mig)) for index in range(draw(st.integers(1, 3))))
             self.ledger.observe_node(NodeFacts(name, cards))
         for number in range(draw(st.integers(4, 12))):
             self.place(draw, ask(draw, f"pod-{number:02}", counts=(1, 1, 1, 2), least=1))

@@ -88,6 +88,24 @@ def test_a_card_is_freed_by_moving_its_pod_to_a_card_in_use() -> None:
     assert (plan.moves, len(plan.gained), plan.fitting) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("bare", ["a", "b"])
+def test_a_bare_pod_moves_only_where_no_other_pod_would_do(bare: str) -> None:
+    """Both are alike, but for their priority and age."""
+    world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(1, memory=CARD))
+    for name, card in (("a", "n1-0"), ("b", "n2-0")):
+        world.put(name, card, 10_000, priority=0 if name == bare else 9, started=99 if name == bare else 0)
+    world.movable[f"uid-{bare}"] = world.movable[f"uid-{bare}"]._replace(is_bare=True)
+    assert [name for name, _ in moved(world.cards())] == ["b" if bare == "a" else "a"]
+    assert [name for name, _ in moved(world.room(mem=CARD))] == ["b" if bare == "a" else "a"]
+
+
+def test_a_pod_that_is_being_deleted_is_not_moved() -> None:
+    world = two_half_full()
+    for uid, traits in world.book.pods.items():
+        world.book.pods[uid] = traits._replace(is_leaving=True)
+    assert world.cards().moves == 0
+
+
 def test_pods_do_not_move_to_idle_cards() -> None:
     world = World(node("n1").gpus(1, memory=CARD), node("n2").gpus(3, memory=CARD)).put("a", "n1-0", 10_000)
     plan = world.cards()
@@ -234,6 +252,42 @@ def test_an_instance_moves_to_another_place_of_its_card_so_that_a_larger_one_fit
 def test_no_place_of_the_card_is_left_for_an_instance_in_the_way() -> None:
     world = World(mig_node("n1")).put_instance("a", "n1-0", 1, 1).put_instance("half", "n1-0", 4, 4)
     assert world.room(IN_MIG_MODE, mem=20_096).moves == 0
+
+
+def test_room_for_several_instances_is_made_by_the_fewest_moves() -> None:
+    """Both halves of n1-1 by one move, or one of each card by two, because two pods are in the way on n1-0."""
+    world = World(mig_node("n1", 2), mig_node("n2"))
+    for number in range(3):
+        world.put_instance(f"small-{number}", "n1-0", 1, number + 2, protection="stays" if number == 2 else "")
+    world.put_instance("half", "n1-1", 4, 0).put_instance("other", "n2-0", 1, 6, protection="stays")
+    plan = world.room(IN_MIG_MODE, mem=20_096, gpu=2)
+    assert (plan.problem, instances(plan)) == ("", [("half", "n2-0", 0)])
+    [gained] = plan.gained
+    assert sorted(grant.mig.placement.start for grant in gained.grants["NVIDIA"][0] if grant.mig) == [0, 4]
+
+
+def test_room_for_instances_needs_no_more_than_what_is_left_beside_pods_that_stay() -> None:
+    world = World(mig_node("n1"), mig_node("n2")).put_instance("a", "n1-0", 4, 0, protection="stays")
+    world.put_instance("b", "n1-0", 1, 5).put_instance("c", "n2-0", 4, 4, protection="stays")
+    assert (world.room(IN_MIG_MODE, mem=20_096, gpu=2).moves, world.room(IN_MIG_MODE, mem=20_096).moves) == (0, 0)
+    plan = world.room(IN_MIG_MODE, mem=20_096, count=2)
+    assert (plan.fitting, instances(plan)) == (1, [])
+
+
+def test_a_plan_that_takes_too_long_is_cut_short_and_still_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more pods than one exact search knows."""
+    names = [f"n{number:02}" for number in range(40)]
+    world = World(*(node(name).gpus(1, memory=CARD) for name in names))
+    for number, name in enumerate(names):
+        world.put(f"p{number}", f"{name}-0", 10_000)
+    whole = world.cards()
+    before = world.ledger.state()
+    monkeypatch.setattr("tessera.core.move_planner.MOST_WORK", 5_000)
+    plan = world.cards()
+    assert (plan.problem, len(plan.gained)) == ("", plan.moves)
+    assert 0 < plan.moves < whole.moves == 30
+    assert (whole.is_cut_short, plan.is_cut_short) == (False, True)
+    assert world.ledger.state() == before
 
 
 @pytest.mark.no_cover

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from tessera.inspect.defragmentation import DefragmentationReport, plan_cards
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.documents import encode_document, make_document
 from tessera.inspect.state import InspectionError
 from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.maintenance.defrag import ApplyOptions, MoveProgress, MoveStage, PlanRun, read_plan
+from tessera.wire.moves import HoldState, decode_move_hold, encode_move_hold
+from tessera.wire.objects import Metadata, Node
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.cluster_states import state_of
+from tests.support.event_loops import in_fake_time
 
 NODES = [node("n1").gpus(1, memory=80000), node("n2").gpus(1, memory=80000)]
 
@@ -82,6 +89,125 @@ async def test_a_pod_that_is_gone_is_taken_for_moved() -> None:
     assert progress.stage is MoveStage.MOVED
     [again] = await applied(plan(), SMALL.called("small", uid="another"), LARGE)
     assert again.stage is MoveStage.MOVED
+
+
+async def test_a_pod_that_leaves_already_is_not_evicted_again() -> None:
+    """The process that evicted it was killed."""
+    [progress] = await applied(plan(), SMALL.terminating(), LARGE)
+    assert progress.stage is MoveStage.MOVED
+
+
+# -- faults of the apiserver on the way
+
+UNREACHABLE = Unreachable("connection reset", maybe_done=True)
+
+
+class FaultyCluster:
+    """An apiserver, the scheduler that holds what it is asked for, and a Job controller. Each method fails as told."""
+
+    def __init__(self, **faults: list[KubeError]) -> None:
+        self.faults = faults
+        self.annotations: dict[str, str] = {}
+        self.pods = [SMALL, LARGE]
+        self.afterwards = [LARGE, held("small", "n2", 10_000).called("small", uid="next")]
+        self.evictions = 0
+
+    def _fail(self, method: str) -> None:
+        if self.faults.get(method):
+            raise self.faults[method].pop(0)
+
+    async def look(self) -> OfflineCluster:
+        self._fail("look")
+        return cluster(*self.pods)
+
+    async def patch(self, _path: str, body: Any) -> None:
+        for key, text in body["metadata"]["annotations"].items():
+            self._fail("patch" if text else "release")
+            self.annotations.pop(key, None)
+            if text:
+                held = structs.replace(decode_move_hold(text), state=HoldState.HELD)
+                self.annotations[key] = encode_move_hold(held)
+
+    async def get(self, _path: str, _kind: object) -> Node:
+        self._fail("get")
+        return Node(Metadata(name="n2", annotations=self.annotations))
+
+    async def evict(self, _namespace: str, name: str, *, uid: str) -> None:
+        self._fail("evict")
+        assert (name, uid) == ("small", "uid-small")
+        self.evictions += 1
+        self.pods = self.afterwards
+
+    async def list(self, _path: str, _kind: object) -> SimpleNamespace:
+        self._fail("list")
+        return SimpleNamespace(items=[pod.api() for pod in self.pods])
+
+    async def apply(self) -> MoveProgress:
+        client = cast("KubeClient", self)
+        run = PlanRun(client, self.look, ApplyOptions(step_timeout_s=60.0), lambda: NOW, lambda _line: None)
+        [progress] = await run.run(plan().moves)
+        return progress
+
+
+REFUSED = ApiError(status=429, message="Cannot evict pod", causes=("the budget small needs 1 healthy pods",))
+
+
+@pytest.mark.parametrize("method", ["look", "get", "evict", "list", "release"])
+@pytest.mark.parametrize("fault", [UNREACHABLE, ApiError(status=503, message="it restarts")])
+@in_fake_time
+async def test_an_apiserver_that_is_away_for_a_moment_does_not_end_a_plan_in_the_middle(
+    method: str, fault: KubeError
+) -> None:
+    faulty = FaultyCluster(**{method: [fault]})
+    progress = await faulty.apply()
+    assert (progress.stage, progress.reason, faulty.evictions) == (MoveStage.MOVED, "", 1)
+
+
+@in_fake_time
+async def test_an_eviction_that_a_budget_refuses_for_a_while_is_made_later() -> None:
+    faulty = FaultyCluster(evict=[REFUSED] * 5)
+    assert (await faulty.apply()).stage is MoveStage.MOVED
+    assert faulty.evictions == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ([REFUSED] * 99, "the budget small needs 1 healthy pods"),
+        ([ApiError(status=429, message="later", retry_after=3600.0)], "429: later"),
+        ([UNREACHABLE] * 99, "connection reset"),
+        ([ApiError(status=403, message="you may not evict")], "403: you may not evict"),
+    ],
+    ids=["by a budget", "for an hour", "no apiserver", "no right"],
+)
+@in_fake_time
+async def test_an_eviction_that_stays_refused_ends_the_plan_in_time_and_gives_the_place_back(
+    fault: list[KubeError], reason: str
+) -> None:
+    faulty, clock = FaultyCluster(evict=fault), asyncio.get_running_loop().time
+    began = clock()
+    progress = await faulty.apply()
+    assert (progress.stage, progress.reason) == (MoveStage.STOPPED, reason)
+    assert clock() - began <= 60.0
+    assert (faulty.annotations, faulty.pods) == ({}, [SMALL, LARGE])
+
+
+@in_fake_time
+async def test_a_successor_that_goes_elsewhere_ends_the_plan() -> None:
+    faulty = FaultyCluster()
+    faulty.afterwards = [LARGE, SMALL.called("small", uid="next")]
+    progress = await faulty.apply()
+    assert (progress.stage, progress.reason) == (MoveStage.STOPPED, "its successor small went to n1")
+    assert not faulty.annotations
+
+
+@in_fake_time
+async def test_a_pod_whose_owner_is_deleted_meanwhile_ends_the_plan_when_its_time_is_over() -> None:
+    faulty = FaultyCluster()
+    faulty.afterwards = [LARGE]
+    progress = await faulty.apply()
+    assert (progress.stage, progress.reason) == (MoveStage.STOPPED, "no pod of Job/small has come to n2 in time")
+    assert not faulty.annotations
 
 
 async def test_a_step_of_several_pods_is_begun_only_if_each_is_as_planned() -> None:

@@ -42,6 +42,7 @@ class Moves:
             spawn=self._writes.append,
             is_ready=lambda: self.is_ready,
             on_room=self.world.unschedulable.on_room,
+            make_way=self.world.engine.gangs.make_way,
         )
 
     async def annotate(self, hold: MoveHold | None) -> None:
@@ -163,6 +164,33 @@ async def test_a_replica_that_stops_deciding_holds_nothing_and_answers_nothing()
     assert moves.used == 0
     await moves.annotate(HOLD)
     assert moves.answer.state is HoldState.ASKED
+
+
+async def test_a_process_that_goes_on_after_another_was_killed_is_answered_again() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    await moves.annotate(structs.replace(HOLD, until=FAR + 9))
+    assert (moves.answer.state, moves.answer.until, moves.used) == (HoldState.HELD, FAR + 9, 30_000)
+    new = successor()
+    moves.world.create(new)
+    assert moves.world.chosen(new) == "n2"
+    await moves.annotate(HOLD)
+    assert (moves.answer.state, moves.used) == (HoldState.REFUSED, 30_000)
+    assert moves.answer.reason == "the pod that it is held for has its place already"
+
+
+async def test_the_last_plan_for_a_pod_counts_and_what_an_older_one_holds_is_released() -> None:
+    moves = Moves()
+    await moves.annotate(HOLD)
+    other = structs.replace(HOLD, cards=(HeldCard("n1-0", "NVIDIA", 1, 30_000),))
+    await moves.world.api.annotate_node("n1", {KEY: encode_move_hold(other)})
+    moves.world.watch()
+    for _ in range(2):
+        for name in ("n1", "n2"):
+            moves.holds.put_node(moves.world.api.nodes[name])
+        await moves.settle()
+        assert (moves.world.cards("n1")["n1-0"][1], moves.used) == (30_000, 0)
+    assert decode_move_hold(moves.world.api.nodes["n1"].annotations[KEY]).state is HoldState.HELD
 
 
 async def test_a_successor_that_does_not_fit_any_more_goes_elsewhere() -> None:
@@ -317,6 +345,57 @@ async def test_what_pods_leave_is_held_for_the_gang_that_waits_until_all_of_them
     assert {world.chosen(member) for member in members} == set(names)
     assert not world.cycles.moves
     await moves.settle()
+
+
+def gang_of_two(moves: Moves) -> list[PodBuilder]:
+    """A gang of which one member fits on n1, and none on n2 while a pod is there."""
+    members = [gpu_pod(f"m{number}", mem=35_000).in_gang("g", 2) for number in (0, 1)]
+    moves.world.create(OLD.on("n2", "n2-0,NVIDIA,30000,0:;"), *members)
+    assert all(set(moves.world.filtered(member)["FailedNodes"]) == {"n1", "n2"} for member in members)
+    return members
+
+
+async def hold_for_members(moves: Moves, members: list[PodBuilder]) -> list[HoldState]:
+    """What is free on n1, and what the pod on n2 leaves."""
+    free = structs.replace(hold_for(members[0], "uid-old"), cards=(HeldCard("n1-0", "NVIDIA", 1, 35_000),))
+    asked = {"n1": free, "n2": hold_for(members[1], "uid-old")}
+    for name, hold in asked.items():
+        await moves.world.api.annotate_node(name, {keys.MOVE_PREFIX + hold.pod: encode_move_hold(hold)})
+        moves.holds.put_node(moves.world.api.nodes[name])
+        await moves.settle()
+        assert [pods async for pods in moves.world.engine.gangs.retry()] == [], "nothing is taken yet"
+    nodes = moves.world.api.nodes
+    return [decode_move_hold(nodes[n].annotations[keys.MOVE_PREFIX + h.pod]).state for n, h in asked.items()]
+
+
+async def test_a_place_of_a_gang_that_needs_no_move_is_held_until_all_others_are_free() -> None:
+    moves = Moves()
+    world, members = moves.world, gang_of_two(moves)
+    assert await hold_for_members(moves, members) == [HoldState.HELD] * 2
+    other = gpu_pod("other", mem=10_000)
+    world.create(other)
+    assert set(world.filtered(other)["FailedNodes"]) == {"n1", "n2"}
+    assert all(set(world.filtered(member)["FailedNodes"]) == {"n1", "n2"} for member in members)
+    world.api.delete_pod("default/old")
+    world.watch()
+    [woken] = [[pod.name for pod in pods] async for pods in world.engine.gangs.retry()]
+    assert woken == ["m0", "m1"]
+    assert {world.chosen(member) for member in members} == {"n1", "n2"}
+    assert not world.cycles.moves
+
+
+async def test_what_a_gang_holds_in_its_turn_makes_way_for_what_moves_hold_for_it() -> None:
+    moves = Moves()
+    world, members = moves.world, gang_of_two(moves)
+    gang = world.engine.gangs.registry.of("uid-m0")
+    assert gang is not None
+    world.engine.gangs._turns.favoured, gang.tried = gang, None
+    world.filtered(members[0])
+    assert gang.free_holds == 1, "on n1"
+    assert await hold_for_members(moves, members) == [HoldState.HELD] * 2
+    world.create(gpu_pod("late", mem=100).on("n2", "n2-0,NVIDIA,100,0:;"))
+    world.filtered(members[0])
+    assert gang.free_holds == 0, "it holds nothing beside them"
 
 
 async def test_places_that_are_too_few_for_a_gang_are_released_and_it_is_planned_like_any_other() -> None:

@@ -30,6 +30,9 @@ def plan_lines(found: DefragmentationReport, *, width: int | None = None) -> Ite
         yield from table(columns, found.moves, width=width)
     if found.gained_on:
         yield from section("Gained on", [StyledLine(join_names(sorted(set(found.gained_on)), 12))])
+    if found.is_cut_short:
+        yield StyledLine()
+        yield StyledLine("Not all ways were looked at: that takes too long. More may be possible.", Style.WARN)
     if not found.is_reached and found.stays:
         yield from section("Why pods stay", [StyledLine(text) for text in found.stays[:REASONS]])
 

@@ -5,7 +5,8 @@
 
 A round ends when none that waits gains, the budget is used up, or the cluster deviates from a plan. None begins while
 places are held for moves, by any process: two plans never run into each other, and what an earlier process left is over
-first. What is gained is held for the pod or gang that waits until it has it.
+first. What is gained is held for the pod or gang that waits until it has it; of a gang, all its places are, those
+included that need no move.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tessera.kube.resources import PODS
 from tessera.maintenance.defrag import ApplyOptions, MoveStage, PlanRun
 from tessera.maintenance.defragmenter.demand import Demand, waiting_demand
 from tessera.maintenance.defragmenter.eviction_budget import EvictionBudget
-from tessera.maintenance.holds import NOT_FOUND, POLL_S, AskedHold, Deviation, NodeHolds
+from tessera.maintenance.holds import NOT_FOUND, POLL_S, AskedHold, Deviation, NodeHolds, is_transient
 from tessera.wire.moves import MoveHold
 from tessera.wire.objects import Pod
 
@@ -164,23 +165,26 @@ class Defragmenter:
 
     async def _apply(self, cluster: OfflineCluster, who: Demand, plan: DefragmentationReport) -> bool:
         """Whether all moves were made."""
-        gained = self._gained(cluster, who, plan)
+        places = self._places(cluster, who, plan)
         try:
             try:
-                await self._holds.ask(gained)
-                return await self._make(cluster, who, plan.moves, gained)
+                await self._holds.ask(places)
+                return await self._make(cluster, who, plan.moves, places)
             finally:
-                await self._holds.release(gained)
+                await self._holds.release(places)
         except (Deviation, KubeError) as error:
             log.warning("plan stopped", waiting=who.name, reason=str(error))
             return False
 
     async def _make(
-        self, cluster: OfflineCluster, who: Demand, moves: Sequence[PlannedMove], gained: Sequence[AskedHold]
+        self, cluster: OfflineCluster, who: Demand, moves: Sequence[PlannedMove], places: Sequence[AskedHold]
     ) -> bool:
         async def permit(step: Sequence[PlannedMove]) -> None:
+            for key in who.keys:
+                if not await self._waits(key, cluster.pods[key].metadata.uid):
+                    raise Deviation(f"{key} does not wait any more")
             await self._spend(len(step))
-            await self._holds.extend(gained, until=self._until())
+            await self._holds.extend(places, until=self._until())
 
         options = ApplyOptions(step_timeout_s=self._options.step_timeout_s)
         run = PlanRun(self._client, self._look, options, self._now, lambda line: log.info("move", what=line), permit)
@@ -213,18 +217,21 @@ class Defragmenter:
     async def _waits(self, key: str, uid: str) -> bool:
         try:
             pod = await self._client.get(PODS.path(*key.split("/")), Pod)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
+        except KubeError as error:
+            if is_transient(error):
+                return True
+            if not isinstance(error, ApiError) or error.status != NOT_FOUND:
                 raise
             return False
         return not pod.spec.node_name and pod.metadata.uid == uid
 
-    def _gained(self, cluster: OfflineCluster, who: Demand, plan: DefragmentationReport) -> list[AskedHold]:
-        """A hold for each place that the moves gain, over the pods that still have it."""
+    def _places(self, cluster: OfflineCluster, who: Demand, plan: DefragmentationReport) -> list[AskedHold]:
+        """A hold for each pod that waits, over the pods that have its place now. A place that needs no move is not to
+        be taken before all moves are made: a gang takes all its places at once."""
         found = []
-        for key, place in zip(who.keys, plan.gained_places, strict=False):
-            pod = cluster.pods[key]
-            leaving = tuple(move.uid for move in plan.moves if move.source.node == place.node)
+        for number, (key, place) in enumerate(zip(who.keys, (*plan.fitting_places, *plan.gained_places), strict=True)):
+            pod, is_free = cluster.pods[key], number < len(plan.fitting_places)
+            leaving = tuple(move.uid for move in plan.moves if is_free or move.source.node == place.node)
             hold = MoveHold(
                 pod.metadata.namespace, "", pod.metadata.name, self._until(), place.held,
                 pod=pod.metadata.uid, leaving=leaving,

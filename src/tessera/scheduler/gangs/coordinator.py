@@ -330,6 +330,12 @@ class GangCoordinator:
             self.nominations.renounce(gang, "its members are others now")
         self.lifecycle.observe(gang)
 
+    def make_way(self, uid: str) -> None:
+        """Moves are made for this pod: what its gang holds in its turn must not be in the way of what they need."""
+        gang = self.registry.of(uid)
+        if gang is not None and gang.state is WAITING:
+            self.holds.release(gang)
+
     def _end_if_overdue(self, gang: Gang) -> None:
         self.lifecycle.end_if_overdue(gang)
         self.nominations.end_if_overdue(gang)

@@ -130,7 +130,7 @@ class GangPlanner:
         text = "finding room takes longer than one call may; the search goes on"
         if isinstance(answer, GangMisfit):
             text = f"{present} of {required} members exist; {answer.text}" if missing else answer.text
-            if self._turns.has(gang):
+            if self._turns.has(gang) and not self._cycles.moves.has_any_for(gang.members):
                 self._holds.hold(gang, answer.places)
         else:
             self._cycles.unschedulable.on_room()

@@ -5,7 +5,7 @@ With the real scheduler: tests/integration/test_defragmenter.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,6 +18,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Setup
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.kube.lease_election import LeaseElection, LeaseLost
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
@@ -25,6 +26,7 @@ from tessera.maintenance.defragmenter.controller import LEFT_ALONE_S, Defragment
 from tessera.maintenance.defragmenter.eviction_budget import EvictionBudget
 from tessera.wire import keys
 from tessera.wire.moves import HeldCard, HoldState, MoveHold, decode_move_hold, encode_move_hold
+from tessera.wire.objects import Pod
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 
@@ -60,6 +62,8 @@ class Stage:
     """each hold as it was first seen by the scheduler"""
     extended: list[MoveHold] = field(default_factory=list)
     election: StubElection = field(default_factory=StubElection)
+    on_held: Callable[[], Awaitable[object]] | None = None
+    """called once a place is held"""
 
     def __post_init__(self) -> None:
         budget = EvictionBudget(cast("LeaseElection", self.election), per_hour=3, now=lambda: self.now)
@@ -102,6 +106,9 @@ class Stage:
                 held = encode_move_hold(structs.replace(hold, state=HoldState.HELD))
                 if self.answers:
                     await self.apply(path, {"metadata": {"annotations": {key: held}}})
+                if self.on_held is not None:
+                    then, self.on_held = self.on_held, None
+                    await then()
 
     async def names(self) -> list[str]:
         pods = (await self.client.list(PODS.path(), dict[str, Any])).items
@@ -136,6 +143,22 @@ async def test_what_is_gained_is_held_before_the_first_eviction_and_given_back_i
 
 
 @in_fake_time
+async def test_places_of_a_gang_that_need_no_move_are_held_as_well() -> None:
+    async with stage() as on:
+        await on.client.create(NODES.path(), node("n3").gpus(1, memory=80_000).manifest())
+        await on.add(SMALL, LARGE, *(gpu_pod(f"m{number}", mem=75_000).in_gang("g", 2) for number in (0, 1)))
+        assert await on.controller.make_round() is Outcome.STOPPED, "no successor comes"
+        fitting, gained, target = on.asked
+        assert [card.uuid for card in fitting.cards] == ["n3-0"]
+        assert [card.uuid for card in gained.cards] == ["n1-0"]
+        assert {fitting.name, gained.name} == {"m0", "m1"}
+        assert len(fitting.leaving) == 1, "it is taken together with the other"
+        assert fitting.leaving == gained.leaving
+        assert (target.name, len(on.extended)) == ("small", 2)
+        assert await on.holds() == []
+
+
+@in_fake_time
 async def test_a_pod_for_which_evictions_were_in_vain_is_left_alone_for_an_hour() -> None:
     async with stage() as on:
         await on.add(SMALL, LARGE, WAITING)
@@ -157,6 +180,33 @@ async def test_a_plan_that_stops_before_an_eviction_is_made_again() -> None:
         assert (on.budget.left(), await on.holds()) == (3, [])
         assert await on.names() == ["large", "small", "waiting"]
         assert on.controller.figures.plans == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "waits"),
+    [
+        (Unreachable("connection reset", maybe_done=False), True),
+        (ApiError(status=503), True),
+        (ApiError(status=404), False),
+    ],
+)
+async def test_a_pod_is_bound_or_gone_only_if_the_apiserver_says_so(fault: KubeError, waits: bool) -> None:
+    async def get(*_: object) -> Pod:
+        raise fault
+
+    async with stage() as on:
+        on.client.get = get  # type: ignore[assignment]
+        assert await on.controller._waits("default/waiting", "uid-waiting") is waits
+
+
+@in_fake_time
+async def test_no_pod_is_evicted_for_one_that_does_not_wait_any_more() -> None:
+    async with stage() as on:
+        await on.add(SMALL, LARGE, WAITING)
+        on.on_held = lambda: on.client.delete(PODS.path("default", "waiting"), grace_seconds=0)
+        assert await on.controller.make_round() is Outcome.STOPPED
+        assert (await on.names(), await on.holds()) == (["large", "small"], [])
+        assert on.budget.left() == 3
 
 
 @in_fake_time
