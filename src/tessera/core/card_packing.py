@@ -56,6 +56,14 @@ class PackingPod(NamedTuple):
     """of moving it, the lower the better"""
 
 
+class Packing(NamedTuple):
+    """What was found, and what it took."""
+
+    moves: list[PackingMove]
+    work: int
+    """as `MOST_WORK` counts"""
+
+
 class PackingMove(NamedTuple):
     """A pod, its new card, and which of its ways it takes there."""
 
@@ -71,15 +79,19 @@ def pack(
     most_moves: float,
     only: Collection[int] | None = None,
     most_work: int = MOST_WORK,
-) -> list[PackingMove]:
+) -> Packing:
     """The best moves; none if no card can be emptied, or if there are too many ways to tell. `only`: the cards that are
     to be emptied, if not any."""
+    work = 0
     for extra, with_idle in ((len(pods), True), (FEW_EXTRA, False)):
+        search = _Search(cards, pods, only, most_work, with_idle=with_idle)
         try:
-            return _Search(cards, pods, only, most_work, with_idle=with_idle).run(most_moves, extra)
+            moves = search.run(most_moves, extra)
         except _OutOfWork:
+            work += most_work
             continue
-    return []
+        return Packing(moves, work + most_work - search.left)
+    return Packing([], work)
 
 
 class _OutOfWork(Exception):
@@ -98,7 +110,7 @@ class _Search:
     ) -> None:
         self._cards = cards
         self._pods = pods
-        self._left = most_work
+        self.left = most_work
         self._on: list[list[int]] = [[] for _ in cards]
         self._used = [card.fixed for card in cards]
         for number, pod in enumerate(pods):
@@ -223,6 +235,6 @@ class _Search:
         return any(amount > most for amount, most in zip(use, self._cards[card].capacity, strict=True))
 
     def _work(self) -> None:
-        self._left -= 1
-        if self._left < 0:
+        self.left -= 1
+        if self.left < 0:
             raise _OutOfWork

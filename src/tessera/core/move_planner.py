@@ -37,14 +37,14 @@ MOST_TRIES = 64
 """nodes tried for one copy where pods make room in turn, the cheapest first; a tenth of it for those behind"""
 MOST_WORK = 500_000
 """in units of about 10 microseconds: with what is not counted, 5 s for 5000 nodes with 8 cards"""
-TARGET_WORK = 60
+TARGET_WORK = 10
 """to find a target, and one more for every `NODES_OF_A_UNIT` nodes"""
 NODES_OF_A_UNIT = 12
-LOOK_WORK = 1
+LOOK_WORK = 2
 """at one pod, for the order of nodes"""
-SEARCH_WORK = 50
+SEARCH_WORK = 20
 """to search a node, beside what grows with its pods"""
-TRY_WORK = 150
+TRY_WORK = 60
 """to try a set of pods, beside the targets"""
 RECHECK_STEPS = 8
 """after which pods are looked at again that fitted nowhere else"""

@@ -40,9 +40,9 @@ from tessera.core.trial_victims import MOST_TRIALS, TRIAL_WORK, Group, Pace, Tri
 from tessera.core.victims import NO_PRIORITY, Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
 
 WORK_OF_A_POD = 2
-"""to count it on its cards, again and again"""
-WORK_OF_A_STEP = 3
-"""as `Pace` counts"""
+"""to see whether it may leave"""
+PODS_OF_A_UNIT = 12
+"""that are counted on their cards, at each step that `Pace` counts"""
 
 Search = Generator[None, None, VictimSet | None]
 """pauses at each yield; its return value is the result"""
@@ -95,7 +95,8 @@ class NodeSearch:
     @property
     def work(self) -> int:
         """So far, in units of about 10 microseconds."""
-        return WORK_OF_A_POD * len(self._entries) + WORK_OF_A_STEP * self._pace.total
+        pods = len(self._entries)
+        return WORK_OF_A_POD * pods + self._pace.total * max(1, pods // PODS_OF_A_UNIT)
 
     def run(self) -> VictimSet | None:
         """The best set at once; None if no set helps."""

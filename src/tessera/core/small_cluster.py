@@ -62,11 +62,17 @@ class SmallCluster:
         self._cards = cards
         self._only = only
         self._idle = idle
+        self.work = 0
+        """of the search, as `card_packing` counts it"""
         self._entries: list[tuple[PodEntry, tuple[int, ...]]] = []
 
     @property
     def is_too_large(self) -> bool:
         return not self._only and len(self._entries) > MOST_PODS
+
+    @property
+    def pods(self) -> int:
+        return len(self._entries)
 
     def add(self, entry: PodEntry, cost: tuple[int, ...]) -> None:
         """A pod that may move; `cost`: of two equal plans, the one with the lower costs is better."""
@@ -105,11 +111,12 @@ class SmallCluster:
             only=[where[self._only]] if self._only else None,
             most_work=WINDOW_WORK if self._only else MOST_WORK,
         )
+        self.work = found.work
         return [
             SmallMove(
                 self._entries[pod][0].facts.uid, cards[card][0], cards[card][1].device.uuid, ways[pod][card][way].slot
             )
-            for pod, card, way in found
+            for pod, card, way in found.moves
         ]
 
     def _ways(self, uid: str, node: str, card: Card) -> list[_Way]:

@@ -23,8 +23,10 @@ from tessera.core.small_cluster import SmallCluster, is_known
 WINDOW = 8
 """cards that are looked at together with one that is to be emptied"""
 MOST_WINDOWS = 64
-WINDOW_WORK = 5_000
-"""as `move_planner` counts: some ten milliseconds"""
+WAYS_WORK = 5
+"""to see where on a card of a window a pod could be, as `move_planner` counts"""
+TRIES_OF_A_UNIT = 2
+"""of `card_packing`"""
 
 
 def whole_card_requests(ledger: Ledger) -> list[PodRequest]:
@@ -116,8 +118,9 @@ class WholeCards:
             small = SmallCluster(planner.ledger, planner.pods, cards=cards, only=uuid)
             for name in nodes:
                 self._collect(small, name)
-            planner.spend(WINDOW_WORK)
-            if self._make(small):
+            is_made = self._make(small)
+            planner.spend(WAYS_WORK * small.pods * len(cards) + small.work // TRIES_OF_A_UNIT)
+            if is_made:
                 now = self._shared_cards(nodes)
                 shared = {each: card for each, card in shared.items() if card.node not in nodes} | now
                 by_room = sorted(shared, key=lambda uuid: (-shared[uuid].free, uuid))
