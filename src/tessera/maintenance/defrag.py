@@ -206,7 +206,7 @@ class PlanRun:
         raise Deviation(f"no pod of {moves[0].controller} has come to {moves[0].target.node} in time")
 
     async def _pods(self, namespace: str) -> Sequence[Pod]:
-        """None while the apiserver cannot be reached."""
+        """Empty while the apiserver cannot be reached."""
         try:
             return (await self.client.list(PODS.path(namespace), Pod)).items
         except KubeError as error:
