@@ -73,8 +73,20 @@ class DemandForecast:
     """of the demand for cards: requests for more than half of a card, which hardly ever share one"""
     whole_need: float = 1.0
     """the same against the unused cards, at least 1; above it some of these pods will find none"""
+    host_need: float = 1.0
+    """free cards against those that the CPU and memory of their hosts can serve, at least 1"""
     memory_part: float = 0.5
     """how much of a card's worth is its memory; the rest is its cores"""
+
+    @property
+    def mean_load(self) -> HostLoad | None:
+        """What pods need of the host beside a whole card on average; None if nothing is known about hosts."""
+        if not self.loads:
+            return None
+        total = sum(load.weight for load in self.loads)
+        cpu = sum(load.weight * load.cpu for load in self.loads) / total
+        memory = sum(load.weight * load.memory for load in self.loads) / total
+        return HostLoad(total, max(cpu, 1.0), max(memory, 1.0))
 
     def worth(self, memory: float, cores: float) -> float:
         """What a free part of a card is worth, whole = 1."""

@@ -1,4 +1,4 @@
-"""Puts the demand for what is scarce against what is left of it: cards of a model, unused cards, whole groups of cards.
+"""Puts the demand for what is scarce against what is left of it: models, unused cards, whole groups of cards, hosts.
 
 If pods keep coming until the free cards are used up, this much of a model, or so many groups, will be asked for. That
 against what is free now is the need: far below 1 there is plenty, above 1 some of these pods will find nothing. A model
@@ -41,7 +41,8 @@ def against_what_is_left(
     )
     # Below 1 there are enough, and it makes no difference how many more: the forecast stays the same.
     whole_need = max(_need(expected.whole_part, supply.all_free, supply.whole), 1.0)
-    found = replace(expected, groups=groups, pressure=pressure, whole_need=whole_need)
+    host_need = _in_steps(max(supply.idle / max(supply.all_free, 1.0), 1.0))
+    found = replace(expected, groups=groups, pressure=pressure, whole_need=whole_need, host_need=host_need)
     return current if current is not None and vars(current) == vars(found) else found
 
 
@@ -74,6 +75,8 @@ class _Supply:
             for all_of, used in ((arrays.memory, arrays.used_memory), (arrays.cores, arrays.used_cores))
         ]
         parts = np.where(usable, np.where(arrays.cores > 0, np.minimum(*left), left[0]), 0) / GRAIN
+        self.idle = float(parts.sum())
+        """whether hosts can serve it or not"""
         parts = parts * _served_part(arrays, parts.sum(axis=0), loads)
         self._whole: Ints = (usable & (arrays.used == 0)).sum(axis=0)
         self.whole = int(self._whole.sum())
@@ -108,6 +111,8 @@ def _need(part: float, free: float, left: float) -> float:
     wanted = part * free
     if wanted <= 0.0:
         return 0.0
-    if wanted >= MOST * left:
-        return MOST
-    return float(STEP ** round(log(wanted / left) / log(STEP)))
+    return MOST if wanted >= MOST * left else _in_steps(wanted / left)
+
+
+def _in_steps(need: float) -> float:
+    return MOST if need >= MOST else float(STEP ** round(log(need) / log(STEP)))

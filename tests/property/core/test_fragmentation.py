@@ -25,6 +25,7 @@ from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Req
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support.builders import vendors
 from tests.support.examples import examples
+from tests.support.plain_emptiness import plain_emptiness
 
 NVIDIA = "NVIDIA"
 MODELS = ("small", "large")
@@ -51,6 +52,7 @@ FORECASTS = st.builds(
     groups=st.sampled_from(GROUPS),
     pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
     whole_need=st.sampled_from((1.0, 1.5)),
+    host_need=st.sampled_from((1.0, 1.25, 4.0)),
     memory_part=st.sampled_from((0.0, 0.5, 0.8)),
 )
 
@@ -121,7 +123,7 @@ def plain_mig_waste(device: Device, taken: frozenset[int], forecast: DemandForec
 
 
 def plain_loss(view: NodeInfo, host: HostRequest | None, forecast: DemandForecast) -> float:
-    """The four parts, from their definitions."""
+    """The parts that belong to a node as it stands, from their definitions."""
 
     @cache
     def waste(memory: int, cores: int) -> float:
@@ -190,7 +192,7 @@ def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
         name = answer.placement.node
         before = ledger.node(name)
         assert before is not None
-        old = plain_loss(before, hosts[name], forecast)
+        old = plain_loss(before, hosts[name], forecast) - plain_emptiness(before, hosts[name], forecast)
         ledger.reserve(asked, answer.placement, deadline=1.0)
         hosts[name] = after(hosts[name], asked)
         if (host := hosts[name]) is not None:

@@ -21,6 +21,7 @@ from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Req
 from tessera.core.selection import Refused, Selector
 from tests.support.builders import vendors
 from tests.support.examples import examples
+from tests.support.plain_emptiness import plain_emptiness
 
 MEMORY = 10_000
 """MiB of every card"""
@@ -44,6 +45,7 @@ FORECASTS = st.one_of(
         ),
         groups=st.sampled_from(GROUPS),
         pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
+        host_need=st.sampled_from((1.0, 1.25, 4.0)),
         memory_part=st.sampled_from((0.0, 0.5, 0.8)),
     ),
 )
@@ -120,7 +122,9 @@ def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
         ranked = rank(Ranking(asked, rows, np.zeros(len(rows)), ledger.arrays))
         for one, preference, name in zip(found, ranked.tolist(), ledger.arrays.names, strict=True):
             assert one.total == -preference
-            assert abs(one.leftovers + (one.unserved or 0.0) + one.groups + one.scarce - one.total) < CLOSE
+            assert (
+                abs(one.leftovers + (one.unserved or 0.0) + one.groups + one.scarce + one.emptiness - one.total) < CLOSE
+            )
             assert (one.unserved is None) == (hosts[name] is None)
         answer = Selector(ledger).select(asked, ledger.node_names())
         if isinstance(answer, Refused):
@@ -130,6 +134,7 @@ def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
         assert growth.is_weighed
         before, host = ledger.node(name), hosts[name]
         assert before is not None
+        assert abs(growth.emptiness - plain_emptiness(before, host, forecast)) < CLOSE
         old = plain_parts(before, host, forecast)
         ledger.reserve(asked, answer.placement, deadline=1.0)
         if host is not None and asked.host is not None:

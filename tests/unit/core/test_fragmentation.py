@@ -91,6 +91,27 @@ def test_an_unused_card_is_opened_last_once_pods_that_need_one_will_find_none(ne
     assert (cards == [used]) is shares
 
 
+def test_of_two_broken_nodes_the_one_with_less_room_is_filled() -> None:
+    """The other one is the next to be whole."""
+    world = cluster().add(node("a").gpus(8), node("b").gpus(8))
+    for name, pods in (("a", 1), ("b", 5)):
+        for number in range(pods):
+            world.place(gpu_pod(f"{name}-{number}", percent=100, cores=100), [name])
+    alone = DemandForecast(slices=(DemandSlice(100, 100, 1.0),))
+    assert chosen(world, gpu_pod(percent=100, cores=100), alone)[0] == "b"
+
+
+@pytest.mark.parametrize(("need", "node_name"), [(1.0, "a-more-cpu"), (4.0, "b-more-cards")])
+def test_free_cpu_counts_as_room_the_more_it_is_short(need: float, node_name: str) -> None:
+    world = cluster().add(node("a-more-cpu").gpus(4), node("b-more-cards").gpus(6))
+    world.ledger.arrays.set_host_free("a-more-cpu", cpu=80_000, memory=400_000)
+    world.ledger.arrays.set_host_free("b-more-cards", cpu=70_000, memory=400_000)
+    forecast = DemandForecast(
+        slices=(DemandSlice(100, 100, 1.0),), loads=(HostLoad(1.0, 10_000.0, 1_000.0),), host_need=need
+    )
+    assert chosen(world, gpu_pod(percent=100, cores=100), forecast)[0] == node_name
+
+
 def test_equal_nodes_are_decided_by_name() -> None:
     world = cluster().add(node("n2").gpus(2), node("n1").gpus(2), node("n3").gpus(2))
     assert chosen(world, gpu_pod(mem=1000))[0] == "n1"
@@ -323,10 +344,14 @@ class TestScarcity:
         assert against_what_is_left(expected, world.ledger.arrays, current=None).pressure == pytest.approx(
             {"T4": 0.55 / 1.5, "A100": 0.55 / 4}, rel=NEAR
         )
+        assert against_what_is_left(expected, world.ledger.arrays, current=None).host_need == pytest.approx(
+            8 / 5.5, rel=NEAR
+        )
         world.ledger.arrays.forget_host("a")
         assert against_what_is_left(expected, world.ledger.arrays, current=None).pressure == pytest.approx(
             {"T4": 0.2, "A100": 0.2}, rel=NEAR
         )
+        assert against_what_is_left(expected, world.ledger.arrays, current=None).host_need == 1.0
 
     def test_little_changes_leave_the_forecast_the_same_object(self) -> None:
         world = cluster().add(node("a").gpus(8, model="T4"), node("b").gpus(8, model="A100"))

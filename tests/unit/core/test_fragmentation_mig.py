@@ -115,7 +115,7 @@ def test_several_instances_share_the_half_that_they_break() -> None:
 
 
 def test_an_instance_goes_to_a_broken_card_before_a_whole_node_is_opened() -> None:
-    world = cluster(mig_cards("n1", "A"), mig_cards("n2", "B", "C"))
+    world = cluster(mig_cards("n1", "A", "D"), mig_cards("n2", "B", "C"))
     hold(world, "n2", {"C": [(6, 1)]})
     assert [card for card, _ in chosen(world, count=2)] == ["C", "C"]
 

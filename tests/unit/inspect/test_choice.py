@@ -64,9 +64,13 @@ async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_th
     assert big.growth is not None
     assert (one.growth.groups, one.growth.unserved, one.growth.scarce) == (0.0, 0.0, 0.0)
     assert big.growth.groups > 0.0, "four whole cards are worth more than three"
-    assert one.growth.total == one.growth.leftovers < big.growth.total
-    gain = big.growth.total - one.growth.total
-    assert f"one loses {gain:.4f} cards less than big: groups broken {gain:.4f} less" in told(found)
+    assert one.growth.total == round(one.growth.leftovers + one.growth.emptiness, 6) < big.growth.total
+    gain, groups, room = (
+        getattr(big.growth, part) - getattr(one.growth, part) for part in ("total", "groups", "emptiness")
+    )
+    assert 0.0 < room < groups, "a node with one card has less room than one with four"
+    reasons = f"groups broken {groups:.4f} less, empty node {room:.4f} less"
+    assert f"one loses {gain:.4f} cards less than big: {reasons}" in told(found)
 
 
 async def test_programs_get_the_same_figures() -> None:
@@ -76,7 +80,9 @@ async def test_programs_get_the_same_figures() -> None:
     growth = fits(found).best[0].growth
     assert shown["verdict"]["best"][0]["growth"] == msgspec.to_builtins(growth)
     assert growth is not None
-    assert set(shown["verdict"]["best"][0]["growth"]) == {"total", "leftovers", "unserved", "groups", "scarce"}
+    assert set(shown["verdict"]["best"][0]["growth"]) == {
+        "total", "leftovers", "unserved", "groups", "scarce", "emptiness",
+    }  # fmt: skip
     assert (shown["expected"]["learnedFrom"], shown["expected"]["needed"]) == (0, LEARN)
 
 

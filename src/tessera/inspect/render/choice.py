@@ -23,6 +23,7 @@ PARTS = (
     ("unserved", "host too small", "idle cards that the host has too little free CPU or memory for; ? = unknown"),
     ("groups", "groups broken", "groups of idle cards that pods request together"),
     ("scarce", "scarce model", "cards of a model that other pods depend on"),
+    ("emptiness", "empty node", "room on the node, which would be whole sooner without the pod"),
 )
 """parts of the growth: field, name and meaning"""
 

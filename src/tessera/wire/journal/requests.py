@@ -197,6 +197,7 @@ class Forecast(Value, frozen=True):
     """by group: need, CPU, memory, accepted models; older journals have none, and the part stood for the need"""
     pressure: dict[str, float] = msgspec.field(default_factory=dict)
     whole_need: float = 1.0
+    host_need: float = 1.0
     memory_part: float = 0.5
 
     @classmethod
@@ -208,6 +209,7 @@ class Forecast(Value, frozen=True):
             group_needs=tuple((one.need, one.cpu, one.memory, one.models) for one in forecast.groups),
             pressure=dict(forecast.pressure),
             whole_need=forecast.whole_need,
+            host_need=forecast.host_need,
             memory_part=forecast.memory_part,
         )
 
@@ -221,6 +223,7 @@ class Forecast(Value, frozen=True):
             ),
             pressure=self.pressure,
             whole_need=self.whole_need,
+            host_need=self.host_need,
             memory_part=self.memory_part,
         )
 

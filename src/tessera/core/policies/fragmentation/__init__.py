@@ -20,7 +20,7 @@ from tessera.core.devices import MIG, Device
 from tessera.core.mig import PlaceLoss, bits
 from tessera.core.node_info import Card
 from tessera.core.policies.base import Floats, Policy, Ranking, Rows, by_score
-from tessera.core.policies.fragmentation.array_growth import growth_by_column
+from tessera.core.policies.fragmentation.array_growth import emptiness_by_column, growth_by_column
 from tessera.core.policies.fragmentation.growth import DIGITS, MISSING, NodeGrowth, steps
 from tessera.core.policies.fragmentation.waste import mig_waste, waste_rows
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
@@ -138,6 +138,8 @@ class Growth:
     """whole cards and groups of them that are broken"""
     scarce: float
     """cards of a model that other pods cannot do without"""
+    emptiness: float
+    """room on the node, which would be whole sooner without the pod"""
 
     @property
     def is_weighed(self) -> bool:
@@ -152,11 +154,13 @@ def growths(arrays: CardArrays, pod: PodRequest, rows: Rows) -> list[Growth]:
     node. Several times slower than ranking, so not for decisions.
     """
     known = arrays.free_cpu[rows] > UNKNOWN
+    forecasts = list(_forecasts_part_by_part(pod.forecast or PRIOR))
     totals = [
-        -rank(Ranking(replace(pod, forecast=forecast), rows, np.zeros(len(rows)), arrays))
-        for forecast in _forecasts_part_by_part(pod.forecast or PRIOR)
+        -rank(Ranking(replace(pod, forecast=forecast), rows, np.zeros(len(rows)), arrays)) for forecast in forecasts
     ]
-    parts = [totals[0], *(after - before for before, after in pairwise(totals))]
+    emptiness = [emptiness_by_column(arrays, forecast, rows) for forecast in forecasts]
+    sums = [total - empty for total, empty in zip(totals, emptiness, strict=True)]
+    parts = [sums[0], *(after - before for before, after in pairwise(sums))]
     return [
         Growth(
             total=_rounded(totals[-1][i]),
@@ -164,6 +168,7 @@ def growths(arrays: CardArrays, pod: PodRequest, rows: Rows) -> list[Growth]:
             unserved=_rounded(parts[1][i]) if known[i] else None,
             groups=_rounded(parts[2][i]),
             scarce=_rounded(parts[3][i]),
+            emptiness=_rounded(emptiness[-1][i]),
         )
         for i in range(len(rows))
     ]
@@ -173,7 +178,7 @@ def _forecasts_part_by_part(forecast: DemandForecast) -> Iterator[DemandForecast
     """From the slices alone to the whole forecast, one part more at a time."""
     step = DemandForecast(slices=forecast.slices, memory_part=forecast.memory_part)
     yield step
-    step = replace(step, loads=forecast.loads)
+    step = replace(step, loads=forecast.loads, host_need=forecast.host_need)
     yield step
     step = replace(step, groups=forecast.groups, whole_need=forecast.whole_need)
     yield step

@@ -15,7 +15,7 @@ import numpy as np
 from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast
 from tessera.core.policies.base import Floats
-from tessera.core.policies.fragmentation.growth import DIGITS, GROUP, MISSING, UNSERVED
+from tessera.core.policies.fragmentation.growth import DIGITS, EMPTY, GROUP, MISSING, UNSERVED
 from tessera.core.policies.fragmentation.waste import SCARCE, waste_table
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.scarcity import group_places
@@ -57,7 +57,7 @@ def growth_by_column(arrays: CardArrays, pod: PodRequest, columns: Ints) -> Floa
     cards = _cards_of(arrays, columns)
     free = _steps(cards, cards.left_memory, cards.left_cores)
     before = _state(arrays, forecast, cards, free, columns)
-    total, taken = np.zeros(len(columns)), np.zeros(len(columns))
+    total, taken = _emptiness(forecast, before), np.zeros(len(columns))
     opened = np.zeros(len(columns), dtype=np.int64)
     for _, request in pod.requests:
         added, share, fresh = _on_cards(arrays, forecast, request, cards, free)
@@ -73,6 +73,22 @@ def growth_by_column(arrays: CardArrays, pod: PodRequest, columns: Ints) -> Floa
     loss = _node_loss(arrays, forecast, after) - _node_loss(arrays, forecast, before)
     grown: Floats = np.round(total + loss, DIGITS)
     return grown
+
+
+def emptiness_by_column(arrays: CardArrays, forecast: DemandForecast, columns: Ints) -> Floats:
+    """By column: the part of the growth that is due to the room there."""
+    cards = _cards_of(arrays, columns)
+    return _emptiness(
+        forecast, _state(arrays, forecast, cards, _steps(cards, cards.left_memory, cards.left_cores), columns)
+    )
+
+
+def _emptiness(forecast: DemandForecast, state: NodeState) -> Floats:
+    load = forecast.mean_load
+    if load is None:
+        return EMPTY * state.idle
+    served = np.minimum(state.cpu / load.cpu, state.memory / load.memory)
+    return EMPTY * (state.idle + forecast.host_need**2 * np.where(state.cpu > UNKNOWN, served, 0.0))
 
 
 def _cards_of(arrays: CardArrays, columns: Ints) -> CardColumns:

@@ -1,8 +1,9 @@
 """How much the loss of a node grows with a pod on it: the plain form of the rule, one node at a time.
 
-The loss is the sum of four things, in cards: parts of cards that no pod will come for (`waste`), idle cards that the
-host's CPU and memory cannot serve, whole groups of cards (a gain, so they count below zero), and cards in use whose
-model other pods cannot do without. If it is unknown what a host has free, the second part is left out.
+The loss is the sum of five things, in cards: parts of cards that no pod will come for (`waste`), idle cards that the
+host's CPU and memory cannot serve, whole groups of cards (a gain, so they count below zero), cards in use whose model
+other pods cannot do without, and, for each pod, the room beside it: a node with much room and few pods would soon be
+whole. If it is unknown what a host has free, the second part is left out.
 
 `array_growth` is the same rule for many nodes at once, without cards in MIG mode; a property test holds it to this
 form. What a request does to a card follows from the card's state alone, so equal cards are judged once.
@@ -27,6 +28,9 @@ UNSERVED = 0.2
 """loss for one idle card that the host cannot serve; the weights were set once, docs/packing.md says how"""
 GROUP = 0.01
 """worth of one card in a whole group, where all demand is for such groups; with less demand it falls by its root"""
+EMPTY = 0.003
+"""loss for each free card of a node that a pod is put on, and for each card that its free CPU and memory could serve,
+however little the pod takes; the second by the square of the need for hosts"""
 DIGITS = 6
 """of a growth, in cards: less is noise of floating point and must not outweigh the names"""
 MISSING = 1_000.0
@@ -86,6 +90,7 @@ class NodeGrowth:
         self._requests = [request for _, request in pod.requests]
         self._waste = waste_rows(forecast)
         self._memory_worth, self._cores_worth = forecast.worth(1, 0), forecast.worth(0, 1)
+        self._mean_load = forecast.mean_load
         self._loads = [(weight, max(cpu, 1.0), max(memory, 1.0)) for weight, cpu, memory in forecast.loads]
         self._groups = [(group, GROUP * sqrt(group.need) * group.cards) for group in forecast.groups]
         self._groups_by_kind: dict[int, list[tuple[DemandGroup, float]]] = {}
@@ -113,7 +118,7 @@ class NodeGrowth:
         cpu, memory = int(arrays.free_cpu[column]), int(arrays.free_memory[column])
         groups = self._groups_on(int(arrays.kind[0, column]))
         before = self._node_loss(groups, idle, whole, cpu, memory)
-        grown = 0.0
+        grown = self._emptiness(idle, cpu, memory)
         for number, request in enumerate(self._requests):
             chosen = self._choose(open_cards, number, request.count)
             grown += MISSING * (request.count - len(chosen))
@@ -225,6 +230,13 @@ class NodeGrowth:
             model = self._kinds[kind].model if kind >= 0 else ""
             known = self._groups_by_kind[kind] = [each for each in self._groups if each[0].accepts(model)]
         return known
+
+    def _emptiness(self, idle: float, cpu: int, memory: int) -> float:
+        """What it costs that the node does not become whole as soon: by the room on it before the pod comes."""
+        load = self._mean_load
+        if load is None or cpu <= UNKNOWN:
+            return EMPTY * idle
+        return EMPTY * (idle + self._forecast.host_need**2 * min(cpu / load.cpu, memory / load.memory))
 
     def _node_loss(
         self, groups: list[tuple[DemandGroup, float]], idle: float, whole: int, cpu: int, memory: int
