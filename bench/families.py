@@ -6,7 +6,9 @@ a run that was interrupted goes on from there, and one with more seeds adds to i
 
 A seed gives every policy the same cluster and pods, so policies are compared seed by seed. With `SEEDS` seeds or more a
 difference is only taken for a loss if it is larger than chance explains (`T95` standard errors of the paired
-differences). With fewer seeds the means alone decide.
+differences). With fewer seeds the means alone decide. Each simple policy is compared with: the best of them may differ
+so much from seed to seed that nothing can be said, where the second best is clearly ahead. Shown is the best one that
+wins, otherwise the best one.
 
     python -m bench.families --check                   all generated families
     python -m bench.families --data FOLDER --check     the openb traces as well
@@ -111,7 +113,7 @@ class Verdict:
     what: str
     ours: float
     other: float
-    """the best simple policy, or best-fit's wait"""
+    """the best simple policy, of those that win if any does; or best-fit's wait"""
     is_behind: bool
     error: float | None = None
     """standard error of the difference; None if there are too few seeds"""
@@ -133,9 +135,11 @@ def verdicts(family: str, runs: Iterable[FamilyRun], kept: ResultsFile) -> Itera
             found.setdefault((run.churn, run.policy), []).append(kept.results[run.key])
     for arrival in map(str, ARRIVALS if (False, OURS) in found else ()):
         by_policy = {policy: [each[arrival] for each in found[False, policy]] for policy in (OURS, *SIMPLE)}
-        best = max((by_policy[policy] for policy in SIMPLE), key=fmean)
-        ours = by_policy[OURS]
-        yield _verdict(family, f"allocated at {float(arrival):.0%}", ours, best, is_behind=lambda d: d < -MARGIN)
+        what, ours = f"allocated at {float(arrival):.0%}", by_policy[OURS]
+        compared = [
+            _verdict(family, what, ours, by_policy[policy], is_behind=lambda d: d < -MARGIN) for policy in SIMPLE
+        ]
+        yield max(compared, key=lambda each: (not each.kept, each.other))
         if family in OPENB and float(arrival) >= 1.0:
             ahead, fgd = fmean(ours), fmean(by_policy["fgd"])
             yield Verdict(family, f"above FGD at {float(arrival):.0%}", ahead, fgd, ahead <= fgd)

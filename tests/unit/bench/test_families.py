@@ -51,6 +51,21 @@ def test_what_chance_explains_is_no_loss(losses: list[float], word: str) -> None
     assert all(each.kept == (word != "LOST") for each in found)
 
 
+def test_a_policy_that_is_clearly_ahead_wins_though_another_one_is_better_by_chance() -> None:
+    runs = [FamilyRun("small", policy, seed, churn=False) for seed in range(SEEDS) for policy in (OURS, *SIMPLE)]
+    allocated = {OURS: 95.0, "first-fit": 95.5}
+    results = {
+        run.key: dict.fromkeys(
+            map(str, ARRIVALS),
+            # One seed gives FGD all that it is ahead.
+            95.0 + SEEDS * (run.seed == 0) if run.policy == "fgd" else allocated.get(run.policy, 90.0),
+        )
+        for run in runs
+    }
+    found = list(verdicts("small", runs, ResultsFile(None, results)))
+    assert [(each.kept, each.other) for each in found] == [(False, 95.5)] * len(ARRIVALS)
+
+
 @pytest.mark.parametrize(
     ("waits", "pods", "lost"), [((1.0, 1.0), FEWEST, 0), ((1.1, 1.0), FEWEST, 1), ((9.0, 1.0), 3, 0)]
 )
