@@ -59,8 +59,13 @@ def growth_by_column(arrays: CardArrays, pod: PodRequest, columns: Ints) -> Floa
     before = _state(arrays, forecast, cards, free, columns)
     total, taken = _emptiness(forecast, before), np.zeros(len(columns))
     opened = np.zeros(len(columns), dtype=np.int64)
+    table = waste_table(forecast)
+    waste = table[free]
+    of_vendor = {name: _of_vendor(arrays, name)[cards.kind] for name in {request.vendor for _, request in pod.requests}}
+    scarcity = SCARCE * _scarcity(arrays, forecast)[cards.kind] if forecast.pressure else None
     for _, request in pod.requests:
-        added, share, fresh = _on_cards(arrays, forecast, request, cards, free)
+        takes = cards.has_slot & of_vendor[request.vendor]
+        added, share, fresh = _on_cards(forecast, request, cards, free, takes, (table, waste), scarcity)
         total += added
         taken += share
         opened += fresh
@@ -150,20 +155,28 @@ def _steps(cards: CardColumns, left_memory: Ints, left_cores: Ints) -> tuple[Int
 
 
 def _on_cards(
-    arrays: CardArrays, forecast: DemandForecast, request: Request, cards: CardColumns, free: tuple[Ints, Ints]
+    forecast: DemandForecast,
+    request: Request,
+    cards: CardColumns,
+    free: tuple[Ints, Ints],
+    takes: Bools,
+    wastes: tuple[Floats, Floats],
+    scarcity: Floats | None,
 ) -> tuple[Floats, Floats, Ints]:
-    """On the cards where it grows least: growth of waste and scarcity, worth taken, and whole cards opened."""
-    table = waste_table(forecast)
+    """On the cards where it grows least: growth of waste and scarcity, worth taken, and whole cards opened.
+
+    `takes`: cards of the vendor with a slot. `wastes`: the table, and the waste of the cards as they are.
+    """
+    table, waste = wastes
     memory: Ints | int = request.memory if request.memory > 0 else cards.memory * request.percent // 100
     whole = (cards.cores > 0) & (request.cores >= np.minimum(cards.cores, WHOLE_CARD_CORES))
     left_memory, left_cores = cards.left_memory - memory, cards.left_cores - np.where(whole, cards.cores, request.cores)
     # Models and modes are left to the fit: a node's cards rarely differ in them.
-    takes = cards.has_slot & (left_memory >= 0) & (left_cores >= 0) & _of_vendor(arrays, request.vendor)[cards.kind]
-    takes &= cards.unused | ~whole
+    takes = takes & (left_memory >= 0) & (left_cores >= 0) & (cards.unused | ~whole)
     if request.cores == 0:
         takes &= (cards.left_cores > 0) | (cards.cores <= 0)
     left = _steps(cards, left_memory, left_cores)
-    wasted = np.where(takes, table[left] - table[free], MISSING)
+    wasted = np.where(takes, table[left] - waste, MISSING)
     worth = forecast.worth(1, 0) * (free[0] - left[0]) + forecast.worth(0, 1) * (free[1] - left[1])
     worth = np.where(takes, worth, 0.0)
     count = min(request.count, len(wasted))
@@ -172,10 +185,12 @@ def _on_cards(
     best = last_first.argmin(axis=0)[None, :] if count == 1 else last_first.argsort(axis=0, kind="stable")[:count]
     best = len(wasted) - 1 - best
     across = np.arange(wasted.shape[1])
-    grown = wasted + SCARCE * _scarcity(arrays, forecast)[cards.kind] * worth if forecast.pressure else wasted
+    grown = wasted[best, across]
+    if scarcity is not None:
+        grown = grown + scarcity[best, across] * worth[best, across]
     beyond = MISSING * (request.count - count)
     opened = cards.unused & takes
-    return beyond + grown[best, across].sum(axis=0), worth[best, across].sum(axis=0), opened[best, across].sum(axis=0)
+    return beyond + grown.sum(axis=0), worth[best, across].sum(axis=0), opened[best, across].sum(axis=0)
 
 
 def _of_vendor(arrays: CardArrays, vendor: str) -> Bools:
