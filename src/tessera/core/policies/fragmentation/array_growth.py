@@ -182,7 +182,12 @@ def _on_cards(
     count = min(request.count, len(wasted))
     # Of equal cards the one that was registered last is taken, as `DevicePolicy.order` has it.
     last_first = np.round(wasted[::-1], DIGITS)
-    best = last_first.argmin(axis=0)[None, :] if count == 1 else last_first.argsort(axis=0, kind="stable")[:count]
+    if count == 1:
+        best = last_first.argmin(axis=0)[None, :]
+    elif count == len(wasted):
+        best = np.arange(count)[:, None]
+    else:
+        best = last_first.argsort(axis=0, kind="stable")[:count]
     best = len(wasted) - 1 - best
     across = np.arange(wasted.shape[1])
     grown = wasted[best, across]
