@@ -24,4 +24,4 @@ def plain_emptiness(view: NodeInfo, host: HostRequest | None, forecast: DemandFo
         cpu = fmean([load.cpu for load in forecast.loads], weights)
         memory = fmean([load.memory for load in forecast.loads], weights)
         room += forecast.host_need**2 * min(host.cpu / cpu, host.memory / memory)
-    return EMPTY * room
+    return EMPTY * forecast.turnover * room

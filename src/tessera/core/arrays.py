@@ -83,6 +83,8 @@ class CardArrays:
         self.log_start = 0
         self.largest_card: dict[str, int] = {}
         """vendor -> MiB of the largest card ever registered: an upper bound"""
+        self.given_back = 0
+        """cards that bound pods held until they ended or were deleted, each counted once per pod; it only grows"""
         self.mig_vendors: set[str] = set()
         """vendors that ever registered a card in MIG mode"""
         self._kind_ids: dict[tuple[str, str, str, Instances], int] = {}

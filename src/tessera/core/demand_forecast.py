@@ -69,12 +69,17 @@ class DemandForecast:
     than their nodes have"""
     pressure: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """by model: that demand against the free cards of the model; 1 = all of them are needed"""
+    burst: float = 0.0
+    """how much more the demand varies than if each pod came on its own, in cards: variance beyond that, against the
+    mean; 0 = equal pods do not come in rows"""
     whole_part: float = 0.0
     """of the demand for cards: requests for more than half of a card, which hardly ever share one"""
     whole_need: float = 1.0
     """the same against the unused cards, at least 1; above it some of these pods will find none"""
     host_need: float = 1.0
     """free cards against those that the CPU and memory of their hosts can serve, at least 1"""
+    turnover: float = 0.0
+    """from 0 to 1: whether room comes from pods that end, or only from what is still free"""
     memory_part: float = 0.5
     """how much of a card's worth is its memory; the rest is its cores"""
 

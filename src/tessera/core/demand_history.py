@@ -61,6 +61,12 @@ class DemandHistory:
         """pods in a row that asked for the same"""
         self._evidence = 0.0
         """independent pods that tell as much: replicas of one workload come together, and tell little more than one"""
+        self._cards = 0.0
+        """asked for"""
+        self._clumped = 0.0
+        """what equal pods in a row add to the variance of that: a row of n pods with c cards, (n * c)**2 - n * c**2"""
+        self.ended = 0
+        """cards of pods that had ended before the ledger knew them"""
         self._renew_at = float(FIRST)
         self._prior = PRIOR
         self._prior_epoch = -1
@@ -78,31 +84,39 @@ class DemandHistory:
             for _, request in pod.requests
             if request.count > 0 and not request.is_admin
         ]
-        for counted in asked:
-            self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
-            self._stale_after -= _cards(counted.request, arrays)
         if not asked:
             return False
-        self._pods += 1.0
         self._alike = self._alike + 1 if asked == self._last else 1
         self._last = asked
+        for counted in asked:
+            self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
+            cards = _cards(counted.request, arrays)
+            self._cards += cards
+            self._clumped += 2.0 * (self._alike - 1) * cards**2
+            self._stale_after -= cards
+        self._pods += 1.0
         # A row of n equal pods is something between one observation and n of them: the root of n.
         self._evidence += sqrt(self._alike) - sqrt(self._alike - 1)
         if self._pods < self._renew_at:
             return False
-        self._learned = forecast_from(self._counts, arrays, rules, evidence=self._evidence)
+        learned = forecast_from(self._counts, arrays, rules, evidence=self._evidence)
+        self._learned = replace(learned, burst=self._clumped / max(self._cards, 1.0))
         self._current = None
         if self._pods >= FADE_AT:
             self._fade()
         self._renew_at = 2.0 * self._pods
         return True
 
+    def note_ended(self, pod: PodRequest) -> None:
+        """A pod that was counted had ended by then, so the ledger will not see its end."""
+        self.ended += sum(request.count for _, request in pod.requests)
+
     def forecast(self, arrays: CardArrays) -> DemandForecast:
         """What to expect: the same object until it is renewed, something becomes scarcer or less scarce, or, while the
         prior holds, cards come or go."""
         expected = self.expected(arrays)
         if self._current is None or self._stale_after <= 0.0:
-            self._current = against_what_is_left(expected, arrays, current=self._current)
+            self._current = against_what_is_left(expected, arrays, ended=self.ended, current=self._current)
             self._stale_after = LOOK_AGAIN * int((arrays.kind >= 0).sum())
         return self._current
 
@@ -118,6 +132,8 @@ class DemandHistory:
         self._counts = {counted: half for counted, count in self._counts.items() if (half := count / 2.0) >= 0.5}
         self._pods /= 2.0
         self._evidence /= 2.0
+        self._cards /= 2.0
+        self._clumped /= 2.0
 
 
 def prior_for(arrays: CardArrays) -> DemandForecast:

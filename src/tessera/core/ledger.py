@@ -170,6 +170,8 @@ class Ledger:
         entry = self._remove(uid)
         if entry is None:
             return had_nomination
+        if entry.observed:
+            self.arrays.given_back += len(entry.holdings)
         if self.listener is not None:
             self.listener.on_pod(entry.facts, None, observed=entry.observed)
         return True

@@ -2,14 +2,16 @@
 
 If pods keep coming until the free cards are used up, this much of a model, or so many groups, will be asked for. That
 against what is free now is the need: far below 1 there is plenty, above 1 some of these pods will find nothing. A model
-that is used up early, because it seemed to be in less demand than others, becomes more precious with each card. Needs
-are rounded to steps, so that a forecast, and what is cached under it, lasts until one has changed noticeably.
+that is used up early, because it seemed to be in less demand than others, becomes more precious with each card. Where
+equal pods come in rows, the demand for a model varies much, so one standard deviation of that is added; less of it the
+more room comes from pods that end, since a model that is used up comes back then. Needs are rounded to steps, so that a
+forecast, and what is cached under it, lasts until one has changed noticeably.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import log, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +25,25 @@ MOST = 4.0
 """need beyond which nothing becomes more precious"""
 STEP = 1.25
 """factor between two needs that count as different"""
+TURNED_OVER = 1 / 4
+"""of the cards in use: once pods have given back so many, room comes from pods that end"""
+TURNOVER_STEPS = 8
+"""turnovers that count as different"""
 
 
 def against_what_is_left(
-    expected: DemandForecast, arrays: CardArrays, *, current: DemandForecast | None
+    expected: DemandForecast, arrays: CardArrays, *, ended: int = 0, current: DemandForecast | None
 ) -> DemandForecast:
-    """The forecast with its needs for the cards that are free; `current` itself if that is the same."""
+    """The forecast with its needs for the cards that are free; `current` itself if that is the same.
+
+    `ended`: cards of pods that had ended before the ledger knew them.
+    """
+    turnover = _turnover(arrays, ended)
     supply = _Supply(arrays, expected.loads)
     # At least one card, so that the last bits of a model that is hardly asked for are not taken for precious.
+    allowance = (1.0 - turnover) ** 2 * expected.burst / max(supply.all_free, 1.0)
     pressure = {
-        model: _need(part, supply.all_free, max(supply.free.get(model, 0.0), 1.0))
+        model: _need(part + sqrt(part * allowance), supply.all_free, max(supply.free.get(model, 0.0), 1.0))
         for model, part in expected.choosy.items()
     }
     groups = tuple(
@@ -42,7 +53,9 @@ def against_what_is_left(
     # Below 1 there are enough, and it makes no difference how many more: the forecast stays the same.
     whole_need = max(_need(expected.whole_part, supply.all_free, supply.whole), 1.0)
     host_need = _in_steps(max(supply.idle / max(supply.all_free, 1.0), 1.0))
-    found = replace(expected, groups=groups, pressure=pressure, whole_need=whole_need, host_need=host_need)
+    found = replace(
+        expected, groups=groups, pressure=pressure, whole_need=whole_need, host_need=host_need, turnover=turnover
+    )
     return current if current is not None and vars(current) == vars(found) else found
 
 
@@ -104,6 +117,11 @@ def _served_part(arrays: CardArrays, idle: Floats, loads: tuple[HostLoad, ...]) 
         served += weight * np.minimum(idle, cards)
     part: Floats = np.divide(served, idle, out=np.ones_like(idle), where=(arrays.free_cpu > UNKNOWN) & (idle > 0.0))
     return part
+
+
+def _turnover(arrays: CardArrays, ended: int) -> float:
+    enough = TURNED_OVER * max(int(arrays.used.sum()), 1)
+    return min((ended + arrays.given_back) * TURNOVER_STEPS // enough, TURNOVER_STEPS) / TURNOVER_STEPS
 
 
 def _need(part: float, free: float, left: float) -> float:

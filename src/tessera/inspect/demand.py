@@ -79,7 +79,8 @@ class ObservedDemand:
     def forecast(self) -> DemandForecast:
         """Put against what is left now; the scheduler looks at that again after some pods only."""
         arrays = self._ledger.arrays
-        self._forecast = against_what_is_left(self._history.expected(arrays), arrays, current=self._forecast)
+        expected, ended = self._history.expected(arrays), self._history.ended
+        self._forecast = against_what_is_left(expected, arrays, ended=ended, current=self._forecast)
         return self._forecast
 
     @property
@@ -95,9 +96,11 @@ class ObservedDemand:
             tuple(ModelPressure(model, round(number, 4)) for model, number in sorted(forecast.pressure.items())),
         )
 
-    def observe(self, request: PodRequest) -> None:
+    def observe(self, request: PodRequest, *, has_ended: bool = False) -> None:
         """Counts a request that was not counted before."""
         self._pods += 1
+        if has_ended:
+            self._history.note_ended(request)
         if self._history.observe(request, self._ledger.arrays, self._vendors):
             self._learned_from = self._pods
 

@@ -43,6 +43,7 @@ from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
+from tessera.vendors.pod_reader import ENDED
 from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
 from tessera.wire.resource_api import ClaimStatus, ResourceClaim, ResourceSlice
@@ -185,7 +186,7 @@ class OfflineCluster:
         ):
             prepared = self.engine.requests.read(pod)
             if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
-                demand.observe(prepared.request)
+                demand.observe(prepared.request, has_ended=pod.status.phase in ENDED)
         for request in self._simulated:
             demand.observe(request)
         return demand

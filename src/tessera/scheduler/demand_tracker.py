@@ -16,6 +16,7 @@ from tessera.core.demand_forecast import DemandForecast
 from tessera.core.demand_history import DemandHistory
 from tessera.core.requests import PodRequest
 from tessera.vendors.base import Vendor
+from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys
 from tessera.wire.objects import Pod
 
@@ -50,6 +51,8 @@ class DemandTracker:
             request = read(pod)
             if request is not None:
                 self._history.observe(request, self._arrays, self._vendors)
+                if pod.status.phase in ENDED:
+                    self._history.note_ended(request)
 
     def note_request(self, request: PodRequest) -> None:
         """Filter met a pod for the first time."""

@@ -19,7 +19,7 @@ from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfil
 from tessera.core.evaluation import Evaluation
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger
+from tessera.core.ledger import GrantState, Ledger, facts_of
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.lab.simulator.claims import claiming_request, pool_of, written_facts
 from tessera.lab.simulator.traces import WHOLE, TraceNode, TraceRequest, model_word
@@ -128,10 +128,10 @@ class SimulatedCluster:
         if placement is not None:
             request = make_request(ask)
             named = PodRequest(uid, request.namespace, uid, request.containers, request.constraints)
-            self.ledger.reserve(named, placement, deadline=0.0)
+            facts = facts_of(named, placement)
             if ask.as_claim:
                 facts = written_facts(uid, ask, placement, self._pools[name])
-                self.ledger.put_pod(facts, GrantState.BOUND, observed=True)
+            self.ledger.put_pod(facts, GrantState.BOUND, observed=True)
         self._charge(name, row, HostRequest(ask.cpu, ask.memory))
         self.taken += ask.demand
         return uid

@@ -198,6 +198,7 @@ class Forecast(Value, frozen=True):
     pressure: dict[str, float] = msgspec.field(default_factory=dict)
     whole_need: float = 1.0
     host_need: float = 1.0
+    turnover: float = 0.0
     memory_part: float = 0.5
 
     @classmethod
@@ -210,6 +211,7 @@ class Forecast(Value, frozen=True):
             pressure=dict(forecast.pressure),
             whole_need=forecast.whole_need,
             host_need=forecast.host_need,
+            turnover=forecast.turnover,
             memory_part=forecast.memory_part,
         )
 
@@ -224,6 +226,7 @@ class Forecast(Value, frozen=True):
             pressure=self.pressure,
             whole_need=self.whole_need,
             host_need=self.host_need,
+            turnover=self.turnover,
             memory_part=self.memory_part,
         )
 

@@ -178,7 +178,7 @@ def _forecasts_part_by_part(forecast: DemandForecast) -> Iterator[DemandForecast
     """From the slices alone to the whole forecast, one part more at a time."""
     step = DemandForecast(slices=forecast.slices, memory_part=forecast.memory_part)
     yield step
-    step = replace(step, loads=forecast.loads, host_need=forecast.host_need)
+    step = replace(step, loads=forecast.loads, host_need=forecast.host_need, turnover=forecast.turnover)
     yield step
     step = replace(step, groups=forecast.groups, whole_need=forecast.whole_need)
     yield step

@@ -89,11 +89,11 @@ def emptiness_by_column(arrays: CardArrays, forecast: DemandForecast, columns: I
 
 
 def _emptiness(forecast: DemandForecast, state: NodeState) -> Floats:
-    load = forecast.mean_load
+    load, weight = forecast.mean_load, EMPTY * forecast.turnover
     if load is None:
-        return EMPTY * state.idle
+        return weight * state.idle
     served = np.minimum(state.cpu / load.cpu, state.memory / load.memory)
-    return EMPTY * (state.idle + forecast.host_need**2 * np.where(state.cpu > UNKNOWN, served, 0.0))
+    return weight * (state.idle + forecast.host_need**2 * np.where(state.cpu > UNKNOWN, served, 0.0))
 
 
 def _cards_of(arrays: CardArrays, columns: Ints) -> CardColumns:

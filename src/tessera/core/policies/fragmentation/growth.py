@@ -2,8 +2,8 @@
 
 The loss is the sum of five things, in cards: parts of cards that no pod will come for (`waste`), idle cards that the
 host's CPU and memory cannot serve, whole groups of cards (a gain, so they count below zero), cards in use whose model
-other pods cannot do without, and, for each pod, the room beside it: a node with much room and few pods would soon be
-whole. If it is unknown what a host has free, the second part is left out.
+other pods cannot do without, and, for each pod, the room beside it: where pods end, a node with much room and few pods
+would soon be whole. If it is unknown what a host has free, the second part is left out.
 
 `array_growth` is the same rule for many nodes at once, without cards in MIG mode; a property test holds it to this
 form. What a request does to a card follows from the card's state alone, so equal cards are judged once.
@@ -28,9 +28,9 @@ UNSERVED = 0.2
 """loss for one idle card that the host cannot serve; the weights were set once, docs/packing.md says how"""
 GROUP = 0.01
 """worth of one card in a whole group, where all demand is for such groups; with less demand it falls by its root"""
-EMPTY = 0.003
+EMPTY = 0.006
 """loss for each free card of a node that a pod is put on, and for each card that its free CPU and memory could serve,
-however little the pod takes; the second by the square of the need for hosts"""
+however little the pod takes; the second by the square of the need for hosts; both by the turnover"""
 DIGITS = 6
 """of a growth, in cards: less is noise of floating point and must not outweigh the names"""
 MISSING = 1_000.0
@@ -233,10 +233,10 @@ class NodeGrowth:
 
     def _emptiness(self, idle: float, cpu: int, memory: int) -> float:
         """What it costs that the node does not become whole as soon: by the room on it before the pod comes."""
-        load = self._mean_load
+        load, weight = self._mean_load, EMPTY * self._forecast.turnover
         if load is None or cpu <= UNKNOWN:
-            return EMPTY * idle
-        return EMPTY * (idle + self._forecast.host_need**2 * min(cpu / load.cpu, memory / load.memory))
+            return weight * idle
+        return weight * (idle + self._forecast.host_need**2 * min(cpu / load.cpu, memory / load.memory))
 
     def _node_loss(
         self, groups: list[tuple[DemandGroup, float]], idle: float, whole: int, cpu: int, memory: int
