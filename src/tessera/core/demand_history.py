@@ -116,7 +116,8 @@ class DemandHistory:
         prior holds, cards come or go."""
         expected = self.expected(arrays)
         if self._current is None or self._stale_after <= 0.0:
-            self._current = against_what_is_left(expected, arrays, ended=self.ended, current=self._current)
+            ended = self.ended + arrays.given_back
+            self._current = against_what_is_left(expected, arrays, ended=ended, current=self._current)
             self._stale_after = LOOK_AGAIN * int((arrays.kind >= 0).sum())
         return self._current
 

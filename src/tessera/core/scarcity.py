@@ -36,7 +36,7 @@ def against_what_is_left(
 ) -> DemandForecast:
     """The forecast with its needs for the cards that are free; `current` itself if that is the same.
 
-    `ended`: cards of pods that had ended before the ledger knew them.
+    `ended`: cards that pods have given back.
     """
     turnover = _turnover(arrays, ended)
     supply = _Supply(arrays, expected.loads)
@@ -121,7 +121,7 @@ def _served_part(arrays: CardArrays, idle: Floats, loads: tuple[HostLoad, ...]) 
 
 def _turnover(arrays: CardArrays, ended: int) -> float:
     enough = TURNED_OVER * max(int(arrays.used.sum()), 1)
-    return min((ended + arrays.given_back) * TURNOVER_STEPS // enough, TURNOVER_STEPS) / TURNOVER_STEPS
+    return min(ended * TURNOVER_STEPS // enough, TURNOVER_STEPS) / TURNOVER_STEPS
 
 
 def _need(part: float, free: float, left: float) -> float:

@@ -46,6 +46,7 @@ FORECASTS = st.one_of(
         groups=st.sampled_from(GROUPS),
         pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
         host_need=st.sampled_from((1.0, 1.25, 4.0)),
+        turnover=st.sampled_from((0.0, 0.375, 1.0)),
         memory_part=st.sampled_from((0.0, 0.5, 0.8)),
     ),
 )

@@ -91,14 +91,15 @@ def test_an_unused_card_is_opened_last_once_pods_that_need_one_will_find_none(ne
     assert (cards == [used]) is shares
 
 
-def test_of_two_broken_nodes_the_one_with_less_room_is_filled() -> None:
-    """The other one is the next to be whole."""
+@pytest.mark.parametrize(("turnover", "node_name"), [(1.0, "b"), (0.0, "a")])
+def test_where_pods_end_the_broken_node_with_less_room_is_filled(turnover: float, node_name: str) -> None:
+    """The other one is the next to be whole; if no pod ends, neither will be."""
     world = cluster().add(node("a").gpus(8), node("b").gpus(8))
     for name, pods in (("a", 1), ("b", 5)):
         for number in range(pods):
             world.place(gpu_pod(f"{name}-{number}", percent=100, cores=100), [name])
-    alone = DemandForecast(slices=(DemandSlice(100, 100, 1.0),))
-    assert chosen(world, gpu_pod(percent=100, cores=100), alone)[0] == "b"
+    alone = DemandForecast(slices=(DemandSlice(100, 100, 1.0),), turnover=turnover)
+    assert chosen(world, gpu_pod(percent=100, cores=100), alone)[0] == node_name
 
 
 @pytest.mark.parametrize(("need", "node_name"), [(1.0, "a-more-cpu"), (4.0, "b-more-cards")])
@@ -107,7 +108,10 @@ def test_free_cpu_counts_as_room_the_more_it_is_short(need: float, node_name: st
     world.ledger.arrays.set_host_free("a-more-cpu", cpu=80_000, memory=400_000)
     world.ledger.arrays.set_host_free("b-more-cards", cpu=70_000, memory=400_000)
     forecast = DemandForecast(
-        slices=(DemandSlice(100, 100, 1.0),), loads=(HostLoad(1.0, 10_000.0, 1_000.0),), host_need=need
+        slices=(DemandSlice(100, 100, 1.0),),
+        loads=(HostLoad(1.0, 10_000.0, 1_000.0),),
+        host_need=need,
+        turnover=1.0,
     )
     assert chosen(world, gpu_pod(percent=100, cores=100), forecast)[0] == node_name
 
@@ -214,6 +218,24 @@ class TestDemandHistory:
             [0.05 * PRIOR_WEIGHT / (PRIOR_WEIGHT + pods) for pods in (2 * sqrt(FIRST), 2 * FIRST)]
         )
 
+    def test_rows_of_equal_pods_make_the_demand_vary_by_the_cards_of_a_row(self) -> None:
+        world = cluster().add(node().gpus(8))
+        one, four, other = (
+            requests(1, gpu=gpu, percent=part, cores=part)[0] for gpu, part in ((1, 100), (4, 100), (1, 30))
+        )
+        # A row of n pods with c cards varies by (n * c)**2 instead of n * c**2.
+        assert self.learn(world, [one] * FIRST).forecast(world.ledger.arrays).burst == FIRST - 1
+        assert self.learn(world, [four] * FIRST).forecast(world.ledger.arrays).burst == 4 * (FIRST - 1)
+        assert self.learn(world, [one, other] * FIRST).forecast(world.ledger.arrays).burst == 0.0
+        short_rows = self.learn(world, [one, one, other, other] * FIRST)
+        assert short_rows.forecast(world.ledger.arrays).burst == pytest.approx((2 + 2 * 0.3**2) / (2 + 2 * 0.3))
+
+    def test_rows_of_equal_pods_fade_with_everything_else(self) -> None:
+        world = cluster().add(node().gpus(8))
+        one, other = requests(1, percent=100, cores=100)[0], requests(1, percent=30, cores=30)[0]
+        history = self.learn(world, [*[one] * FIRST, *[one, other] * FADE_AT])
+        assert 0.0 < history.forecast(world.ledger.arrays).burst < 0.1
+
     def test_pods_that_hardly_share_a_card_are_counted_by_their_demand(self) -> None:
         world = cluster().add(node().gpus(8))
         pods = [*requests(FIRST // 2, percent=51, cores=51), *requests(FIRST // 2, percent=49, cores=49)]
@@ -225,10 +247,10 @@ class TestDemandHistory:
             gpu_pod(f"p{i}", percent=100, cores=100).annotate(("nvidia.com/use-gputype", "T4")).request()
             for i in range(FIRST // 2)
         ]
-        forecast = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).forecast(
-            world.ledger.arrays
-        )
-        prior = PRIOR_WEIGHT / (PRIOR_WEIGHT + 2 * sqrt(FIRST // 2))
+        others = requests(FIRST // 2, percent=100, cores=100)
+        pods = [pod for pair in zip(picky, others, strict=True) for pod in pair]
+        forecast = self.learn(world, pods).forecast(world.ledger.arrays)
+        prior = PRIOR_WEIGHT / (PRIOR_WEIGHT + FIRST)
         wanted = 0.05 * prior + 0.5 * (1.0 - prior)
         assert forecast.choosy == pytest.approx({"T4": wanted, "A100": 0.05 * prior})
         assert forecast.pressure["T4"] == pytest.approx(wanted * 4 / 1, rel=NEAR)
@@ -308,6 +330,42 @@ class TestScarcity:
         assert against_what_is_left(expected, arrays, current=None).pressure["T4"] == pytest.approx(0.4, rel=NEAR)
         much = DemandForecast(choosy={"T4": 1.0, "A100": 0.0})
         assert against_what_is_left(much, arrays, current=None).pressure == {"T4": MOST, "A100": 0.0}
+
+    def test_where_equal_pods_come_in_rows_a_model_has_an_allowance_unless_it_comes_back(self) -> None:
+        world = cluster().add(node("a").gpus(4, model="T4"), node("b").gpus(4, model="A100"))
+        expected = DemandForecast(choosy={"T4": 0.1, "A100": 0.0}, burst=3.2)
+        arrays = world.ledger.arrays
+        # 0.8 of the eight free cards will be asked for, and the standard deviation is the root of 0.8 * 3.2.
+        assert against_what_is_left(expected, arrays, current=None).pressure == pytest.approx(
+            {"T4": (0.8 + 1.6) / 4, "A100": 0.0}, rel=NEAR
+        )
+        turned_over = against_what_is_left(expected, arrays, ended=1, current=None)
+        assert turned_over.pressure == pytest.approx({"T4": 0.8 / 4, "A100": 0.0}, rel=NEAR)
+
+    def test_turnover_is_what_pods_gave_back_against_what_is_in_use(self) -> None:
+        world = cluster().add(node("a").gpus(8))
+        pods = [world.start(gpu_pod(f"p{number}", percent=100, cores=100)) for number in range(8)]
+
+        def turnover(*ended: PodRequest) -> float:
+            history = DemandHistory()
+            for pod in ended:
+                history.note_ended(pod)
+            return history.forecast(world.ledger.arrays).turnover
+
+        assert turnover() == 0.0
+        assert turnover(*requests(1)) == 0.5, "a quarter of the cards in use is enough"
+        assert turnover(*requests(1, gpu=8)) == 1.0
+        world.observe(pods[0].ended())
+        assert turnover() == 0.5, "in steps of an eighth"
+        world.observe(pods[1].ended("Failed"), pods[1].ended("Failed"))
+        assert turnover() == 1.0
+
+    def test_a_reservation_that_is_given_up_is_no_turnover(self) -> None:
+        world = cluster().add(node("a").gpus(8))
+        for number in range(8):
+            world.place(gpu_pod(f"p{number}", percent=100, cores=100))
+            assert world.ledger.release(gpu_pod(f"p{number}").request().uid)
+        assert DemandHistory().forecast(world.ledger.arrays).turnover == 0.0
 
     def test_a_group_needs_whole_cards_and_a_host_and_a_model_that_serve_it(self) -> None:
         world = cluster().add(node("a").gpus(4, model="T4"), node("b").gpus(4, model="A100"))

@@ -56,7 +56,8 @@ def hosts(ledger: Ledger) -> list[int]:
 
 
 async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_the_page_says_why() -> None:
-    state = state_of([hosting(node("big").gpus(4)), hosting(node("one").gpus(1))], [asking()], setup=BY_FLAG)
+    ended = on("q", 50, "one-0").ended()
+    state = state_of([hosting(node("big").gpus(4)), hosting(node("one").gpus(1))], [asking(), ended], setup=BY_FLAG)
     found = explain(OfflineCluster(state), "default/p")
     one, big = fits(found).best
     assert (one.node, one.place, big.node, big.place) == ("one", 1, "big", 2)
@@ -68,8 +69,8 @@ async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_th
     gain, groups, room = (
         getattr(big.growth, part) - getattr(one.growth, part) for part in ("total", "groups", "emptiness")
     )
-    assert 0.0 < room < groups, "a node with one card has less room than one with four"
-    reasons = f"groups broken {groups:.4f} less, empty node {room:.4f} less"
+    assert 0.0 < groups < room, "a node with one card has less room than one with four"
+    reasons = f"empty node {room:.4f} less, groups broken {groups:.4f} less"
     assert f"one loses {gain:.4f} cards less than big: {reasons}" in told(found)
 
 

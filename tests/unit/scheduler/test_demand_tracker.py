@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tessera.scheduler import demand_tracker
-from tessera.scheduler.demand_tracker import DemandSeed
+from tessera.scheduler.demand_tracker import DemandSeed, DemandTracker
 from tessera.wire import keys
 from tessera.wire.objects import Pod
-from tests.support.builders import gpu_pod, vendors
+from tests.support.builders import cluster, gpu_pod, node, vendors
 
 
 def bound(name: str, at: str) -> Pod:
@@ -48,3 +48,16 @@ def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         found.note(bound(f"p{number}", str(number)))
     assert names(found.take()) == ["p3", "p4", "p5"]
     assert names(demand_tracker.in_order(bound(f"p{number}", str(number)) for number in range(6))) == ["p3", "p4", "p5"]
+
+
+def test_pods_that_had_ended_before_the_process_began_are_turnover() -> None:
+    world = cluster().add(node("n1").gpus(8))
+    running = world.start(gpu_pod("runs", percent=100, cores=100))
+    tracker = DemandTracker(world.ledger.arrays, vendors())
+    tracker.note_listed(running.api())
+    tracker.start(lambda pod: gpu_pod(pod.metadata.name).request())
+    assert tracker.forecast().turnover == 0.0
+    for pod in (running, gpu_pod("ended").on("n1", "G,NVIDIA,10,5:;").ended()):
+        tracker.note_listed(pod.api())
+    tracker.start(lambda pod: gpu_pod(pod.metadata.name).request())
+    assert tracker.forecast().turnover == 1.0

@@ -150,13 +150,13 @@ def test_every_field_of_a_request_comes_back_and_its_forecast_by_number() -> Non
     assert record.ask.value(record.pod, some.VENDORS, {4: forecast}) == request
 
 
-RARE = DemandForecast(memory_part=0.1, pressure={"T4": 1 / 3}, whole_need=1.25, host_need=1.5625)
+RARE = DemandForecast(memory_part=0.1, pressure={"T4": 1 / 3}, whole_need=1.25, host_need=1.5625, turnover=0.375)
 
 
 @pytest.mark.parametrize("forecast", [PRIOR, DemandForecast(), RARE])
 def test_a_forecast_comes_back(forecast: DemandForecast) -> None:
     found = passed_on(ForecastRecord(**STAMP, id=1, forecast=Forecast.of(forecast))).forecast.value()
-    for field in ("slices", "loads", "groups", "pressure", "whole_need", "host_need", "memory_part"):
+    for field in ("slices", "loads", "groups", "pressure", "whole_need", "host_need", "turnover", "memory_part"):
         assert getattr(found, field) == getattr(forecast, field), field
 
 
