@@ -6,7 +6,8 @@ a run that was interrupted goes on from there, and one with more seeds adds to i
 
 A seed gives every policy the same cluster and pods, so policies are compared seed by seed. With `SEEDS` seeds or more a
 difference is only taken for a loss if it is larger than chance explains (`T95` standard errors of the paired
-differences). With fewer seeds the means alone decide. Each simple policy is compared with: the best of them may differ
+differences). With fewer seeds the means alone decide. In a replay of an openb trace, the seed says which tenth of the
+nodes there is. Each simple policy is compared with: the best of them may differ
 so much from seed to seed that nothing can be said, where the second best is clearly ahead. Shown is the best one that
 wins, otherwise the best one.
 
@@ -47,7 +48,8 @@ SEEDS = 10
 T95 = 1.833
 """95 % of Student's t for ten seeds lie below; for more seeds a little more than 95 %"""
 OPENB = ("default", "gpuspec20", "multigpu20", "gpushare40", "cpu100")
-OPENB_CHURN = ChurnOptions(speed=300.0, shrink=10)
+OPENB_SPEED, OPENB_SHRINK = 300.0, 10
+"""of replays: arrivals so many times faster, on one of so many parts of the nodes"""
 UNTIMED = ("multigpu20",)
 """published without times"""
 FEWEST = 20
@@ -77,7 +79,10 @@ class FamilyRun:
     def result(self) -> dict[str, Any]:
         trace = self.trace()
         if self.churn:
-            found = replay(trace, self.policy, self.seed, OPENB_CHURN if self.data else ChurnOptions())
+            options = ChurnOptions()
+            if self.data is not None:
+                options = ChurnOptions(OPENB_SPEED, OPENB_SHRINK, first=self.seed % OPENB_SHRINK)
+            found = replay(trace, self.policy, self.seed, options)
             waits = {str(cards): wait for cards, wait in found.wait_by_cards}
             return {
                 "mean": found.wait_mean, "p95": found.wait_p95, "allocation": found.allocation, "by_cards": waits,
@@ -94,8 +99,7 @@ def runs_of(options: argparse.Namespace) -> Iterator[FamilyRun]:
         for seed in options.seeds:
             for policy in (OURS, *SIMPLE) if options.saturation else ():
                 yield FamilyRun(name, policy, seed, churn=False, data=openb)
-            # In a replay of a recorded trace the seed changes nothing.
-            if options.churn and name not in UNTIMED and (openb is None or seed == options.seeds[0]):
+            if options.churn and name not in UNTIMED:
                 for policy in (OURS, WAITING):
                     yield FamilyRun(name, policy, seed, churn=True, data=openb)
 

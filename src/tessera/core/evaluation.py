@@ -113,17 +113,21 @@ class Evaluation:
         pod = self._pod
         return self._arrays_are_exact and self._has_one_request and not pod.numa_bind and not pod.matches
 
-    def catch_up(self) -> None:
-        """Judge the columns that changed since the last time. Comes before everything else."""
+    def catch_up(self) -> int:
+        """Judge the columns that changed since the last time; how many. Comes before everything else."""
         if self.unknown_vendor is not None:
-            return
+            return 0
         arrays = self._ledger.arrays
         dirty = arrays.changed_since(self._seen) if self._epoch == arrays.epoch else None
         if dirty is None or len(dirty) > REBUILD_SHARE * len(arrays.names):
             self._judge_all()
-        elif dirty:
-            self._judge_columns(dirty)
+            judged = len(arrays.names)
+        else:
+            if dirty:
+                self._judge_columns(dirty)
+            judged = len(dirty)
         self._seen, self._epoch = arrays.now, arrays.epoch
+        return judged
 
     def placement(self, row: int, rooms: QuotaRooms = NO_ROOMS) -> Placement | Misfit:
         """The plain rule's answer for a column."""

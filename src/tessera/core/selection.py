@@ -31,6 +31,10 @@ from tessera.core.requests import PodRequest
 
 SHAPES = 256
 """shapes of pods that are cached, or fewer where they have several requests: a request costs one byte per card"""
+COLUMNS_OF_A_CHECK = 50
+"""to judge and rank so many columns for one request takes as long as one check of the plain rule"""
+LEAST_OF_WORK = 1 / 4
+"""of the work of a call that is left for the plain rule, however much was judged"""
 PROBES = 8
 """nodes for which a list of candidates is searched; looking up all its names costs about as much as twelve searches"""
 
@@ -239,8 +243,9 @@ class Selector:
         cache = self._cache_of(pod)
         evaluation = cache.evaluation
         evaluation.work_left = math.inf
-        evaluation.catch_up()
-        evaluation.work_left = work
+        judged = evaluation.catch_up()
+        # Judging and ranking many columns takes its time as well, but must not leave nothing for the plain rule.
+        evaluation.work_left = max(work - judged * evaluation.requests / COLUMNS_OF_A_CHECK, work * LEAST_OF_WORK)
         if evaluation.unknown_vendor is not None:
             unknown = node_misfit(Reason.VENDOR_UNKNOWN, vendor=evaluation.unknown_vendor)
             resolved = candidates.resolve()

@@ -359,6 +359,19 @@ def test_a_decision_in_small_steps_is_the_same_decision(monkeypatch: pytest.Monk
     assert tried.call_count == 21, "no node is tried twice"
 
 
+def test_what_a_new_shape_costs_on_many_nodes_is_taken_off_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "COLUMNS_OF_A_CHECK", 1)
+    world = cluster(*(node(f"n{i:02}").gpus(1, memory=8000) for i in range(20)))
+    asking = gpu_pod(mem=5000).container(gpu=1, mem=5000).request()
+    tried = mock.Mock(wraps=world.ledger.node)
+    monkeypatch.setattr(world.ledger, "node", tried)
+    calls = []
+    for _ in range(3):
+        assert isinstance(world.selector.select_within(asking, world.ledger.node_names(), 8), Unfinished)
+        calls.append(tried.call_count)
+    assert calls == [1, 5, 9], "a quarter of the work is left for the plain rule, however many nodes were judged"
+
+
 @pytest.mark.parametrize("memory", [None, 30_000])
 def test_a_refusal_in_small_steps_is_the_same_refusal(memory: int | None) -> None:
     world = cluster(*(node(f"n{i:02}").gpus(2, memory=8000, numas=(0, 1)) for i in range(12)))

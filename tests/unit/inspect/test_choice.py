@@ -69,8 +69,9 @@ async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_th
     gain, groups, room = (
         getattr(big.growth, part) - getattr(one.growth, part) for part in ("total", "groups", "emptiness")
     )
-    assert 0.0 < groups < room, "a node with one card has less room than one with four"
-    reasons = f"empty node {room:.4f} less, groups broken {groups:.4f} less"
+    assert room > 0.0, "a node with one card has less room than one with four"
+    largest_first = sorted(((groups, "groups broken"), (room, "empty node")), reverse=True)
+    reasons = ", ".join(f"{part} {less:.4f} less" for less, part in largest_first)
     assert f"one loses {gain:.4f} cards less than big: {reasons}" in told(found)
 
 

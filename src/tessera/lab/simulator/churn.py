@@ -33,6 +33,8 @@ class ChurnOptions:
     """how many times faster pods arrive than in the trace"""
     shrink: int = 1
     """keeps every n-th node only: if most of the cluster is idle, no pod waits"""
+    first: int = 0
+    """of the nodes that are kept, from 0 to `shrink` - 1"""
     defragment: bool = False
     """whether other pods move for one that does not fit"""
     compare_plans: bool = False
@@ -96,7 +98,7 @@ class AllocationClock:
 def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECORDED) -> ChurnResult:
     """One replay from an empty cluster. The seed matters only to random policies."""
     arrivals = _arrivals(trace, options.speed)
-    trace = replace(trace, nodes=_kept(trace, options.shrink))
+    trace = replace(trace, nodes=_kept(trace, options))
     cluster = SimulatedCluster(trace.nodes, claims=trace.has_claims)
     strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
     defragmenter = (
@@ -138,10 +140,10 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     return result if defragmenter is None else replace(result, moves=defragmenter.moves, freed=freed)
 
 
-def _kept(trace: Trace, shrink: int) -> tuple[TraceNode, ...]:
+def _kept(trace: Trace, options: ChurnOptions) -> tuple[TraceNode, ...]:
     """Every n-th node of the list, ordered by model, so that models keep their shares."""
     ordered = sorted(trace.nodes, key=lambda node: (node.model, node.cards, node.name))
-    return tuple(ordered[::shrink])
+    return tuple(ordered[options.first :: options.shrink])
 
 
 def _start(

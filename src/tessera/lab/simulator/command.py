@@ -200,7 +200,9 @@ def command(
             traces = [as_claims(trace) for trace in traces]
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
-            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink, defrag, compare_plans), jobs, results)
+            report, drawn = _churns(
+                traces, work, ChurnOptions(speed, shrink, defragment=defrag, compare_plans=compare_plans), jobs, results
+            )
         else:
             options = SaturationOptions(
                 until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample, defragment=defrag

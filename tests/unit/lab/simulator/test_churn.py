@@ -51,6 +51,16 @@ def test_a_smaller_cluster_keeps_every_model() -> None:
     assert replay(trace(mixed, *pods), "best-fit", 1, ChurnOptions(shrink=2)).waited == pytest.approx(100.0 / 3)
 
 
+def test_each_part_of_a_cluster_has_other_nodes() -> None:
+    large_first = (*nodes(2), *nodes(1))
+    mixed = tuple(replace(n, name=f"n{i}") for i, n in enumerate(large_first))
+    pods = [timed("a", 0.0, 10.0), timed("b", 0.0, 10.0)]
+    waited = [
+        replay(trace(mixed, *pods), "best-fit", 1, ChurnOptions(shrink=2, first=first)).waited for first in (0, 1)
+    ]
+    assert waited == [pytest.approx(50.0), 0.0]
+
+
 def test_a_trace_without_times_cannot_be_replayed() -> None:
     with pytest.raises(TraceError, match="creation_time"):
         replay(world(pod("a")), "best-fit", 1)

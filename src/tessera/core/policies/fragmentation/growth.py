@@ -28,7 +28,7 @@ UNSERVED = 0.2
 """loss for one idle card that the host cannot serve; the weights were set once, docs/packing.md says how"""
 GROUP = 0.01
 """worth of one card in a whole group, where all demand is for such groups; with less demand it falls by its root"""
-EMPTY = 0.006
+EMPTY = 0.005
 """loss for each free card of a node that a pod is put on, and for each card that its free CPU and memory could serve,
 however little the pod takes; the second by the square of the need for hosts; both by the turnover"""
 DIGITS = 6
