@@ -19,7 +19,7 @@ from tessera.core.arrays import CardArrays
 from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandGroup, DemandSlice, HostLoad
 from tessera.core.device_rules import Rules
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, HostRequest, PodRequest, Request
-from tessera.core.scarcity import against_what_is_left
+from tessera.core.scarcity import against_what_is_left, given_back_for
 
 FIRST = 32
 """pods before the first forecast of their own"""
@@ -65,7 +65,7 @@ class DemandHistory:
         """asked for"""
         self._clumped = 0.0
         """what equal pods in a row add to the variance of that: a row of n pods with c cards, (n * c)**2 - n * c**2"""
-        self.ended = 0
+        self.ended = 0.0
         """cards of pods that had ended before the ledger knew them"""
         self._renew_at = float(FIRST)
         self._prior = PRIOR
@@ -110,6 +110,10 @@ class DemandHistory:
     def note_ended(self, pod: PodRequest) -> None:
         """A pod that was counted had ended by then, so the ledger will not see its end."""
         self.ended += sum(request.count for _, request in pod.requests)
+
+    def resume(self, turnover: float, arrays: CardArrays) -> None:
+        """Begin with the turnover that an earlier scheduler knew, if that is more than what is known of ended pods."""
+        self.ended = max(self.ended, given_back_for(turnover, arrays))
 
     def forecast(self, arrays: CardArrays) -> DemandForecast:
         """What to expect: the same object until it is renewed, something becomes scarcer or less scarce, or, while the

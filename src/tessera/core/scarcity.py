@@ -32,7 +32,7 @@ TURNOVER_STEPS = 8
 
 
 def against_what_is_left(
-    expected: DemandForecast, arrays: CardArrays, *, ended: int = 0, current: DemandForecast | None
+    expected: DemandForecast, arrays: CardArrays, *, ended: float = 0.0, current: DemandForecast | None
 ) -> DemandForecast:
     """The forecast with its needs for the cards that are free; `current` itself if that is the same.
 
@@ -119,9 +119,13 @@ def _served_part(arrays: CardArrays, idle: Floats, loads: tuple[HostLoad, ...]) 
     return part
 
 
-def _turnover(arrays: CardArrays, ended: int) -> float:
-    enough = TURNED_OVER * max(int(arrays.used.sum()), 1)
-    return min(ended * TURNOVER_STEPS // enough, TURNOVER_STEPS) / TURNOVER_STEPS
+def given_back_for(turnover: float, arrays: CardArrays) -> float:
+    """Cards that pods must have given back for this turnover."""
+    return turnover * TURNED_OVER * max(int(arrays.used.sum()), 1)
+
+
+def _turnover(arrays: CardArrays, ended: float) -> float:
+    return min(ended * TURNOVER_STEPS // given_back_for(1.0, arrays), TURNOVER_STEPS) / TURNOVER_STEPS
 
 
 def _need(part: float, free: float, left: float) -> float:

@@ -2,7 +2,8 @@
 
 Every pod that filter has seen counts once, with filter's own `DemandHistory`: first the pods that hold or held
 devices, in the order of their binding, then the pods that were refused and wait. The running scheduler may also
-remember pods that the API has since forgotten; they are unknown here.
+remember pods that the API has since forgotten; they are unknown here, but for the turnover, which it writes with each
+binding.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tessera.core.demand_forecast import DemandForecast
 from tessera.core.demand_history import FIRST, DemandHistory
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
-from tessera.core.scarcity import against_what_is_left
+from tessera.core.scarcity import against_what_is_left, given_back_for
 from tessera.inspect.state import Json
 from tessera.scheduler.demand_tracker import in_order, was_placed
 from tessera.vendors.base import Vendor
@@ -74,12 +75,15 @@ class ObservedDemand:
         self._history = DemandHistory()
         self._forecast: DemandForecast | None = None
         self._pods = self._learned_from = 0
+        self.turnover = 0.0
+        """that the newest pod was decided by"""
 
     @property
     def forecast(self) -> DemandForecast:
         """Put against what is left now; the scheduler looks at that again after some pods only."""
         arrays = self._ledger.arrays
-        expected, ended = self._history.expected(arrays), self._history.ended
+        expected = self._history.expected(arrays)
+        ended = max(self._history.ended, given_back_for(self.turnover, arrays))
         self._forecast = against_what_is_left(expected, arrays, ended=ended, current=self._forecast)
         return self._forecast
 

@@ -35,6 +35,7 @@ from tessera.kube.resources import (
 )
 from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.clock import Clock
+from tessera.scheduler.demand_tracker import last_turnover
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
@@ -181,9 +182,9 @@ class OfflineCluster:
     def demand(self) -> ObservedDemand:
         """What pods have asked for: those of the state first, then those simulated since."""
         demand = ObservedDemand(self.ledger, self.vendors)
-        for pod in pods_seen_by_filter(
-            self.pods, self.documents, self.vendors, scheduler_name=self.settings.scheduler_name
-        ):
+        seen = pods_seen_by_filter(self.pods, self.documents, self.vendors, scheduler_name=self.settings.scheduler_name)
+        demand.turnover = last_turnover(seen)
+        for pod in seen:
             prepared = self.engine.requests.read(pod)
             if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 demand.observe(prepared.request, has_ended=pod.status.phase in ENDED)

@@ -8,8 +8,9 @@ time is counted. `explain` counts the same pods in the same order.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tessera.core.arrays import CardArrays
 from tessera.core.demand_forecast import DemandForecast
@@ -24,6 +25,8 @@ NEWEST = 4096
 """pods that are counted at the start; older ones say little about the pods to come, and reading them takes time"""
 UNCOUNTED = 4096
 """pods that wait to be counted; older ones would hardly matter"""
+
+DECIMAL = re.compile(r"[0-9]\.[0-9]{1,20}", re.ASCII)
 
 Moment = tuple[int, str, str, str]
 """seconds since the epoch, then what orders the pods of one second"""
@@ -47,12 +50,14 @@ class DemandTracker:
         """The first lists are complete: count their pods instead of all that were counted before."""
         self._history = DemandHistory()
         self._uncounted.clear()
-        for pod in self._seed.take():
+        listed = self._seed.take()
+        for pod in listed:
             request = read(pod)
             if request is not None:
                 self._history.observe(request, self._arrays, self._vendors)
                 if pod.status.phase in ENDED:
                     self._history.note_ended(request)
+        self._history.resume(last_turnover(listed), self._arrays)
 
     def note_request(self, request: PodRequest) -> None:
         """Filter met a pod for the first time."""
@@ -100,6 +105,15 @@ def was_placed(pod: Pod, vendors: Mapping[str, Vendor]) -> bool:
 def in_order(pods: Iterable[Pod]) -> list[Pod]:
     """The newest, oldest first."""
     return sorted(pods, key=when_bound)[-NEWEST:]
+
+
+def last_turnover(pods: Sequence[Pod]) -> float:
+    """That the newest of these pods was decided by; they are in the order of their binding."""
+    for pod in reversed(pods):
+        text = pod.annotations.get(keys.TURNOVER)
+        if text is not None:
+            return min(float(text), 1.0) if DECIMAL.fullmatch(text) else 0.0
+    return 0.0
 
 
 def when_bound(pod: Pod) -> Moment:

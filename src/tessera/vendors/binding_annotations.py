@@ -21,6 +21,8 @@ def binding_annotations(
         keys.BIND_PHASE: keys.PHASE_ALLOCATING,
         keys.BIND_TIME: second,
     }
+    if pod.forecast is not None:
+        written[keys.TURNOVER] = str(pod.forecast.turnover)
     for key, grants in placement.grants.items():
         written |= vendors[key].annotations(Bound(pod, placement.node, grants, now))
     return written

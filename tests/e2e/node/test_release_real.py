@@ -45,9 +45,9 @@ MIB, CORES = 2000, 20
 OTHER_SETTINGS = ",".join(
     [
         "devicePlugin.deviceSplitCount=20",
-        # It follows what hosts have left, which takes more of the apiserver than the defaults do.
-        "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy=fragmentation",
-        "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy=fragmentation",
+        # HAMi's.
+        "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy=binpack",
+        "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy=spread",
     ]
 )
 

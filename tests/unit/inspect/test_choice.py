@@ -16,6 +16,7 @@ from tessera.inspect.render.documents import make_document
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
+from tessera.wire import keys
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.cluster_states import plain, state_of
 
@@ -73,6 +74,19 @@ async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_th
     largest_first = sorted(((groups, "groups broken"), (room, "empty node")), reverse=True)
     reasons = ", ".join(f"{part} {less:.4f} less" for less, part in largest_first)
     assert f"one loses {gain:.4f} cards less than big: {reasons}" in told(found)
+
+
+async def test_how_much_room_costs_is_what_the_newest_pod_was_placed_by() -> None:
+    def emptiness(*placed: PodBuilder) -> float:
+        state = state_of([node("n1").gpus(4)], [*placed, asking()], setup=BY_FLAG)
+        growth = fits(explain(OfflineCluster(state), "default/p")).best[0].growth
+        assert growth is not None
+        return growth.emptiness
+
+    running = on("q", 50, "n1-0")
+    half, whole = (running.annotate((keys.TURNOVER, text)) for text in ("0.5", "1.0"))
+    assert emptiness(running) == 0.0
+    assert 0.0 < emptiness(half) == pytest.approx(emptiness(whole) / 2)
 
 
 async def test_programs_get_the_same_figures() -> None:

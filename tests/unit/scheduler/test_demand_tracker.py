@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tessera.core.demand_forecast import DemandForecast
+from tessera.core.demand_history import FIRST
 from tessera.scheduler import demand_tracker
-from tessera.scheduler.demand_tracker import DemandSeed, DemandTracker
+from tessera.scheduler.demand_tracker import DemandSeed, DemandTracker, last_turnover
+from tessera.vendors.binding_annotations import binding_annotations
 from tessera.wire import keys
 from tessera.wire.objects import Pod
 from tests.support.builders import cluster, gpu_pod, node, vendors
@@ -61,3 +66,32 @@ def test_pods_that_had_ended_before_the_process_began_are_turnover() -> None:
         tracker.note_listed(pod.api())
     tracker.start(lambda pod: gpu_pod(pod.metadata.name).request())
     assert tracker.forecast().turnover == 1.0
+
+
+def test_a_scheduler_that_starts_resumes_the_turnover_of_the_newest_pod() -> None:
+    """Pods that had ended by then may be gone from the API."""
+    world = cluster().add(node("n1").gpus(8))
+    tracker = DemandTracker(world.ledger.arrays, vendors())
+    for number, turnover in enumerate((1.0, 0.375)):
+        placed = world.place(asking := gpu_pod(f"p{number}", percent=100, cores=100))
+        request = replace(asking.request(), forecast=DemandForecast(turnover=turnover))
+        written = binding_annotations(request, placed, vendors=vendors(), now=100.0 + number)
+        running = asking.annotate(*written.items()).on("n1")
+        world.observe(running)
+        tracker.note_listed(running.api())
+    tracker.note_listed(bound("by another policy", "200"))
+    tracker.start(lambda pod: gpu_pod(pod.metadata.name).request())
+    assert tracker.forecast().turnover == 0.375
+    world.observe(*(gpu_pod(f"p{number}").on("n1").ended() for number in range(2)))
+    for number in range(FIRST):
+        tracker.note_request(gpu_pod(f"more-{number}").request())
+    assert tracker.forecast().turnover == 1.0, "what ends from now on is added"
+
+
+@pytest.mark.parametrize(
+    ("text", "turnover"),
+    [("0.5", 0.5), ("1.0", 1.0), ("7.5", 1.0), ("nan", 0.0), ("-1.0", 0.0), ("1e300", 0.0), ("0." + "9" * 99, 0.0)],
+)
+def test_a_turnover_that_cannot_be_read_is_none(text: str, turnover: float) -> None:
+    pod = gpu_pod("p").on("n1", "G,NVIDIA,10,5:;").annotate((keys.TURNOVER, text)).api()
+    assert last_turnover([pod]) == turnover
