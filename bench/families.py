@@ -7,9 +7,8 @@ a run that was interrupted goes on from there, and one with more seeds adds to i
 A seed gives every policy the same cluster and pods, so policies are compared seed by seed. With `SEEDS` seeds or more a
 difference is only taken for a loss if it is larger than chance explains (`T95` standard errors of the paired
 differences). With fewer seeds the means alone decide. In a replay of an openb trace, the seed says which tenth of the
-nodes there is. Each simple policy is compared with: the best of them may differ
-so much from seed to seed that nothing can be said, where the second best is clearly ahead. Shown is the best one that
-wins, otherwise the best one.
+nodes there is. Each simple policy is compared with: the best of them may differ so much from seed to seed that nothing
+can be said, where the second best is clearly ahead. Shown is the best one that wins, otherwise the best one.
 
     python -m bench.families --check                   all generated families
     python -m bench.families --data FOLDER --check     the openb traces as well

@@ -40,8 +40,8 @@ def against_what_is_left(
     """
     turnover = _turnover(arrays, ended)
     supply = _Supply(arrays, expected.loads)
-    # At least one card, so that the last bits of a model that is hardly asked for are not taken for precious.
     allowance = (1.0 - turnover) ** 2 * expected.burst / max(supply.all_free, 1.0)
+    # At least one card, so that the last bits of a model that is hardly asked for are not taken for precious.
     pressure = {
         model: _need(part + sqrt(part * allowance), supply.all_free, max(supply.free.get(model, 0.0), 1.0))
         for model, part in expected.choosy.items()
