@@ -218,13 +218,10 @@ async def _dial(
         connected = await aiohappyeyeballs.start_connection(
             addresses, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, socket_factory=create_probed_socket
         )
-        try:
-            await loop.create_connection(
-                lambda: connection, sock=connected, ssl=tls, server_hostname=server_name if tls is not None else None
-            )
-        except BaseException:
-            connected.close()
-            raise
+        # The socket is the transport's from here on, which also ends it if this fails or is cancelled.
+        await loop.create_connection(
+            lambda: connection, sock=connected, ssl=tls, server_hostname=server_name if tls is not None else None
+        )
     except OSError as error:
         raise ConnectionError(f"cannot connect to {address[0]} port {address[1]}: {error}") from error
 

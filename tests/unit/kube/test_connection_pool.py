@@ -457,6 +457,61 @@ def test_a_server_behind_a_tunnel_has_to_show_its_certificate(on_loop: Any) -> N
     on_loop(check)()
 
 
+@pytest.mark.parametrize("on_loop", [in_real_time, on_uvloop])
+def test_a_request_cancelled_as_its_tls_handshake_completes_leaves_its_socket_to_the_transport(
+    on_loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were the socket closed under the transport, the next one would get its number, and the loop refuses that."""
+
+    async def check() -> None:
+        authority = trustme.CA()
+        async with RawServer(reply(200, {"name": "a"}), tls=tls_pair(authority, "127.0.0.1")) as server:
+            tls = TlsSettings(authority=Pem("test", data=authority.cert_pem.bytes()))
+            async with KubeClient(Access(server.url, tls=tls)) as client:
+                asking = asyncio.create_task(client.get(THING, dict[str, Any]))
+                with monkeypatch.context() as patched:
+                    made = ClientConnection.connection_made
+
+                    def made_and_cancelled(self: ClientConnection, transport: asyncio.BaseTransport) -> None:
+                        made(self, transport)
+                        asking.cancel()
+
+                    patched.setattr(ClientConnection, "connection_made", made_and_cancelled)
+                    with pytest.raises(asyncio.CancelledError):
+                        await asking
+                found = await asyncio.gather(*(client.get(THING, dict[str, Any]) for _ in range(3)))
+                assert found == [{"name": "a"}] * 3
+
+    on_loop(check)()
+
+
+@pytest.mark.parametrize("on_loop", [in_real_time, on_uvloop])
+def test_a_request_cancelled_during_its_tls_handshake_ends_its_connection(on_loop: Any) -> None:
+    async def check() -> None:
+        has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            has_begun.set()
+            while await reader.read(1 << 16):
+                pass
+            has_ended.set()
+            writer.close()
+
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with listener:
+            port = listener.sockets[0].getsockname()[1]
+            async with KubeClient(Access(f"https://127.0.0.1:{port}")) as client:
+                asking = asyncio.create_task(client.get(THING, dict[str, Any]))
+                await has_begun.wait()
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+                await has_ended.wait()
+
+    on_loop(check)()
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
