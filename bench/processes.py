@@ -10,7 +10,6 @@ import http.client
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from bench.measurement import HOST, progress
+from tests.support.ports import free_ports
 
 STOP_SECONDS = 5.0
 """between SIGTERM and SIGKILL"""
@@ -121,7 +121,7 @@ class BenchmarkProcesses:
         """A scheduler that has read everything. `policy` is for nodes and cards; empty = the default. The dashboard
         needs certificates."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        extender, metrics, webhook, dashboard = _free_ports(4)
+        extender, metrics, webhook, dashboard = free_ports(4)
         arguments = ["--kubeconfig", str(_kubeconfig(folder, api)), "--extender-bind", f"{HOST}:{extender}"]
         arguments += ["--metrics-bind-address", f"{HOST}:{metrics}"]
         if policy:
@@ -200,15 +200,6 @@ def _missing(port: int) -> str:
         return repr(error)
     finally:
         connection.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for made in sockets:
-            made.bind((HOST, 0))
-        return [made.getsockname()[1] for made in sockets]
 
 
 def _kubeconfig(folder: Path, api: int) -> Path:

@@ -20,8 +20,9 @@ from typing import Any
 import trustme
 import yaml
 
-from tests.e2e.processes import FEWER_COLLECTIONS, NotStarted, Program, free_ports
+from tests.e2e.processes import FEWER_COLLECTIONS, NotStarted, Program
 from tests.support.fork_server import ForkServer
+from tests.support.ports import free_ports
 
 Json = dict[str, Any]
 

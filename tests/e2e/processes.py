@@ -6,9 +6,7 @@ Start them from the main thread: the kernel ends them together with the thread t
 from __future__ import annotations
 
 import ctypes
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +19,6 @@ END_S = 60.0
 """for a clean stop, before SIGKILL"""
 LOOK_S = 0.02
 """between two polls"""
-PORTS = range(20_000, 32_000)
-"""below the kernel's own choices for outgoing connections, which would take a port while its program restarts"""
 LOG_LINES = 20
 """of a program that did not start, in the message"""
 
@@ -33,22 +29,6 @@ much for each of them"""
 PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that are free at this moment."""
-    chosen: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        chosen.append(port)
-        if len(chosen) == count:
-            return chosen
-    raise OSError("there is no free port")
 
 
 class NotStarted(AssertionError):

@@ -19,8 +19,9 @@ from tessera.wire.keys import MOVE_PREFIX
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import Scrape
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
-from tests.e2e.processes import Program, free_ports
+from tests.e2e.processes import Program
 from tests.e2e.replica import until
+from tests.support.ports import free_ports
 from tests.support.product import container, gpu_pod
 
 NODE_POLICY = "hami.io/node-scheduler-policy"

@@ -32,9 +32,10 @@ from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
 from tessera.wire.pod_devices import decode_pod_devices
 from tests.e2e.conftest import Tell
-from tests.e2e.processes import Program, free_ports
+from tests.e2e.processes import Program
 from tests.support.agent import agent_node
 from tests.support.event_loops import on_uvloop
+from tests.support.ports import free_ports
 from tests.unit.monitor.builders import Slot, region
 from tools import chart
 from tools.kubernetes import build

@@ -15,13 +15,19 @@ from tessera.kube.resources import LEASES
 from tessera.maintenance.defragmenter.eviction_budget import ANNOTATION
 from tessera.maintenance.defragmenter.process import DefragmenterProcess
 from tessera.maintenance.defragmenter.settings import DefragmenterSettings
+from tessera.services.addresses import Address
 from tessera.wire import keys
 from tests.integration.test_defrag import DEPLOYMENTS, deployment, pod_of
 from tests.integration.test_filter_and_bind import node
-from tests.support.product import LOOPBACK, Product, gpu_pod, product
+from tests.support.product import Product, gpu_pod, product
 
 SETTINGS = DefragmenterSettings(
-    interval=0.2, patience=0.0, evictions_per_hour=5, step_timeout=60.0, lease_duration=60.0, metrics=LOOPBACK
+    interval=0.2,
+    patience=0.0,
+    evictions_per_hour=5,
+    step_timeout=60.0,
+    lease_duration=60.0,
+    metrics=Address("127.0.0.1", 0),
 )
 
 

@@ -99,6 +99,8 @@ async def test_following_goes_on_after_a_restart_of_the_scheduler_with_a_note(tm
     async with running(tmp_path) as cluster, following(cluster, notes) as records:
         await cluster.plane.create_pod(gpu_pod("before", gpu=1, mem=1000))
         await cluster.until(lambda: placed(records) == ["before"], what="the first placement")
+        # A pod that is not bound yet is unknown to the next scheduler, which has nothing to release then.
+        await cluster.running_pods("before")
         await cluster.restart_scheduler()
         await cluster.plane.create_pod(gpu_pod("after", gpu=1, mem=1000))
         await cluster.until(lambda: placed(records) == ["before", "after"], what="the second placement")

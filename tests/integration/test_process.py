@@ -11,10 +11,12 @@ import pytest
 
 from tessera.lab.sandbox.api.faults import Hold
 from tessera.lab.sandbox.api.kinds import PODS
+from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, Command, scheduler
+from tests.support.ports import free_ports
 from tests.support.product import gpu_pod
 from tests.support.scheduler_process import Caller, calling, until
 
@@ -24,7 +26,8 @@ ATTEMPTS = 1000
 
 @pytest.fixture
 async def plane() -> AsyncIterator[ControlPlane]:
-    async with ControlPlane(nodes=[SimulatedNode("n1", gpu_cards("n1", 1))]) as plane:
+    nodes = [SimulatedNode("n1", gpu_cards("n1", 1))]
+    async with ControlPlane(nodes=nodes, server=ServerOptions(port=free_ports(1)[0])) as plane:
         # The simulated nodes list pods as well; from now on only a scheduler does.
         await until(lambda: plane.server.cluster.hub.all(PODS))
         yield plane

@@ -30,7 +30,6 @@ from tessera.lab.sandbox.objects import phase_of
 from tests.e2e.cluster import end_tasks, make_namespace, webhook_configuration
 from tests.e2e.cluster_check import Scrape, wrong_slices
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.processes import free_ports
 from tests.e2e.replica import FromFiles, until
 from tests.e2e.tcp_proxy import TcpProxy, tcp_proxy
 from tests.robustness.checker import BOUND_S, Checker, Violation, fits, split_gangs, use_of
@@ -39,6 +38,7 @@ from tests.robustness.etcd_recorder import EtcdRecorder
 from tests.robustness.history import CalmBegan, Card, History, PodShown, RestReached, RunEnded, StormBegan
 from tests.robustness.machine import Machine
 from tests.robustness.nemesis import BreakableCluster, Nemeses
+from tests.support.ports import free_ports
 
 CLIENTS = 4
 STORM_S = 40.0

@@ -23,6 +23,7 @@ from tessera.host.cards import CardFacts
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES
+from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.node.configuration.options import build_configuration
 from tessera.node.process import AgentProcess
@@ -34,6 +35,7 @@ from tests.support.faulty_cards import FaultyCards
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources
 from tests.support.kubelet.scripted import ScriptedKubelet
+from tests.support.ports import free_ports
 
 NODE = "node-a"
 TO_ALLOCATE, ALLOCATED = "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated"
@@ -269,7 +271,7 @@ async def agent_node(
         (folder / "hook" / "vgpu").mkdir(parents=True)
         for name in ("libvgpu.so", "ld.so.preload"):
             (folder / "hook" / "vgpu" / name).touch()
-        plane = await stack.enter_async_context(ControlPlane())
+        plane = await stack.enter_async_context(ControlPlane(server=ServerOptions(port=free_ports(1)[0])))
         await plane.client.create(NODES.path(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
         kubelet = await stack.enter_async_context(ScriptedKubelet(plugins))
         resources = ScriptedPodResources()

@@ -20,18 +20,17 @@ import trustme
 from tessera.core.ledger import Ledger
 from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
 from tessera.lab.sandbox.api.request_log import LoggedRequest
+from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
 from tessera.scheduler.process import Process
 from tessera.scheduler.service import Service
-from tessera.scheduler.settings import Leadership, Listeners, Settings, TlsFiles
-from tessera.services.addresses import Address
+from tessera.scheduler.settings import Leadership, Settings, TlsFiles
 from tests.support.ledger_replay import unrest
-from tests.support.replica import Replica
+from tests.support.ports import free_ports
+from tests.support.replica import Replica, own_listeners
 
-LOOPBACK = Address("127.0.0.1", 0)
-LISTENERS = Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK)
 PATIENCE_S = 60.0
 """before an event that never happens fails the test; long, because test machines are slow at times"""
 LOOK_S = 0.005
@@ -104,9 +103,8 @@ class Product:
         leadership = self.scheduler.settings.leadership
         assert leadership is not None, "replicas need a lease"
         own = replace(leadership, identity=host)
-        replica = Replica(
-            self.plane, replace(self.scheduler.settings, listeners=LISTENERS, leadership=own), agent=f"tessera-{host}"
-        )
+        settings = replace(self.scheduler.settings, listeners=own_listeners(), leadership=own)
+        replica = Replica(self.plane, settings, agent=f"tessera-{host}")
         await replica.start()
         self.others.append(replica)
         return replica
@@ -275,7 +273,7 @@ async def product(
 
     Without `scheduling` there is no kube-scheduler before `start_scheduling`."""
     async with (
-        ControlPlane(nodes=nodes) as plane,
+        ControlPlane(nodes=nodes, server=ServerOptions(port=free_ports(1)[0])) as plane,
         scheduler_on(plane, folder, scheduling=scheduling, **changes) as cluster,
     ):
         yield cluster
@@ -296,7 +294,7 @@ async def scheduler_on(
     cert_file, key_file = folder / "tls.crt", folder / "tls.key"
     cert_file.write_bytes(certificate.cert_chain_pems[0].bytes())
     key_file.write_bytes(certificate.private_key_pem.bytes())
-    settings = Settings(listeners=LISTENERS, tls=TlsFiles(str(cert_file), str(key_file)), **changes)
+    settings = Settings(listeners=own_listeners(), tls=TlsFiles(str(cert_file), str(key_file)), **changes)
     cluster = Product(plane, Replica(plane, settings), authority)
     await cluster.start_scheduler()
     try:

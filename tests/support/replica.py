@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
+from tessera.services.addresses import Address
+from tests.support.ports import free_ports
 
 START_S = 60.0
+
+
+def own_listeners() -> Listeners:
+    """On ports that stay free while the scheduler restarts."""
+    extender, webhook, metrics = (Address("127.0.0.1", port) for port in free_ports(3))
+    return Listeners(extender=extender, webhook=webhook, metrics=metrics)
 
 
 @dataclass
@@ -50,10 +58,6 @@ class Replica:
         await self._until(
             lambda: len(process.listeners) == 3 and not (service.unsynced() if waits else service.engine.missing())
         )
-        found = {name: listener.address for name, listener in process.listeners.items()}
-        # The ports stay the same over restarts, as a Service's would.
-        listeners = Listeners(extender=found["extender"], webhook=found["webhook"], metrics=found["metrics"])
-        self.settings = replace(self.settings, listeners=listeners)
 
     async def stop(self) -> int:
         """As SIGTERM would; the exit code."""

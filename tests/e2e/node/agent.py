@@ -14,7 +14,8 @@ import aiohttp
 from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.control_plane import ACCOUNT, NODE, NodeControlPlane
 from tests.e2e.node.kubelet import HOME
-from tests.e2e.processes import Program, free_ports
+from tests.e2e.processes import Program
+from tests.support.ports import free_ports
 
 CARDS = 16
 MODEL = "A100-SXM4-80GB"

@@ -8,6 +8,7 @@ import pytest
 
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.contract.client import Client, client
+from tests.support.ports import free_ports
 
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""
@@ -15,7 +16,7 @@ NOW = 1_800_000_000.0
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    async with ApiServer(ServerOptions(seed=1, now=lambda: NOW)) as running:
+    async with ApiServer(ServerOptions(port=free_ports(1)[0], seed=1, now=lambda: NOW)) as running:
         yield running
 
 
