@@ -72,6 +72,18 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 # -- collection
 
+LONGEST_ID = 100
+"""of one parameter: some are bodies of megabytes, and ids go to workers, reports and terminals"""
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    if isinstance(val, bytes) and val.startswith(b"-----BEGIN"):
+        # Keys and certificates are new in every process: their text would name a test differently in each.
+        return "pem"
+    if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
+        return f"{ascii(val[:LONGEST_ID])} of {len(val)}"
+    return None
+
 
 def _collects_backwards(config: pytest.Config) -> bool:
     """Every other worker begins with the last folder: in a fresh clone each then rewrites the assertions of one half of
@@ -217,8 +229,3 @@ def _is_property(item: pytest.Item) -> bool:
 def _kind(item: pytest.Item) -> str:
     """The folder of tests/ that it is in."""
     return item.path.relative_to(HERE).parts[0]
-
-
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Keys and certificates are new in every process: as an id, their text would name a test differently in each."""
-    return "pem" if isinstance(val, bytes) and val.startswith(b"-----BEGIN") else None

@@ -20,9 +20,8 @@ import pytest
 from grpc import aio
 
 from tessera.node import agent
-from tessera.node.dra.plugin import DraPlugin
 from tessera.node.dra.prepared_claims import FILE, UNREADABLE, PreparedClaims
-from tessera.node.kubelet.plugin import PluginTiming
+from tessera.node.kubelet.endpoint import Endpoint
 from tessera.node.modes import container_dirs
 from tessera.node.modes.container_dirs import DirRetention
 from tessera.node.modes.hami_core import HamiCore
@@ -45,7 +44,7 @@ REGISTER = "hami.io/node-nvidia-register"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders that no claim needs go at once, and calls of an agent that is killed end with it."""
-    monkeypatch.setattr(DraPlugin.__init__, "__kwdefaults__", {"timing": PluginTiming(grace=0.0)})
+    monkeypatch.setattr(Endpoint.__init__, "__kwdefaults__", {"grace": 0.0})
     monkeypatch.setattr(container_dirs, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(container_dirs, "DirRetention", lambda: DirRetention(grace=0.0))
 
