@@ -81,7 +81,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
         # Keys and certificates are new in every process: their text would name a test differently in each.
         return "pem"
     if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
-        return f"{ascii(val[:LONGEST_ID])} of {len(val)}"
+        return f"{val[:LONGEST_ID]!a} of {len(val)}"
     return None
 
 
