@@ -40,7 +40,9 @@ FUZZ_END = $(if $(FUZZ_RUNS),-runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
 # Packages and the least branch coverage of each, in per cent. `make test COVERAGE=` measures nothing, which is faster.
 COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90 host=90
 
-PARALLEL = --quiet --numprocesses=auto --dist=worksteal
+# One more than there are cores: a quarter of the time tests wait for other processes.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PARALLEL = --quiet --numprocesses=$(WORKERS) --dist=worksteal
 TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
 # About half of the end-to-end tests, by time. Most of what waits is here: it runs beside the others, on a control plane
 # of its own.
