@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tessera.core.ledger import Ledger
 from tessera.inspect.collector import collect
@@ -18,8 +20,10 @@ from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspect.state import ClusterState
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
+from tessera.kube.resources import PODS
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.wire import keys
 from tests.support.product import Product, container, gpu_pod, pod, product
 
 Json = dict[str, Any]
@@ -73,7 +77,22 @@ NEXT: list[Json] = [
 """sorted by name: who was bound within one second is counted in this order"""
 
 
-async def test_under_fragmentation_explain_names_the_node_that_filter_chooses(tmp_path: Path) -> None:
+async def end(cluster: Product, names: Sequence[str]) -> None:
+    """These pods succeed and stay in the API."""
+    for name in names:
+        await cluster.plane.client.patch(PODS.path("default", name, "status"), {"status": {"phase": "Succeeded"}})
+    await cluster.at_rest()
+
+
+def turnover(cluster: Product, name: str) -> float:
+    """That the pod was decided by."""
+    found = cluster.plane.pod("default", name)
+    assert found is not None
+    return float(found["metadata"]["annotations"][keys.TURNOVER])
+
+
+@pytest.mark.parametrize("ended", [0, 12])
+async def test_under_fragmentation_explain_names_the_node_that_filter_chooses(tmp_path: Path, ended: int) -> None:
     many = [SimulatedNode(f"a-{number}", gpu_cards(f"a-{number}", 4), cpu="32") for number in range(3)]
     many += [
         SimulatedNode(f"b-{number}", gpu_cards(f"b-{number}", 2, model="NVIDIA L4"), cpu="64") for number in (1, 2)
@@ -83,6 +102,7 @@ async def test_under_fragmentation_explain_names_the_node_that_filter_chooses(tm
             await cluster.plane.create_pod(manifest)
         await cluster.running_pods(*(manifest["metadata"]["name"] for manifest in LEARNED))
         await cluster.at_rest()
+        await end(cluster, [manifest["metadata"]["name"] for manifest in LEARNED[:ended]])
         for manifest in NEXT:
             name = manifest["metadata"]["name"]
             state = await state_of(cluster)
@@ -101,3 +121,26 @@ async def test_under_fragmentation_explain_names_the_node_that_filter_chooses(tm
             found = explain(OfflineCluster(await state_of(cluster)), f"default/{name}")
             assert (found.node, found.slices) == (predicted.placed[0].node, predicted.placed[0].slices), name
             assert predicted.why.best[0].node == found.node, name
+            assert (turnover(cluster, name) > 0.0) == (ended > 0), name
+
+
+async def test_a_scheduler_that_restarts_knows_that_pods_end(tmp_path: Path) -> None:
+    """Also where the API has forgotten all that ended: each binding says what was known of them."""
+    nodes = [SimulatedNode(f"a-{number}", gpu_cards(f"a-{number}", 4)) for number in range(2)]
+    async with product(nodes, tmp_path, node_policy="fragmentation", device_policy="fragmentation") as cluster:
+        first = [gpu_pod(f"first-{number}", gpu=1, percent=40, cores=40) for number in range(6)]
+        names = [manifest["metadata"]["name"] for manifest in first]
+        for manifest in first:
+            await cluster.plane.create_pod(manifest)
+        await cluster.running_pods(*names)
+        for name in names[:3]:
+            await cluster.plane.delete_pod("default", name)
+        await cluster.plane.wait_for(lambda: not any(cluster.plane.pod("default", name) for name in names[:3]))
+        await cluster.at_rest()
+        for name in ("next-1", "next-2"):
+            await cluster.plane.create_pod(gpu_pod(name, gpu=1, percent=40, cores=40))
+            await cluster.running_pods(name)
+            await cluster.at_rest()
+            assert turnover(cluster, name) > 0.0
+            await cluster.restart_scheduler()
+        assert turnover(cluster, "next-1") == turnover(cluster, "next-2")
