@@ -1,19 +1,23 @@
-"""Ports for programs that are started again on the same address."""
+"""Ports for programs that are started again on the same address, or that are told their port before they start."""
 
 from __future__ import annotations
 
+import atexit
 import random
 import socket
+from functools import cache
 
 PORTS = range(20_000, 32_000)
 """below the kernel's own choices for outgoing connections, which would take a port while its program restarts"""
-ATTEMPTS = 1000
+BLOCK = 100
+"""ports that one process of tests has to itself: others would take a port before its program listens"""
 
 
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback interface that are free at this moment."""
+    own = _own_block()
     chosen: list[int] = []
-    for port in random.sample(PORTS, ATTEMPTS):
+    for port in random.sample(own, len(own)):
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -24,3 +28,19 @@ def free_ports(count: int) -> list[int]:
         if len(chosen) == count:
             return chosen
     raise OSError("there is no free port")
+
+
+@cache
+def _own_block() -> range:
+    """Whoever has bound the first port of a block has the others."""
+    blocks = range(PORTS.start, PORTS.stop, BLOCK)
+    for first in random.sample(blocks, len(blocks)):
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", first))
+        except OSError:
+            held.close()
+            continue
+        atexit.register(held.close)
+        return range(first + 1, first + BLOCK)
+    raise OSError("other tests use all ports")

@@ -74,6 +74,7 @@ class Replica:
         assert self._task is not None
         assert self._client is not None
         assert not self._task.done(), "the scheduler has ended by itself"
+        await self._stop_listening()
         for listener in self.process.listeners.values():
             listener.cut()
         self._task.cancel()
@@ -81,6 +82,21 @@ class Replica:
         await self._client.__aexit__(None, None, None)
         await self.process.close_listeners()
         self._process, self._task, self._client = None, None, None
+
+    async def _stop_listening(self) -> None:
+        """Accepts and reads no more, and lets all that was accepted and read begin.
+
+        asyncio loses a connection, open, if its server closes in the turn that accepts it. A call that is cancelled in
+        the turn that reads it warns of a coroutine that was never awaited."""
+        loop = asyncio.get_running_loop()
+        for listener in self.process.listeners.values():
+            for listening in listener._server.sockets if listener._server is not None else ():
+                loop.remove_reader(listening.fileno())
+            for connection in listener._state.connections:
+                if hasattr(connection, "_transport"):
+                    connection.pause_reading()
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     async def _until(self, predicate: Callable[[], bool]) -> None:
         assert self._task is not None

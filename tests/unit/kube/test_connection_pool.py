@@ -197,12 +197,14 @@ async def test_requests_at_once_have_a_connection_each_up_to_a_limit(monkeypatch
 @in_fake_time
 async def test_a_connection_that_never_came_about_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
-    async with RawServer() as gone:
-        pass
-    async with client_of(gone) as client:
-        for _ in range(3):
-            with pytest.raises(Unreachable, match=f"cannot connect to 127.0.0.1 port {gone.port}"):
-                await client.get(THING, dict[str, Any])
+    with socket.socket() as deaf:
+        # Its port is taken, but nobody listens.
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        async with KubeClient(Access(f"http://127.0.0.1:{port}")) as client:
+            for _ in range(3):
+                with pytest.raises(Unreachable, match=f"cannot connect to 127.0.0.1 port {port}"):
+                    await client.get(THING, dict[str, Any])
 
 
 @in_fake_time
