@@ -20,6 +20,10 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+# Tests with agents in their process start programs by fork, and no child uses gRPC before it executes one. gRPC's
+# handlers for forks close what its threads wait for ("epoll_wait error: Bad file descriptor"), and a server died of it.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 # A slow machine must not fail a test: no deadline, and no complaint about slow generation.
 settings.register_profile(
     "steady",

@@ -82,7 +82,6 @@ class ForkServer:
                     cwd=ROOT,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    preexec_fn=end_with_parent,
                 )
         return self._connection
 
@@ -183,6 +182,8 @@ def _report_ends(children: dict[int, int]) -> None:
 
 
 def main() -> None:
+    # Here, not in a `preexec_fn`: with one, Popen runs gRPC's handlers for forks in the process of the tests.
+    end_with_parent()
     connection = socket.socket(fileno=int(sys.argv[1]))
     # The terminal sends it to the tests too, which then end this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
