@@ -32,7 +32,7 @@ def free_ports(count: int) -> list[int]:
 
 @cache
 def _own_block() -> range:
-    """Whoever has bound the first port of a block has the others."""
+    """The process that has bound the first port of a block has the others."""
     blocks = range(PORTS.start, PORTS.stop, BLOCK)
     for first in random.sample(blocks, len(blocks)):
         held = socket.socket()

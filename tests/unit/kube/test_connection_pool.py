@@ -198,7 +198,7 @@ async def test_requests_at_once_have_a_connection_each_up_to_a_limit(monkeypatch
 async def test_a_connection_that_never_came_about_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
     with socket.socket() as deaf:
-        # Its port is taken, but nobody listens.
+        # It has the port and does not listen, so every connection is refused.
         deaf.bind(("127.0.0.1", 0))
         port = deaf.getsockname()[1]
         async with KubeClient(Access(f"http://127.0.0.1:{port}")) as client:
