@@ -26,6 +26,9 @@ TURNOVER = "tessera.io/turnover"
 """written with the binding under a policy that looks ahead: the turnover that it was decided by, from 0 to 1. The pods
 that had ended by then may be gone, and with them what a scheduler that starts, or `explain`, could tell it from"""
 
+CLAIM_DEVICES = "tessera.io/claim-devices"
+"""written with the binding of every pod with ResourceClaims: what they hold for it (`wire.claim_devices`)"""
+
 NOMINATED = "tessera.io/nominated-node"
 """written with `status.nominatedNodeName`, which kube-scheduler writes too: what is equal is this scheduler's"""
 

@@ -132,7 +132,7 @@ def test_a_claim_that_another_scheduler_allocated_is_counted_as_it_is() -> None:
     consumed = {"gpu.tessera.io/memory": "1025Ki", "cores": "7"}
     results = [
         {**part, "shareID": "s", "consumedCapacity": consumed},
-        {**part, "shareID": "t", "consumedCapacity": {"memory": "1Gi"}},
+        {**part, "shareID": "t", "consumedCapacity": {"memory": "1Gi", "cores": "0.5"}},
         {**part, "adminAccess": True},
         {**part, "driver": "nic.example.com", "device": "nic-0"},
     ]
@@ -143,20 +143,25 @@ def test_a_claim_that_another_scheduler_allocated_is_counted_as_it_is() -> None:
     settings = agent()
     facts = claim_facts(shown, {"n": claims.pool(fleet(A), settings, managed=False)})
     assert facts is not None
-    assert facts.grants == {"NVIDIA": ((Grant(A, "NVIDIA", 2, 7), Grant(A, "NVIDIA", 1024, 0)),)}
+    assert facts.grants == {"NVIDIA": ((Grant(A, "NVIDIA", 2, 7), Grant(A, "NVIDIA", 1024, 1)),)}
 
 
 @pytest.mark.parametrize(
-    ("pools", "device", "problem"),
+    ("pools", "device", "consumed", "problem"),
     [
-        ({}, A.lower(), 'pool "n": it is not there'),
-        ({"n": pool_devices([])}, A.lower(), 'pool "n": no ResourceSlice'),
-        ({"n": claims.pool(fleet(A), agent())}, f"{A.lower()}-1g-18gb-0", "is not in its pool"),
-        ({"n": claims.pool(fleet(A), agent())}, B.lower(), ""),  # The card is gone: there is nothing to protect.
+        ({}, A.lower(), None, 'pool "n": it is not there'),
+        ({"n": pool_devices([])}, A.lower(), None, 'pool "n": no ResourceSlice'),
+        ({"n": claims.pool(fleet(A), agent())}, f"{A.lower()}-1g-18gb-0", None, "is not in its pool"),
+        ({"n": claims.pool(fleet(A), agent())}, A.lower(), {"cores": "1"}, "nothing of gpu.tessera.io/memory"),
+        # The card is gone: there is nothing to protect.
+        ({"n": claims.pool(fleet(A), agent())}, B.lower(), None, ""),
     ],
 )
-def test_what_cannot_be_read_blocks_the_node(pools: dict[str, Any], device: str, problem: str) -> None:
-    result = {"driver": "gpu.tessera.io", "pool": "n", "device": device, "request": "gpu"}
+def test_what_cannot_be_read_blocks_the_node(
+    pools: dict[str, Any], device: str, consumed: dict[str, str] | None, problem: str
+) -> None:
+    result: dict[str, Any] = {"driver": "gpu.tessera.io", "pool": "n", "device": device, "request": "gpu"}
+    result |= {"consumedCapacity": consumed} if consumed else {}
     status = {"allocation": {"devices": {"results": [result]}}}
     facts = claim_facts(msgspec.convert({"metadata": {"uid": "u"}, "status": status}, ResourceClaim), pools)
     assert facts is not None

@@ -1,7 +1,7 @@
 """From a ResourceClaim as the API shows it to the slices that the sharing modes know: pure.
 
 Each request of a claim becomes one `Claim`, as a container's slices do on the classic path. How much it gets is what
-the scheduler wrote as consumed, never what was requested. An administrator's access holds nothing, so it has none.
+the scheduler wrote as consumed, read by its own rule, never what was requested. An administrator's access holds nothing, so it has none.
 A claim that cannot be served exactly is refused.
 """
 
@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.host.cards import MIB
 from tessera.node.dra.offers import Offer
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused
+from tessera.vendors.claims import Amounts, consumed_amounts
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
-from tessera.wire.quantity import Whole, read
 from tessera.wire.quotes import quoted
-from tessera.wire.resource_api import CORES, DRIVER, MEMORY, AllocatedDevice, ResourceClaim
+from tessera.wire.resource_api import DRIVER, AllocatedDevice, ResourceClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +92,7 @@ def claims_of(parts: Sequence[RequestPart]) -> tuple[Claim, ...]:
 
 
 def _slice(device: AllocatedDevice, offer: Offer) -> DeviceEntry:
-    consumed = device.consumed_capacity
-    if not offer.shared or not consumed:
-        # An apiserver without consumable capacity gives a device to one claim at a time.
-        return DeviceEntry(offer.uuid, Nvidia.key, offer.memory, offer.cores)
-    memory = _amount(consumed, MEMORY, device) // MIB
-    if memory < 1:
-        raise AllocationRefused(f"device {device.device}: less than 1 MiB of memory is allocated")
-    return DeviceEntry(offer.uuid, Nvidia.key, memory, _amount(consumed, CORES, device))
-
-
-def _amount(consumed: Mapping[str, str | int | float], name: str, device: AllocatedDevice) -> int:
-    text = consumed.get(name, consumed.get(f"{DRIVER}/{name}"))
-    found = None if text is None else read(text)
-    if not isinstance(found, Whole) or found.value < 0:
-        said = "nothing" if text is None else quoted(str(text))
-        raise AllocationRefused(f"device {device.device}: {said} is allocated as {name}, not a whole amount")
-    return found.value
+    amounts = consumed_amounts(device, Amounts(offer.memory, offer.cores), shared=offer.shared)
+    if isinstance(amounts, str):
+        raise AllocationRefused(amounts)
+    return DeviceEntry(offer.uuid, Nvidia.key, amounts.memory, amounts.cores)

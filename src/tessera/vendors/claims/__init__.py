@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from tessera.vendors.claims.allocations import allocation, claim_facts
+from tessera.vendors.claims.allocations import (
+    Amounts,
+    allocation,
+    claim_devices_text,
+    claim_facts,
+    consumed_amounts,
+    read_claim_devices,
+    shortfalls,
+    with_parts,
+)
 from tessera.vendors.claims.asks import BadClaim, ClaimAsk, claim_grants, is_our_class, read_claim, with_claims
 from tessera.vendors.claims.pools import PoolDevice, PoolDevices, pool_devices, with_published
 
 __all__ = [
+    "Amounts",
     "BadClaim",
     "ClaimAsk",
     "PoolDevice",
     "PoolDevices",
     "allocation",
+    "claim_devices_text",
     "claim_facts",
     "claim_grants",
+    "consumed_amounts",
     "is_our_class",
     "pool_devices",
     "read_claim",
+    "read_claim_devices",
+    "shortfalls",
     "with_claims",
+    "with_parts",
     "with_published",
 ]

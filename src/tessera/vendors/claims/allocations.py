@@ -1,21 +1,27 @@
 """What ResourceClaims hold, and what is written when they get something: pure.
 
-A claim holds what its status says, whichever scheduler wrote it. What cannot be read blocks the node of the pool.
+A claim holds what its status says, whichever scheduler wrote it. What cannot be read blocks the node of the pool. The
+agent reads amounts by the same rule (`consumed_amounts`), so no container gets more than is charged. What a bound pod
+uses of a claim counts, whatever became of the claim since: `shortfalls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
+from tessera.core.devices import MigSlot
 from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import WHOLE_CARD_CORES, Role
 from tessera.vendors.claims.asks import BadClaim, ClaimAsk
-from tessera.vendors.claims.pools import MIB, PoolDevice, PoolDevices
+from tessera.vendors.claims.pools import MIB, PoolDevice, PoolDevices, full_name
 from tessera.vendors.nvidia import Nvidia
+from tessera.wire.claim_devices import ClaimDevice, decode_claim_devices, encode_claim_devices
 from tessera.wire.claim_spec import DeviceConfiguration, on_node
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.quantity import NotAQuantity, binary_text, decimal_text, read
 from tessera.wire.quotes import quoted
 from tessera.wire.resource_api import (
@@ -75,24 +81,123 @@ def _grant(allocated: AllocatedDevice, pool: PoolDevices | None) -> Grant | str 
         return f"device {quoted(allocated.device)} is not in its pool" if is_of_a_card else None
     if allocated.admin_access:
         return None
+    amounts = consumed_amounts(allocated, whole_amounts(device), shared=device.published.shared)
+    if isinstance(amounts, str):
+        return amounts
+    return Grant(device.uuid, Nvidia.key, memory=amounts.memory, cores=amounts.cores, mig=device.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What is taken of one device."""
+
+    memory: int
+    """MiB"""
+    cores: int
+
+
+def whole_amounts(device: PoolDevice) -> Amounts:
+    """All of a device."""
+    return Amounts(device.memory, device.cores if device.slot is not None else min(device.cores, WHOLE_CARD_CORES))
+
+
+def consumed_amounts(allocated: AllocatedDevice, whole: Amounts, *, shared: bool) -> Amounts | str:
+    """What a claim has of a device, or why that is not known: the one rule of scheduler and agent.
+
+    Parts of a MiB and of a core count as whole ones. A device that is not `shared`, or of which no consumption is
+    written (an apiserver without consumable capacity gives it to one claim at a time), is the claim's as a whole.
+    """
     consumed = allocated.consumed_capacity
-    if not device.published.shared or not consumed:
-        return whole_device(device)
-    amounts = []
-    for name, unit in ((MEMORY, MIB), (CORES, 1)):
-        text = consumed.get(name, consumed.get(f"{DRIVER}/{name}", 0))
-        amount = read(text)
-        if isinstance(amount, NotAQuantity) or amount.value < 0:
-            return f"{quoted(str(text))} of {name} is consumed of device {quoted(allocated.device)}"
-        amounts.append(ceil(Fraction(amount.value) / unit))
-    memory, cores = amounts
-    return Grant(device.uuid, Nvidia.key, memory=memory, cores=cores)
+    if not shared or not consumed:
+        return whole
+    found: dict[str, int] = {}
+    for name, unit in ((full_name(MEMORY), MIB), (full_name(CORES), 1)):
+        texts = [text for key, text in consumed.items() if full_name(key) == name]
+        said = " and ".join(quoted(str(text)) for text in texts) or "nothing"
+        amount = read(texts[0]) if len(texts) == 1 else NotAQuantity("")
+        if isinstance(amount, NotAQuantity) or not 0 <= amount.value <= INT32_MAX * unit:
+            return f"{said} of {name} is consumed of device {quoted(allocated.device)}"
+        found[name] = ceil(Fraction(amount.value) / unit)
+    if not found[full_name(MEMORY)]:
+        return f"no memory is consumed of device {quoted(allocated.device)}"
+    return Amounts(found[full_name(MEMORY)], found[full_name(CORES)])
 
 
-def whole_device(device: PoolDevice) -> Grant:
-    """All of a device that is not shared."""
-    cores = device.cores if device.slot is not None else min(device.cores, WHOLE_CARD_CORES)
-    return Grant(device.uuid, Nvidia.key, memory=device.memory, cores=cores, mig=device.slot)
+# -- what bound pods use
+
+
+def claim_devices_text(parts: Mapping[str, Grants]) -> str:
+    """What the Binding of a pod records: the grants of its claims, by uid."""
+    return encode_claim_devices({uid: tuple(map(_recorded, grants)) for uid, grants in parts.items()})
+
+
+def _recorded(grant: Grant) -> ClaimDevice:
+    if grant.mig is None:
+        return ClaimDevice(grant.uuid, grant.memory, grant.cores)
+    place = grant.mig.placement
+    return ClaimDevice(grant.uuid, grant.memory, grant.cores, grant.mig.profile, place.start, place.size)
+
+
+def read_claim_devices(text: str) -> dict[str, Grants]:
+    """The grants that a Binding recorded, by the uid of the claim. Raises WireError."""
+    return {
+        uid: tuple(
+            Grant(each.uuid, Nvidia.key, memory=each.memory, cores=each.cores, mig=each.slot) for each in devices
+        )
+        for uid, devices in decode_claim_devices(text).items()
+    }
+
+
+def shortfalls(users: Iterable[tuple[str, str, Grants]], shown: PodFacts | None) -> dict[str, Grants]:
+    """What pods use of one claim beyond what the ledger holds for it: by pod, the first one that uses a part has it.
+
+    `users` are pods (uid, node, recorded grants) in a fixed order. Together with what is `shown`, each card then holds
+    the largest amount that any of them says, and a part that several pods share is counted once.
+    """
+    counted: dict[tuple[str, str, MigSlot | None], Amounts] = {}
+    if shown is not None:
+        given = (grant for containers in shown.grants.values() for grants in containers for grant in grants)
+        counted = {(shown.node, *place): amounts for place, amounts in _sums(given).items()}
+    found: dict[str, Grants] = {}
+    for pod, node, grants in users:
+        missing = []
+        for (uuid, mig), used in _sums(grants).items():
+            known = counted.get((node, uuid, mig))
+            if known is None:
+                missing.append(Grant(uuid, Nvidia.key, memory=used.memory, cores=used.cores, mig=mig))
+                counted[node, uuid, mig] = used
+                continue
+            memory, cores = max(used.memory - known.memory, 0), max(used.cores - known.cores, 0)
+            if mig is None and (memory or cores):  # An instance is held as a whole.
+                missing.append(Grant(uuid, Nvidia.key, memory=memory, cores=cores, slots=0))
+                counted[node, uuid, mig] = Amounts(known.memory + memory, known.cores + cores)
+        if missing:
+            found[pod] = tuple(missing)
+    return found
+
+
+def _sums(grants: Iterable[Grant]) -> dict[tuple[str, MigSlot | None], Amounts]:
+    """By card and instance."""
+    found: dict[tuple[str, MigSlot | None], Amounts] = {}
+    for grant in grants:
+        known = found.get((grant.uuid, grant.mig), Amounts(0, 0))
+        found[grant.uuid, grant.mig] = Amounts(known.memory + grant.memory, known.cores + grant.cores)
+    return found
+
+
+def with_parts(facts: PodFacts, missing: Grants) -> PodFacts:
+    """A pod that also holds these parts of its claims, for as long as it runs."""
+    if not missing:
+        return facts
+    own = facts.grants.get(Nvidia.key, ())
+    position = max(len(own), len(facts.spans))
+    containers = (*own, *((),) * (position - len(own)), missing)
+    # Where spans end early, all behind them counts as app containers: never less.
+    spans = (*facts.spans, *HELD) if len(facts.spans) == position else facts.spans
+    return facts._replace(spans=spans, grants={**facts.grants, Nvidia.key: containers})
+
+
+# -- what is written
 
 
 def allocation(

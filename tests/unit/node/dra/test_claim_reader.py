@@ -89,12 +89,16 @@ def test_an_administrators_access_holds_nothing() -> None:
         ([result(pool="another")], OFFERED, "no device of node n"),
         ([result(device="gpu-0")], OFFERED, "not among this node's devices"),
         ([result(adminAccess=True), result(B)], OFFERED, "with and without adminAccess"),
-        ([result(consumedCapacity={"memory": "1Ki", "cores": "0"})], OFFERED, "less than 1 MiB"),
-        ([result(consumedCapacity={"cores": "0"})], OFFERED, "nothing is allocated as memory"),
-        ([result(consumedCapacity={"memory": "1Gi"})], OFFERED, "nothing is allocated as cores"),
-        ([result(consumedCapacity={"memory": "1Gi", "cores": "0.5"})], OFFERED, "not a whole amount"),
-        ([result(consumedCapacity={"memory": "x", "cores": "1"})], OFFERED, "not a whole amount"),
-        ([result(consumedCapacity={"memory": "1Gi", "cores": "-1"})], OFFERED, "not a whole amount"),
+        ([result(consumedCapacity={"memory": "0", "cores": "0"})], OFFERED, "no memory is consumed"),
+        ([result(consumedCapacity={"cores": "0"})], OFFERED, "nothing of gpu.tessera.io/memory"),
+        ([result(consumedCapacity={"memory": "1Gi"})], OFFERED, "nothing of gpu.tessera.io/cores"),
+        ([result(consumedCapacity={"memory": "x", "cores": "1"})], OFFERED, '"x" of gpu.tessera.io/memory'),
+        ([result(consumedCapacity={"memory": "1Gi", "cores": "-1"})], OFFERED, '"-1" of gpu.tessera.io/cores'),
+        (
+            [result(consumedCapacity={"memory": "1Gi", "gpu.tessera.io/memory": "2Gi", "cores": "1"})],
+            OFFERED,
+            '"1Gi" and "2Gi" of gpu.tessera.io/memory',
+        ),
     ],
 )
 def test_what_cannot_be_served_exactly_is_refused(
