@@ -8,21 +8,22 @@ world.create(claiming(pod(), "c"))
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from tessera.core.audit import audit
+from tessera.core.grants import Grants
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import replay
 from tessera.scheduler.claims.book import WriteState
 from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
-from tessera.vendors.claims import claim_facts
+from tessera.vendors.claims import claim_facts, shortfalls, with_parts
 from tessera.vendors.node_reader import node_facts
-from tessera.vendors.pod_reader import PodReader
+from tessera.vendors.pod_reader import PodReader, claim_parts
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import (
     DRIVER,
@@ -115,6 +116,22 @@ def templated(pod: PodBuilder, *, template: str = "small", claim: str = "") -> P
     return replace(built, spec=spec, status={**built.status, **status})
 
 
+def holders(
+    pods: Iterable[tuple[PodFacts | None, Mapping[str, Grants]]], claims: Iterable[PodFacts | None]
+) -> list[PodFacts]:
+    """What pods and claims hold, as a scheduler that starts now would count it. `pods`: with the parts of claims that
+    their Bindings recorded."""
+    shown = {facts.uid: facts for facts in claims if facts is not None}
+    bound = sorted(((f, parts) for f, parts in pods if f is not None), key=lambda each: each[0].uid)
+    used = sorted({claim for _, parts in bound for claim in parts})
+    missing: dict[str, Grants] = {}
+    for claim in used:
+        users = ((facts.uid, facts.node, parts[claim]) for facts, parts in bound if claim in parts)
+        for uid, grants in shortfalls(users, shown.get(claim)).items():
+            missing[uid] = (*missing.get(uid, ()), *grants)
+    return [*(with_parts(facts, missing.get(facts.uid, ())) for facts, _ in bound), *shown.values()]
+
+
 class ClaimWorld(World):
     """A scheduler with `--dra`, and nodes whose agents serve claims and classic pods alike."""
 
@@ -173,24 +190,26 @@ class ClaimWorld(World):
             await self.background.pop(0)
 
     def held(self, name: str = "n1") -> dict[str, int]:
-        """MiB that each holder has on a node, by uid."""
+        """MiB that each holder has on a node, by uid; a pod whose claims hold everything has nothing."""
         return {
             entry.facts.uid: sum(
                 grant.memory for containers in entry.facts.grants.values() for own in containers for grant in own
             )
             for entry in self.ledger.pods_on(name)
+            if entry.facts.grants
         }
 
     def agrees(self) -> bool:
         self.watch()
         assert audit(self.ledger) == []
         pools = self.claims.pools
-        holders: list[PodFacts | None] = [PodReader(self.vendors).facts(pod) for pod in self.api.pods.values()]
-        holders += [claim_facts(claim, pools.by_name) for claim in self.api.claims.values()]
+        claims = [claim_facts(claim, pools.by_name) for claim in self.api.claims.values()]
+        reader = PodReader(self.vendors)
+        pods = [(reader.facts(pod), claim_parts(pod)) for pod in self.api.pods.values()]
         nodes = [
             pools.join(read) for each in self.api.nodes.values() if (read := node_facts(each, self.vendors)).devices
         ]
-        again = replay(self.vendors, nodes=nodes, pods=[facts for facts in holders if facts is not None])
+        again = replay(self.vendors, nodes=nodes, pods=holders(pods, claims))
         mine, other = self.ledger.state(), again.state()
         assert (mine["nodes"], mine["pods"]) == (other["nodes"], other["pods"])
         assert self.cycles.count(*HOLDS_RESERVATION) == 0

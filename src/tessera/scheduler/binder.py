@@ -47,6 +47,7 @@ from tessera.scheduler.write_retries import (
 )
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.binding_annotations import binding_annotations
+from tessera.vendors.claims import claim_devices_text
 from tessera.vendors.downward_api import slice_annotations
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
@@ -199,16 +200,19 @@ class Binder:
                     outcome = self._given_up(cycle, problem)
                 elif cycle.state is not CycleState.BINDING:
                     outcome = self._overtaken(args)
-                elif not own.grants and prepared.claims is not None:
-                    is_writing = True
-                    outcome = await self._write(cycle, args, prepared, {}, {})
                 else:
-                    annotations = binding_annotations(
-                        prepared.classic, own, vendors=self._vendors, now=cycles.clock.now()
-                    )
-                    annotations |= slice_annotations(own, self._vendors)
+                    annotations, labels = {}, {}
+                    if own.grants or prepared.claims is None:
+                        now = cycles.clock.now()
+                        annotations = binding_annotations(prepared.classic, own, vendors=self._vendors, now=now)
+                        annotations |= slice_annotations(own, self._vendors)
+                        labels = {keys.ASSIGNED_NODE: args.node}
+                    if prepared.claims is not None:
+                        parts = self._claims.parts(prepared)
+                        annotations[keys.CLAIM_DEVICES] = claim_devices_text(parts)
+                        cycles.use_claims(cycle, parts)
                     is_writing = True
-                    outcome = await self._write(cycle, args, prepared, annotations, {keys.ASSIGNED_NODE: args.node})
+                    outcome = await self._write(cycle, args, prepared, annotations, labels)
         except KubeError as error:
             outcome = Outcome(WriteResult.NOT_BOUND, str(error))
         except BaseException:

@@ -360,6 +360,7 @@ class Engine:
         self._spawn(self.binder.look_up_unconfirmed())
         if self._reads_claims:
             self._spawn(self.claims.writer.look_up_uncertain())
+            self._spawn(self.claims.writer.protect_allocated())
         self.preemptor.end_overdue()
 
     async def wake_pods(self) -> None:

@@ -38,7 +38,7 @@ ledger's methods that reserve, bind, nominate and end that, so that record and l
 
 A pod that is settled has no record: the ledger alone knows it until it ends. What is placed for a ResourceClaim that
 is not allocated yet is the pod's until the claim is written; then it is the claim's (`claims/book`), whatever becomes
-of the pod. This module writes nothing to the API.
+of the pod. What becomes of the claim does not matter either: `claims/users`. This module writes nothing to the API.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ from enum import Enum
 
 import structlog
 
+from tessera.core.devices import NOTHING
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
 from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
+from tessera.scheduler.claims.users import ClaimUsers, Parts
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.move_holds import HeldMoves
 from tessera.scheduler.observer import ReleasedEvent, SchedulerObserver
@@ -177,6 +179,7 @@ class PodCycles:
         """grows when this replica stops leading: another one may then give away what was reserved here"""
         self.moves = HeldMoves(ledger)
         """what is held for pods that are moved"""
+        self.users = ClaimUsers(ledger, unschedulable.on_room)
         self._cycles: dict[str, PodCycle] = {}
         self._before_settle = failpoint(Failpoint.BEFORE_SETTLE)
 
@@ -306,6 +309,12 @@ class PodCycles:
         facts = prepared.claims.rest(prepared.request, placement, cycle.handed)
         self.ledger.put_pod(facts, entry.state, deadline=entry.deadline)
 
+    def use_claims(self, cycle: PodCycle, parts: Parts) -> None:
+        """BINDING: the Binding is about to record what the pod uses of its claims."""
+        prepared, placement = cycle.prepared, cycle.placement
+        if cycle.state is BINDING and prepared is not None and prepared.claims is not None and placement is not None:
+            self.users.bind(prepared.claims.rest(prepared.request, placement, cycle.handed), parts)
+
     def start_bind(self, cycle: PodCycle) -> None:
         """RESERVED, UNCERTAIN -> BINDING: the reservation no longer expires."""
         self._apply(Transition.START_BIND, cycle)
@@ -334,19 +343,10 @@ class PodCycles:
             cycle.prepared, cycle.written_at = prepared, None
 
     def confirm(self, cycle: PodCycle) -> None:
-        """BINDING, UNCERTAIN -> BOUND: the binding is written.
-
-        A pod whose claims have everything is settled at once. It holds nothing that the API could show, and if it is
-        asked for again because another cache is late, perhaps no event follows.
-        """
+        """BINDING, UNCERTAIN -> BOUND: the binding is written."""
         if cycle.state in (BINDING, UNCERTAIN):
             self._apply(Transition.CONFIRM, cycle)
             self.ledger.bind(cycle.uid)
-        entry = self.ledger.pod(cycle.uid)
-        if cycle.state is BOUND and entry is not None and not entry.facts.grants:
-            self.ledger.release(cycle.uid)
-            self._settle(cycle.uid)
-            return
         if cycle.state is BOUND:
             cycle.written_at = self.clock.monotonic()
         if cycle.ticket is not None:
@@ -394,11 +394,12 @@ class PodCycles:
         if cycle.state is SETTLED:
             self._apply(Transition.OBSERVE_AGAIN, cycle)
 
-    def observe_bound(self, facts: PodFacts, *, is_allocating: bool) -> PodCycle | None:
-        """Any state -> HANDING_OVER, or SETTLED if it `is_allocating` no more.
+    def observe_bound(self, facts: PodFacts, *, is_allocating: bool, parts: Parts = NOTHING) -> PodCycle | None:
+        """Any state -> HANDING_OVER, or SETTLED if it `is_allocating` no more. `parts`: what it uses of its claims.
 
         Returns the record if the pod is in handover without a ticket, and was not bound by this process.
         """
+        facts = self.users.observe(facts, parts)
         had_entry = self.ledger.pod(facts.uid) is not None
         if self.ledger.observe_pod(facts) and had_entry:
             self.unschedulable.on_room()
@@ -434,6 +435,7 @@ class PodCycles:
     def observe_gone(self, uid: str, *, why: ReleaseReason = "deleted") -> None:
         """Any state -> SETTLED: the pod was deleted, ended, or is bound without devices."""
         self._settle(uid)
+        self.users.drop(uid)
         entry = self.ledger.pod(uid)
         if entry is not None:
             self.ledger.release(uid)
@@ -488,6 +490,7 @@ class PodCycles:
             cycle.handed = frozenset()
         if cycle.state is PENDING:
             cycle.ticket = None
+            self.users.drop(cycle.uid)
             self._drop_if_over(cycle)
 
     def _settle(self, uid: str) -> None:

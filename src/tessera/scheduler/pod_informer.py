@@ -23,7 +23,7 @@ from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import quota_facts
-from tessera.vendors.pod_reader import ENDED, PodReader
+from tessera.vendors.pod_reader import ENDED, PodReader, claim_parts
 from tessera.wire import keys
 from tessera.wire.journal import ReleaseReason
 from tessera.wire.objects import Pod, ResourceQuota
@@ -111,14 +111,18 @@ class PodInformer(InformerHandler[Pod]):
     def _observe_bound(self, pod: Pod, facts: PodFacts) -> None:
         known = self._cycles.ledger.pod(facts.uid)
         is_allocating = pod.annotations.get(keys.BIND_PHASE) == keys.PHASE_ALLOCATING and pod.status.phase != RUNNING
-        cycle = self._cycles.observe_bound(facts, is_allocating=is_allocating)
+        parts = claim_parts(pod)
+        cycle = self._cycles.observe_bound(facts, is_allocating=is_allocating, parts=parts)
         if cycle is not None:
             request, references = self._reader.request(pod), read_references(pod, self._vendors)
             covered = isinstance(request, PodRequest) and references.cover(request, self._vendors)
             self._cycles.resume(cycle, facts, uses_downward_api=covered)
         if facts.problem and (known is None or known.facts.problem != facts.problem):
             log.warning("node held", node=facts.node, pod=f"{facts.namespace}/{facts.name}", problem=facts.problem)
-        self._victims.put_pod(pod, facts)
+        if facts.grants:
+            self._victims.put_pod(pod, facts)
+        else:
+            self._victims.drop_pod(facts.uid)  # All that it uses is its claims', which are never evicted.
         self._observer.on_pod(facts.uid, pod)
 
     def _observe_gone(self, uid: str, *, why: ReleaseReason = "deleted") -> None:

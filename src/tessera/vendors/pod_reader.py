@@ -24,6 +24,7 @@ from tessera.core.requests import (
 )
 from tessera.vendors.annotation_values import Choice, comma_list, switch
 from tessera.vendors.base import Vendor
+from tessera.vendors.claims import read_claim_devices
 from tessera.vendors.drafts import BadPod, BadRequest, Resources
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -175,13 +176,15 @@ class PodReader:
                 written.update(vendors)
         if len(written) > 1:
             written = dict(sorted(written.items()))
-        return self._facts(pod, written) if written else None
+        return self._facts(pod, written) if written or keys.CLAIM_DEVICES in annotations else None
 
     def _facts(self, pod: Pod, written: Mapping[str, Vendor]) -> PodFacts:
         """From the allocations of the vendors that have `written` one."""
         annotations = pod.annotations
         spans = container_spans(pod)
         reservations, problems = _reservations(annotations)
+        if keys.CLAIM_DEVICES in annotations:
+            problems += _claim_devices(pod)[1]
         grants: dict[str, tuple[Grants, ...]] = {}
         for key, vendor in written.items():
             text = annotations[vendor.keys.allocated]
@@ -212,6 +215,20 @@ class PodReader:
             settings=tuple([(key, extra) for key, v in written.items() if (extra := v.settings(annotations))]),
             problem=f"the allocation of pod {name} cannot be read: {problems[0]}" if problems else "",
         )
+
+
+def claim_parts(pod: Pod) -> dict[str, Grants]:
+    """What the pod's Binding recorded of its ResourceClaims, by their uids. What cannot be read is a problem of the
+    pod's facts."""
+    return _claim_devices(pod)[0]
+
+
+def _claim_devices(pod: Pod) -> tuple[dict[str, Grants], list[str]]:
+    text = pod.annotations.get(keys.CLAIM_DEVICES)
+    try:
+        return ({} if text is None else read_claim_devices(text)), []
+    except WireError as error:
+        return {}, [str(error)]
 
 
 def _containers(pod: Pod) -> list[tuple[Container, Role]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 
 from tessera.scheduler.claims.book import WriteState
 from tessera.scheduler.claims.reader import MOST_CONSUMERS
+from tessera.scheduler.claims.writer import FINALIZER
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.wire import keys
 from tessera.wire.resource_api import DRIVER, ClaimStatus, Consumer, ResourceClaim
@@ -81,7 +84,9 @@ async def test_a_claim_is_allocated_and_reserved_before_its_pod_is_bound() -> No
     assert world.held() == {"uid-claim-c": 4096}
     assert world.cards() == HELD
     [bind] = [write for write in world.api.writes if write.verb == "bind"]
-    assert (bind.annotations, bind.labels) == ({}, {})
+    recorded = {"uid-claim-c": [{"uuid": "n1-0", "memory": 4096, "cores": 30}]}
+    assert {key: json.loads(text) for key, text in bind.annotations.items()} == {keys.CLAIM_DEVICES: recorded}
+    assert not bind.labels
     rooms = world.room
     assert world.agrees()
     assert world.room == rooms, "nothing became free"
@@ -93,19 +98,20 @@ async def test_a_pod_with_claims_alone_that_is_asked_for_again_after_it_was_boun
     world = ready()
     assert await world.bound(USER) == ""
     world.watch()
-    assert world.chosen(USER, ["n1"]) == "n1"
+    assert world.filtered(USER, ["n1"])["Error"] == "pod default/p is bound to n1"
     assert await world.bound(USER) == ""
     assert world.cycles.get("uid-p") is None
     assert world.agrees()
 
 
 @in_fake_time
-async def test_a_claim_that_was_made_for_its_pod_takes_one_write_and_the_binding() -> None:
+async def test_a_claim_that_was_made_for_its_pod_is_protected_like_any_other() -> None:
     world = ClaimWorld(agent_node().gpus(1))
     asking = templated(pod(), claim="p-gpu-x7")
     world.claim("p-gpu-x7", owner=asking, **PART)
     await world.run(asking)
-    assert world.api.calls == ["write_claim_status", "bind"]
+    assert world.api.calls == ["mark_claim", "write_claim_status", "bind"]
+    assert world.stored("p-gpu-x7").metadata.finalizers == [FINALIZER]
     assert world.agrees()
 
 
@@ -139,18 +145,101 @@ async def test_several_claims_of_a_pod_are_written_at_once() -> None:
 async def test_what_a_claim_held_is_free_when_it_is_released_or_gone() -> None:
     world = ready()
     await world.bound(USER)
+    world.api.delete_pod("default/p")
     world.watch()
+    assert world.cards() == HELD
     rooms = world.room
     world.api.change_claim("default/c", ClaimStatus())
     world.watch()
     assert (world.cards(), world.room > rooms) == (FREE, True)
-    world.api.delete_pod("default/p")
     world.create(again := claiming(pod("q"), "c"))
     assert world.chosen(again, ["n1"]) == "n1"
     await world.bound(again)
+    world.api.delete_pod("default/q")
     world.api.delete_claim("default/c")
     world.watch()
     assert world.cards() == FREE
+
+
+def edited(world: ClaimWorld, how: str) -> None:
+    """What a person with enough rights can do to a claim while its pod runs."""
+    match how:
+        case "deleted":
+            world.api.delete_claim("default/c")
+        case "released":
+            world.api.change_claim("default/c", ClaimStatus())
+        case "halved":
+            world.api.change_claim("default/c", world.allocation("n1", memory=2048, cores=15))
+        case "moved":
+            world.api.change_claim("default/c", world.allocation("n2"))
+        case "made again":
+            world.api.delete_claim("default/c")
+            world.api.add_claim(resource_claim("c", uid="uid-again", **PART))
+        case "without a pool":
+            world.slices.clear()
+            world.claims.pools.drop(f"n1-{DRIVER}")
+    world.watch()
+
+
+EDITS = ["deleted", "released", "halved", "moved", "made again", "without a pool"]
+
+
+@pytest.mark.parametrize("how", EDITS)
+@pytest.mark.parametrize("is_started_again", [False, True])
+@in_fake_time
+async def test_what_a_running_pod_uses_stays_charged_whatever_becomes_of_its_claim(
+    how: str, is_started_again: bool
+) -> None:
+    world = ready(memory=40000)
+    await world.bound(USER)
+    world.watch()
+    edited(world, how)
+    if is_started_again:
+        world.restart()
+        world.sync()
+    used = sum(memory for _, memory, _ in world.cards("n1").values())
+    assert used == 40000
+    beside = using_downward_api(gpu_pod("q", mem=50000))
+    world.create(beside)
+    assert world.filtered(beside, ["n1"])["NodeNames"] is None
+    assert world.agrees()
+    world.api.delete_pod("default/p")
+    if how in ("halved", "without a pool"):
+        world.api.delete_claim("default/c")
+    world.watch()
+    assert not world.held("n1")
+    assert len(world.cycles.users) == 0
+
+
+@in_fake_time
+async def test_a_part_that_pods_share_is_held_once_until_the_last_of_them_has_ended() -> None:
+    world = ready()
+    other = claiming(pod("a"), "c")
+    await world.bound(USER)
+    world.create(other)
+    await world.bound(other, world.chosen(other))
+    edited(world, "deleted")
+    assert (world.held(), world.agrees()) == ({"uid-a": 4096}, True)
+    world.api.delete_pod("default/a")
+    assert world.agrees()
+    assert world.held() == {"uid-p": 4096}
+    world.api.delete_pod("default/p")
+    assert world.agrees()
+    assert (world.cards(), world.held()) == (FREE, {})
+
+
+@in_fake_time
+async def test_an_allocated_claim_without_the_finalizer_gets_it_at_a_tick() -> None:
+    world = ready()
+    await world.bound(USER)
+    world.api.change_claim("default/c", finalizers=[])
+    world.watch()
+    world.api.calls.clear()
+    await world.claims.writer.protect_allocated()
+    assert world.api.calls == ["mark_claim"]
+    world.watch()
+    await world.claims.writer.protect_allocated()
+    assert (world.api.calls, world.stored("c").metadata.finalizers) == (["mark_claim"], [FINALIZER])
 
 
 def test_a_pod_that_ends_before_its_bind_leaves_its_claim_alone() -> None:
@@ -555,9 +644,9 @@ async def test_a_lost_answer_is_looked_up_before_the_pod_is_bound(done: bool) ->
 async def test_a_write_of_unknown_effect_holds_its_slice_until_it_cannot_land_any_more(done: bool) -> None:
     world = ready(asking=templated(pod(), claim="c"), owner=pod())
     asking = templated(pod(), claim="c")
-    world.api.always("write_claim_status", Step(lost_answer(), done=done))
+    cut_off = partial(world.api.always, "mark_claim", never_sent())
+    world.api.always("write_claim_status", Step(lost_answer(), done=done, meanwhile=cut_off))
     world.api.always("get_claim", never_sent())
-    world.api.always("mark_claim", never_sent())
     assert await world.bound(asking) != ""
     assert (record(world), world.cards()) == (WriteState.UNCERTAIN, HELD)
     world.api.delete_pod("default/p")
@@ -641,7 +730,7 @@ async def test_a_binding_of_unknown_effect_is_not_void_because_a_claim_is_gone()
     world.watch()
     assert await world.bound(asking) == "ResourceClaim default/c was deleted"
     assert world.cycle_state(asking) is CycleState.UNCERTAIN
-    assert world.cards()["n1-0"][1] == 1000
+    assert world.cards()["n1-0"][1] == 5096, "it may be bound, and use the claim's part"
 
 
 @in_fake_time
@@ -682,7 +771,8 @@ async def test_an_answer_that_comes_after_the_claim_is_gone_changes_nothing() ->
     await world.bound(USER)
     world.claims.book.finish(found, found.claim)
     world.claims.book.learn(found, found.claim)
-    assert (world.cards(), world.claims.book.get("default/c")) == (FREE, None)
+    assert (world.cards(), world.claims.book.get("default/c")) == (HELD, None)
+    assert world.held() == {"uid-p": 4096}
 
 
 @in_fake_time

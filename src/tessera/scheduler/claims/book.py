@@ -11,7 +11,8 @@ An allocated claim is a holder of the ledger under its own uid, counted once how
 being allocated is one from before the first write is sent: its pod may go, but the write may land all the same. Only a
 version of the claim that shows it without an allocation, and that no earlier write can change, ends that. Objects
 arrive here from the informer and as answers to writes, in any order; the API server numbers versions in the order of
-the writes, so an older one is recognised and ignored.
+the writes, so an older one is recognised and ignored. What bound pods use of a claim that holds less than that is
+theirs (`users`).
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ class ClaimBook:
             record.state = WriteState.IDLE
             self._set_facts(record, None)
             self._release(record)
+            self._cycles.users.recount(record.uid)
             self._listener.on_claim(record)
 
     def put_class(self, found: DeviceClass) -> None:
@@ -212,6 +214,7 @@ class ClaimBook:
         if facts is not None:
             self._ledger.put_pod(facts, GrantState.BOUND)
             self._hand_over(record)
+            self._cycles.users.recount(record.uid)
 
     def finish(self, record: ClaimRecord, answer: ResourceClaim | None = None) -> None:
         """WRITING -> IDLE: written, with what the API server answered, or certainly not written."""
@@ -246,6 +249,7 @@ class ClaimBook:
             entry = self._ledger.pod(record.uid)
             if entry is not None and entry.observed:
                 self._release(record)
+        self._cycles.users.recount(record.uid)
 
     def _set_facts(self, record: ClaimRecord, facts: PodFacts | None) -> None:
         for pool in record.pools:

@@ -7,9 +7,8 @@
     not even touched                     UNCERTAIN; touched again at every tick
     gone, allocated by others, forbidden nothing was written
 
-A write is valid for one version of the claim, as a Binding is for one version of its pod. A claim that people made is
-protected by the finalizer that kube-controller-manager knows, so that it stays while pods use it; one that was made for
-a pod goes with the pod.
+A write is valid for one version of the claim, as a Binding is for one version of its pod. Every claim that is allocated
+is protected by the finalizer that kube-controller-manager knows, so that it stays while pods use it.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import structlog
 
-from tessera.core.grants import Placement
+from tessera.core.grants import Grants, Placement
 from tessera.core.holdings import PodFacts
 from tessera.kube.errors import ApiError, KubeError, Unreachable
-from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, WriteState, owner_uid
+from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, WriteState
 from tessera.scheduler.claims.pod_claims import ClaimUse
 from tessera.scheduler.claims.reader import MOST_CONSUMERS
 from tessera.scheduler.kube_api import KubeApi
@@ -42,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """kube-controller-manager removes it, and the allocation, when no pod uses the claim any more"""
+PROTECTED_AT_ONCE = 64
+"""claims, at one tick: an upgrade may find thousands"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ class ClaimWriter:
                 return f"ResourceClaim {use.key} was released meanwhile"
         return ""
 
+    def parts(self, prepared: PreparedRequest) -> dict[str, Grants]:
+        """What the pod's claims hold for it now, by uid."""
+        records = (self._book.get(use.key, use.uid) for use in prepared.claims.uses) if prepared.claims else ()
+        return {record.uid: _all_grants(record.facts) for record in records if record is not None}
+
     def release(self, key: str, *, pod: str) -> None:
         """Take an allocation back that at most this pod uses, and that it cannot use where it is."""
         record = self._book.get(key)
@@ -158,6 +165,16 @@ class ClaimWriter:
                 if isinstance(error, ApiError) and error.status in (NOT_FOUND, CONFLICT):
                     continue  # Gone: the informer is about to show it.
                 log.warning("claim uncertain", claim=record.key, error=str(error))
+
+    async def protect_allocated(self) -> None:
+        """Set the finalizer on claims that lack it: an earlier version or another scheduler allocated them, or a person
+        took it away. Called at every tick; a few at a time."""
+        bare = (record for record in self._book if _lacks_protection(record))
+        for record in islice(bare, PROTECTED_AT_ONCE) if self._tenure.is_held() else ():
+            try:
+                self._book.learn(record, await self._protect(record.claim))
+            except KubeError as error:
+                log.warning("claim not protected", claim=record.key, error=str(error))
 
     # -- one write
 
@@ -269,9 +286,9 @@ class ClaimWriter:
         return error
 
     async def _protect(self, claim: ResourceClaim) -> ResourceClaim:
-        """A claim that was made for a pod goes with the pod; others must not go while pods use them."""
+        """No claim goes while pods use it, as with kube-scheduler; that a pod owns it changes nothing."""
         finalizers = claim.metadata.finalizers or []
-        if FINALIZER in finalizers or owner_uid(claim):
+        if FINALIZER in finalizers:
             return claim
         return await self._api.mark_claim(claim, {}, finalizers=[*finalizers, FINALIZER])
 
@@ -297,6 +314,17 @@ class ClaimWriter:
         """Whether another replica has fenced the claim since it was read."""
         fence = (claim.metadata.annotations or {}).get(keys.FENCE, "")
         return fence not in ("", known) and not self._tenure.wrote(fence)
+
+
+def _lacks_protection(record: ClaimRecord) -> bool:
+    metadata = record.claim.metadata
+    is_ours = record.facts is not None and record.state is WriteState.IDLE
+    return is_ours and not metadata.deletion_timestamp and FINALIZER not in (metadata.finalizers or ())
+
+
+def _all_grants(facts: PodFacts | None) -> Grants:
+    containers = facts.grants.values() if facts is not None else ()
+    return tuple(grant for every in containers for grants in every for grant in grants)
 
 
 def _new_share() -> str:
