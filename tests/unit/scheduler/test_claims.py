@@ -445,7 +445,7 @@ async def test_what_is_reserved_for_a_claim_is_given_back_when_the_claim_has_its
     world = ready(memory=80000)
     world.api.change_claim("default/c", world.allocation("n1", memory=80000))
     world.watch()
-    assert world.held() == {"uid-claim-c": 80000, "uid-p": 0}
+    assert world.held() == {"uid-claim-c": 80000}
     assert await world.bound(USER) == ""
     assert world.agrees()
 
