@@ -69,6 +69,10 @@ class Bindings:
         self.count = 0
         self.claims = 0
         """allocated so far"""
+        self.given: defaultdict[str, list[list[claims.Part]]] = defaultdict(list)
+        """all that each claim was ever given, by uid"""
+        self.edited: set[str] = set()
+        """claims that a person has changed: what they show proves nothing any more"""
 
     def shown_agent(self, node: str, agent: str | None, *, gone: bool) -> None:
         if self.agents.get(node) != (agent, gone):
@@ -126,8 +130,16 @@ class Bindings:
                 assert sorted(seen) == sorted(uuid for uuid, *_ in cards)
 
     def _check_claims(self, pod: Pod) -> None:
-        """All its claims are allocated on its node, and reserved for it."""
+        """All its claims are allocated on its node, and reserved for it; it records what they were given."""
+        for uid, parts in claims.recorded(pod).items():
+            known = uid in self.edited or sorted(parts) in self.given[uid]
+            assert known, f"{pod.metadata.uid} records {parts} of {uid}, which was given {self.given[uid]}"
         for claim in claims.claims_of(self._api, pod):
+            if claim.metadata.uid in self.edited:
+                continue
+            assert claim.metadata.uid in claims.recorded(pod), (
+                f"{pod.metadata.uid} does not record {claim.metadata.uid}"
+            )
             where = {node for node, *_ in claims.used_by(claim)}
             assert where == {pod.spec.node_name}, f"{pod.metadata.uid} is bound, {claim.metadata.name} is on {where}"
             assert pod.metadata.uid in {each.uid for each in claim.status.reserved_for or ()}, claim.metadata.name
@@ -136,6 +148,7 @@ class Bindings:
         """A claim got devices from either scheduler."""
         self.claims += 1
         used = list(claims.used_by(claim))
+        self.given[claim.metadata.uid].append(sorted(used))
         for name in {node for node, *_ in used}:
             self._check_node(name)
         by_stock = any((each.share_id or "").endswith("-stock") for each in claim.devices_of(DRIVER))
@@ -165,7 +178,7 @@ class Bindings:
         here = [p for p in self._api.pods.objects.values() if p.spec.node_name == name and device_usage.is_live(p)]
         readable = [p for p in here if not device_usage.is_unreadable(p)]
         found = device_usage.loads(readable, cards)
-        claims.add_loads(self._api.claims.objects, name, cards, found)
+        claims.add_loads(self._api, name, cards, found)
         return {uuid: excess for uuid, load in found.items() if (excess := load.excess(cards[uuid]))}
 
     def _check_quota(self, pod: Pod) -> None:
@@ -184,11 +197,10 @@ class Bindings:
                 for vendor, (memory, cores) in device_usage.demands(pod).items():
                     used[vendor][0] += memory
                     used[vendor][1] += cores
-        for claim in self._api.claims.objects.values():
-            if claim.metadata.namespace == namespace:
-                for _, _, memory, cores in claims.used_by(claim):
-                    used["NVIDIA"][0] += memory
-                    used["NVIDIA"][1] += min(cores, device_usage.WHOLE)
+        for parts in claims.in_use(self._api, namespace).values():
+            for _, _, memory, cores in parts:
+                used["NVIDIA"][0] += memory
+                used["NVIDIA"][1] += min(cores, device_usage.WHOLE)
         for vendor, amounts in used.items():
             for (resource, factor), amount in zip(LIMITS[vendor], amounts, strict=True):
                 for quota in self._api.quotas.objects.values():

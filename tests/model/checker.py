@@ -245,7 +245,7 @@ class Checker:
         names = {own.resource_claim_name for own in pod.spec.resource_claims or () if own.resource_claim_name}
         named = [self._api.claims.objects.get(f"{pod.metadata.namespace}/{name}") for name in names]
         missing = [claim for claim in named if claim is None or claim.metadata.deletion_timestamp]
-        if problem.is_stuck:
+        if problem.is_stuck and not missing:
             self._check_stuck(pod.metadata.uid, [claim.metadata.uid for claim in claims.claims_of(self._api, pod)])
         else:
             assert missing, f"pod {pod.metadata.uid} waits: {problem.text}"
@@ -334,7 +334,7 @@ class Checker:
         if view is None or view.facts.problem or any(card.held for card in view.cards):
             return
         found = device_usage.loads(here, device_usage.capacities(node))
-        claims.add_loads(self._api.claims.objects, node.name, device_usage.capacities(node), found)
+        claims.add_loads(self._api, node.name, device_usage.capacities(node), found)
         for card in view.cards:
             load = found.get(card.device.uuid, device_usage.Load())
             assert (card.used, card.used_memory, card.used_cores) == (load.slots, load.memory, load.cores)

@@ -7,10 +7,12 @@ What claims use is counted here from API objects alone.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from msgspec.structs import replace
 from tessera.kube.errors import ApiError
 from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.objects import Metadata, OwnerReference, Pod, PodClaim
-from tessera.wire.resource_api import DRIVER, Allocation, Consumer, ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import DRIVER, Allocation, ClaimStatus, Consumer, ResourceClaim, ResourceSlice
 from tests.model import device_usage, shapes
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.machines import STOCK, Machine
@@ -33,6 +35,8 @@ FINALIZER = "resource.kubernetes.io/delete-protection"
 SHARED = ("s0", "s1", "s2")
 """names of claims that several pods use, in each namespace"""
 MIB = 2**20
+EDITS = ("unprotect", "unprotect", "unreserve", "halve", "release")
+"""what a person with enough rights does to a claim"""
 
 TEMPLATES: Mapping[str, list[dict[str, Any]]] = {
     "small": [{"name": "gpu", "exactly": exact_request(memory=4000, cores=10)}],
@@ -83,8 +87,12 @@ def slice_of(machine: Machine, generation: int) -> ResourceSlice:
 # -- counting
 
 
-def used_by(claim: ResourceClaim) -> Iterator[tuple[str, str, int, int]]:
-    """Node, card, MiB and cores of each device that a claim has."""
+Part = tuple[str, str, int, int]
+"""node, card, MiB and cores"""
+
+
+def used_by(claim: ResourceClaim) -> Iterator[Part]:
+    """Each device that a claim has."""
     for each in claim.devices_of(DRIVER):
         consumed = each.consumed_capacity or {}
         memory, cores = str(consumed.get("memory", "0")), str(consumed.get("cores", "0"))
@@ -96,11 +104,43 @@ def _bytes(text: str) -> int:
     return int(text[:-2]) * units[text[-2:]] if text[-2:] in units else int(text)
 
 
-def add_loads(claims: Mapping[str, ResourceClaim], node: str, cards: Mapping[str, device_usage.Capacity],
+def recorded(pod_: Pod) -> dict[str, list[Part]]:
+    """What a bound pod says that it uses, by the uid of the claim."""
+    text = pod_.annotations.get("tessera.io/claim-devices", "{}")
+    return {
+        uid: [(pod_.spec.node_name, each["uuid"], each["memory"], each["cores"]) for each in devices]
+        for uid, devices in json.loads(text).items()
+    }
+
+
+def in_use(api: SimulatedApiserver, namespace: str | None = None) -> dict[str, list[Part]]:
+    """By claim: what it has, and what pods that run use of it although it has that no more. A part that several of
+    them name counts once, with the largest amount."""
+    found: dict[str, list[Part]] = {}
+    for claim in api.claims.objects.values():
+        if namespace in (None, claim.metadata.namespace) and (has := list(used_by(claim))):
+            found[claim.metadata.uid] = has
+    for each in api.pods.objects.values():
+        if namespace in (None, each.metadata.namespace) and device_usage.is_live(each):
+            for uid, parts in recorded(each).items():
+                found[uid] = _union(found.get(uid, []), parts)
+    return found
+
+
+def _union(some: list[Part], others: list[Part]) -> list[Part]:
+    found = []
+    for place in dict.fromkeys(part[:2] for part in (*some, *others)):
+        one, other = (sorted((part[2:] for part in each if part[:2] == place), reverse=True) for each in (some, others))
+        for mine, theirs in zip_longest(one, other, fillvalue=(0, 0)):
+            found.append((*place, max(mine[0], theirs[0]), max(mine[1], theirs[1])))
+    return found
+
+
+def add_loads(api: SimulatedApiserver, node: str, cards: Mapping[str, device_usage.Capacity],
               loads: dict[str, device_usage.Load]) -> None:  # fmt: skip
-    """Adds what claims use of a node's cards."""
-    for claim in claims.values():
-        for pool, card, memory, cores in used_by(claim):
+    """Adds what is in use of claims on a node's cards."""
+    for uid, parts in in_use(api).items():
+        for pool, card, memory, cores in parts:
             if pool != node or card not in cards:
                 continue
             load = loads.setdefault(card, device_usage.Load())
@@ -108,9 +148,9 @@ def add_loads(claims: Mapping[str, ResourceClaim], node: str, cards: Mapping[str
             load.slots += 1
             load.memory += memory
             load.cores += cards[card].cores if whole else cores
-            load.tenants.add(claim.metadata.uid)
+            load.tenants.add(uid)
             if whole:
-                load.alone.add(claim.metadata.uid)
+                load.alone.add(uid)
 
 
 def claims_of(api: SimulatedApiserver, pod_: Pod) -> list[ResourceClaim]:
@@ -131,6 +171,8 @@ class ClaimController:
     api: SimulatedApiserver
     rng: random.Random
     namespaces: tuple[str, ...]
+    edited: set[str] = field(default_factory=set)
+    """uids of claims that a person has changed"""
 
     def control_claims(self) -> str | None:
         actions = list(self._due())
@@ -163,6 +205,27 @@ class ClaimController:
         else:
             self.api.claims.remove(key)
         return key
+
+    def edit_claim(self) -> str | None:
+        """A person takes away, one at a time, what protects a claim: the pods that use it run on."""
+        if not self.api.claims.objects:
+            return None
+        key = self.rng.choice(list(self.api.claims.objects))
+        claim, how = self.api.claims.objects[key], self.rng.choice(EDITS)
+        metadata, status = claim.metadata, claim.status
+        if how == "unprotect" and metadata.deletion_timestamp:
+            return self._collect(key)
+        if how == "unprotect":
+            metadata = replace(metadata, finalizers=None)
+        elif how == "unreserve":
+            status = replace(status, reserved_for=None)
+        elif how == "halve" and status.allocation is not None:
+            status = replace(status, allocation=_halved(status.allocation))
+        elif how == "release":
+            status = replace(status, allocation=None, reserved_for=None)
+        self.edited.add(metadata.uid)
+        self.api.put_claim(replace(claim, metadata=metadata, status=status))
+        return f"{key}: {how}"
 
     def _due(self) -> Iterator[Any]:
         pods = self.api.pods.objects.values()
@@ -217,6 +280,16 @@ class ClaimController:
             return self._collect(f"{claim.metadata.namespace}/{claim.metadata.name}")
         self.api.put_claim(replace(claim, metadata=metadata, status=status))
         return f"{claim.metadata.name} for {len(left)} pods"
+
+
+def _halved(allocation: Allocation) -> Allocation:
+    results = tuple(
+        replace(each, consumed_capacity={"memory": f"{memory // 2 or 1}Mi", "cores": str(cores // 2)})
+        for each, (_, _, memory, cores) in zip(
+            allocation.devices.results or (), used_by(ResourceClaim(status=ClaimStatus(allocation))), strict=True
+        )
+    )
+    return replace(allocation, devices=replace(allocation.devices, results=results))
 
 
 # -- a stock kube-scheduler

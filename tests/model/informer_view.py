@@ -16,12 +16,13 @@ from tessera.core.quota import QuotaFacts
 from tessera.vendors.base import Vendor
 from tessera.vendors.claims import PoolDevices, claim_facts, pool_devices, with_published
 from tessera.vendors.node_reader import node_facts, quota_facts
-from tessera.vendors.pod_reader import PodReader
+from tessera.vendors.pod_reader import PodReader, claim_parts
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.resource_api import ResourceClaim, ResourceSlice
 from tests.model.machines import HANDSHAKE, XPU_HANDSHAKE, XPU_REGISTER
 from tests.model.shapes import GPU, XPU
 from tests.support.builders import REGISTER
+from tests.support.claim_scheduler import holders
 
 ANSWER_SECONDS = 60
 """in which a plugin answers a handshake, or is taken for dead"""
@@ -101,8 +102,8 @@ class InformerView:
     def holders(self) -> list[PodFacts]:
         """What pods and claims hold."""
         pools = self.pools if self.raw_claims else {}
-        found = (claim_facts(claim, pools) for claim in self.raw_claims.values())
-        return [*self.pods.values(), *(facts for facts in found if facts is not None)]
+        pods = ((facts, claim_parts(self.raw_pods[facts.uid])) for facts in self.pods.values())
+        return holders(pods, [claim_facts(claim, pools) for claim in self.raw_claims.values()])
 
     def tick(self) -> None:
         """Time has passed, which matters only for handshakes."""

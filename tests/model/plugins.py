@@ -161,6 +161,24 @@ class Plugins:
             self._generation += 1
             self.api.slices.put(machine.name, claims.slice_of(machine, self._generation))
 
+    def drop_slice(self) -> str | None:
+        """A person deletes the ResourceSlice of a node; its agent publishes it again some time later."""
+        if told := self.publish_again():
+            return told
+        machine = self._some_machine()
+        if machine is None:
+            return None
+        self.api.slices.remove(machine.name)
+        return machine.name
+
+    def publish_again(self) -> str:
+        """Agents notice that their ResourceSlices are gone."""
+        there = [machine for name, machine in self.machines.items() if name in self.api.nodes.objects]
+        gone = [machine for machine in there if self.publishes and machine.name not in self.api.slices.objects]
+        for machine in gone:
+            self._show(machine)
+        return ", ".join(f"{machine.name}: published again" for machine in gone)
+
     def lose_or_return_node(self) -> str | None:
         gone = [machine for machine in self.machines.values() if machine.name not in self.api.nodes.objects]
         machine = self.rng.choice(gone or list(self.machines.values()))

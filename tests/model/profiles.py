@@ -46,7 +46,9 @@ OF_CLAIMS: Mapping[str, float] = MappingProxyType(
         "deliver_to_stock": 6.0,
         "control_claims": 14.0,
         "create_claim": 1.0,
-        "delete_claim": 0.4,
+        "delete_claim": 0.8,
+        "edit_claim": 0.8,
+        "drop_slice": 0.15,
         "start_pod": 8.0,
         "stock_allocate": 3.0,
     }

@@ -85,7 +85,7 @@ class Simulation:
         )
         self._plugins.start()
         self._reads_claims = profile.claims
-        self._controller = ClaimController(api, rng, NAMESPACES)
+        self._controller = ClaimController(api, rng, NAMESPACES, self._bindings.edited)
         self._stock = StockScheduler(api, rng)
         for name, found in CLASSES.items() if profile.claims else ():
             api.classes.put(name, found)
@@ -207,6 +207,7 @@ class Simulation:
                 process.client.resume_at = 0.0
         for machine in self._plugins.machines.values():
             self._plugins.report_of(machine)
+        self._plugins.publish_again()
         for _ in range(NUDGES):
             await self._calm_down(BREATH_SECONDS)
             self._free_unnoticed()

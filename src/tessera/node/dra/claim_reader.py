@@ -1,8 +1,8 @@
 """From a ResourceClaim as the API shows it to the slices that the sharing modes know: pure.
 
 Each request of a claim becomes one `Claim`, as a container's slices do on the classic path. How much it gets is what
-the scheduler wrote as consumed, read by its own rule, never what was requested. An administrator's access holds nothing, so it has none.
-A claim that cannot be served exactly is refused.
+the scheduler wrote as consumed, read by the scheduler's own rule, never what was requested. An administrator's access
+holds nothing, so it has none. A claim that cannot be served exactly is refused.
 """
 
 from __future__ import annotations

@@ -131,6 +131,7 @@ class ClaimCoordinator:
         changed = self.book.recount(node)
         self._listener.on_pool(node)
         for record in changed:
+            self.reader.on_claim(record)
             self._tell_holder(record)
 
     def _tell_holder(self, record: ClaimRecord) -> None:

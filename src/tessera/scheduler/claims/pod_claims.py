@@ -23,7 +23,8 @@ class ClaimNotReady(BadPod):
     """A pod that waits for one of its claims: there is nothing to place before that has changed."""
 
     is_stuck: bool = False
-    """its claims are allocated where it cannot run: those that no other pod uses should be released"""
+    """its claims are allocated where it cannot run, or are being deleted: those that no other pod uses should be
+    released"""
 
 
 class ClaimUse(NamedTuple):

@@ -103,11 +103,14 @@ class PodClaimReader:
         """Why a pod cannot use a claim now."""
         uid = pod.metadata.uid
         if record.claim.metadata.deletion_timestamp:
-            return ClaimNotReady("", f"{_title(record)} is being deleted")
+            # It goes once no pod has it reserved, this one neither.
+            return ClaimNotReady("", f"{_title(record)} is being deleted", is_stuck=True)
         if record.state is not WriteState.IDLE and (record.pod != uid or record.state is WriteState.UNCERTAIN):
             return ClaimNotReady("", f"{_title(record)} is being written")
         if not record.is_allocated and self._book.is_taken(record, other_than=uid):
             return ClaimNotReady("", f"{_title(record)} is being allocated for another pod")
+        if record.facts is not None and record.facts.problem:
+            return ClaimNotReady("", record.facts.problem)
         consumers = record.consumers
         if uid not in consumers and len(consumers) >= MOST_CONSUMERS:
             return ClaimNotReady("", f"{_title(record)} is used by {len(consumers)} pods; at most {MOST_CONSUMERS}")

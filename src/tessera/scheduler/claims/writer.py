@@ -123,11 +123,13 @@ class ClaimWriter:
         return next(filter(None, problems), "") or self._lost(prepared)
 
     def _lost(self, prepared: PreparedRequest) -> str:
-        """Which claim is not the pod's any more, as far as is known: the writes of the others took their time."""
+        """Why a claim is not the pod's any more, as far as is known: the writes of the others took their time."""
         for use in prepared.claims.uses if prepared.claims is not None else ():
             record = self._book.get(use.key, use.uid)
             if record is None or not record.is_allocated or prepared.request.uid not in record.consumers:
                 return f"ResourceClaim {use.key} was released meanwhile"
+            if record.facts is not None and record.facts.problem:
+                return record.facts.problem  # The pod could not record what it uses.
         return ""
 
     def parts(self, prepared: PreparedRequest) -> dict[str, Grants]:

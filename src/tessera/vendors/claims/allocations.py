@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import zip_longest
 from math import ceil
 
 from tessera.core.devices import MigSlot
@@ -154,35 +155,40 @@ def shortfalls(users: Iterable[tuple[str, str, Grants]], shown: PodFacts | None)
     `users` are pods (uid, node, recorded grants) in a fixed order. Together with what is `shown`, each card then holds
     the largest amount that any of them says, and a part that several pods share is counted once.
     """
-    counted: dict[tuple[str, str, MigSlot | None], Amounts] = {}
+    counted: dict[tuple[str, str, MigSlot | None], list[Amounts]] = {}
     if shown is not None:
         given = (grant for containers in shown.grants.values() for grants in containers for grant in grants)
-        counted = {(shown.node, *place): amounts for place, amounts in _sums(given).items()}
+        counted = {(shown.node, *place): parts for place, parts in _by_place(given).items()}
     found: dict[str, Grants] = {}
     for pod, node, grants in users:
         missing = []
-        for (uuid, mig), used in _sums(grants).items():
-            known = counted.get((node, uuid, mig))
-            if known is None:
-                missing.append(Grant(uuid, Nvidia.key, memory=used.memory, cores=used.cores, mig=mig))
-                counted[node, uuid, mig] = used
-                continue
-            memory, cores = max(used.memory - known.memory, 0), max(used.cores - known.cores, 0)
-            if mig is None and (memory or cores):  # An instance is held as a whole.
-                missing.append(Grant(uuid, Nvidia.key, memory=memory, cores=cores, slots=0))
-                counted[node, uuid, mig] = Amounts(known.memory + memory, known.cores + cores)
+        for (uuid, mig), parts in _by_place(grants).items():
+            known = counted.setdefault((node, uuid, mig), [])
+            for used, have in zip_longest(parts, known[: len(parts)]):
+                if have is None:
+                    missing.append(Grant(uuid, Nvidia.key, memory=used.memory, cores=used.cores, mig=mig))
+                    continue
+                memory, cores = max(used.memory - have.memory, 0), max(used.cores - have.cores, 0)
+                if mig is None and (memory or cores):  # An instance is held as a whole.
+                    missing.append(Grant(uuid, Nvidia.key, memory=memory, cores=cores, slots=0))
+            largest = (_larger(*pair) for pair in zip_longest(parts, known))
+            counted[node, uuid, mig] = list(largest)
         if missing:
             found[pod] = tuple(missing)
     return found
 
 
-def _sums(grants: Iterable[Grant]) -> dict[tuple[str, MigSlot | None], Amounts]:
-    """By card and instance."""
-    found: dict[tuple[str, MigSlot | None], Amounts] = {}
-    for grant in grants:
-        known = found.get((grant.uuid, grant.mig), Amounts(0, 0))
-        found[grant.uuid, grant.mig] = Amounts(known.memory + grant.memory, known.cores + grant.cores)
+def _by_place(grants: Iterable[Grant]) -> dict[tuple[str, MigSlot | None], list[Amounts]]:
+    """By card and instance, the largest first: a claim may have several parts of one card."""
+    found: dict[tuple[str, MigSlot | None], list[Amounts]] = {}
+    for grant in sorted(grants, key=lambda each: (-each.memory, -each.cores)):
+        found.setdefault((grant.uuid, grant.mig), []).append(Amounts(grant.memory, grant.cores))
     return found
+
+
+def _larger(one: Amounts | None, other: Amounts | None) -> Amounts:
+    parts = [each for each in (one, other) if each is not None]
+    return Amounts(max(each.memory for each in parts), max(each.cores for each in parts))
 
 
 def with_parts(facts: PodFacts, missing: Grants) -> PodFacts:
