@@ -18,11 +18,12 @@ from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_o
 from tessera.vendors.base import Switches
 from tessera.vendors.claims import claim_facts, pool_devices
 from tessera.vendors.node_reader import node_facts, quota_facts
-from tessera.vendors.pod_reader import PodReader
+from tessera.vendors.pod_reader import PodReader, claim_parts
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.quantity import Whole, read
 from tessera.wire.resource_api import ResourceClaim, ResourceSlice
+from tests.support.claim_scheduler import holders
 from tests.support.visible_devices import in_visible_order
 
 MIB = 2**20
@@ -38,18 +39,18 @@ async def replayed(client: KubeClient) -> Ledger:
     """The ledger that a scheduler would build from the current API objects."""
     vendors = build_vendors(None, Switches())
     nodes = [node_facts(node, vendors) for node in (await client.list(NODES.path(), Node)).items]
-    pods = [PodReader(vendors).facts(pod) for pod in (await client.list(PODS.path(), Pod)).items]
+    reader = PodReader(vendors)
+    pods = [(reader.facts(pod), claim_parts(pod)) for pod in (await client.list(PODS.path(), Pod)).items]
     found: dict[str, list[ResourceSlice]] = {}
     for each in (await client.list(RESOURCE_SLICES.path(), ResourceSlice)).items:
         found.setdefault(each.spec.pool.name, []).append(each)
     pools = {name: pool_devices(slices) for name, slices in found.items()}
     claims = (await client.list(RESOURCE_CLAIMS.path(), ResourceClaim)).items
-    holders = [*pods, *(claim_facts(claim, pools) for claim in claims)]
     quotas = (await client.list(RESOURCE_QUOTAS.path(), ResourceQuota)).items
     return replay(
         vendors,
         nodes=[node for node in nodes if node.devices or node.problem],
-        pods=[holder for holder in holders if holder is not None],
+        pods=holders(pods, [claim_facts(claim, pools) for claim in claims]),
         quotas=[quota_facts(quota, vendors) for quota in quotas],
     )
 

@@ -225,6 +225,42 @@ async def test_a_stock_profile_allocates_what_is_not_tesseras_and_nothing_else(p
         await found.at_rest()
 
 
+@pytest.mark.parametrize("is_started_again", [False, True], ids=["", "and a restart"])
+async def test_a_running_pod_keeps_its_card_when_its_claim_is_deleted(
+    plane: ControlPlane, is_started_again: bool
+) -> None:
+    """As a user does who may edit claims, the finalizer included."""
+    async with claim_cluster(plane) as found:
+        names = [f"p{number}" for number in range(4)]
+        await make_template(found, "whole")
+        await found.create(*(claiming(name, template="whole") for name in names))
+        await found.running(*names)
+        deleted = await claims(found)
+        for claim in deleted:
+            path = RESOURCE_CLAIMS.path(found.namespace, claim.metadata.name)
+            await found.api.delete(path)
+            await found.api.patch(path, {"metadata": {"finalizers": None}}, kind=ResourceClaim)
+
+        async def are_gone() -> bool:
+            """kube-controller-manager makes new ones, which are not allocated."""
+            gone = {claim.metadata.uid for claim in deleted}
+            return gone.isdisjoint(claim.metadata.uid for claim in await claims(found))
+
+        await until(are_gone, what="the end of the claims")
+        if is_started_again:
+            found.replica.tessera.kill()
+            found.replica.tessera.start()
+            await found.replica.ready()
+        waiting = pod("q", container("main", gpu=1, mem=1000), schedulerName=SCHEDULER)
+        await found.create(waiting)
+        await found.refused("q")
+        await found.at_rest()
+        await found.delete("p0")
+        await found.gone("p0")
+        await found.running("q")
+        await found.at_rest()
+
+
 async def test_a_claim_for_another_driver_is_refused_with_a_reason(plane: ControlPlane) -> None:
     async with claim_cluster(plane) as found:
         await make_claim(found, "card", of_class="net")

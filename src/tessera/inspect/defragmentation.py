@@ -34,7 +34,7 @@ from tessera.wire.objects import Pod
 DAEMON_SET = "DaemonSet"
 BOUND = (
     keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS, keys.RETRY,
-    keys.NOMINATED, keys.TURNOVER,
+    keys.NOMINATED, keys.TURNOVER, keys.CLAIM_DEVICES,
 )  # fmt: skip
 """annotations of a bound pod that are not of its template, beside those of vendors"""
 FEW_MOVES = 3

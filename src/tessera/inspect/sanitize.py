@@ -29,7 +29,7 @@ from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.mistakes import is_misspelt
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.keys import DRA_DRIVER
+from tessera.wire.keys import CLAIM_DEVICES, DRA_DRIVER
 from tessera.wire.objects import TEMPLATE_HASH, Pod
 from tessera.wire.pod_groups import GROUP_KEYS
 
@@ -47,7 +47,8 @@ class Sanitizer:
         self._claims = claims
         self._kept = deciding_domains(vendors)
         self._managed = frozenset(name for vendor in vendors.values() for name in vendor.names.all)
-        self._allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
+        allocated = (vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
+        self._allocated = frozenset({*allocated, CLAIM_DEVICES})
 
     def concerns_devices(self, pod: Json) -> bool:
         """Whether a pod requests or holds devices. Other pods do not matter for placement."""

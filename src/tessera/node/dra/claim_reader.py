@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tessera.node.dra.offers import Offer
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused
-from tessera.vendors.claims import Amounts, consumed_amounts
+from tessera.vendors.claims import consumed_amounts, whole_amounts
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
@@ -92,7 +92,8 @@ def claims_of(parts: Sequence[RequestPart]) -> tuple[Claim, ...]:
 
 
 def _slice(device: AllocatedDevice, offer: Offer) -> DeviceEntry:
-    amounts = consumed_amounts(device, Amounts(offer.memory, offer.cores), shared=offer.shared)
+    whole = whole_amounts(offer.memory, offer.cores, slot=offer.slot)
+    amounts = consumed_amounts(device, whole, shared=offer.shared)
     if isinstance(amounts, str):
         raise AllocationRefused(amounts)
     return DeviceEntry(offer.uuid, Nvidia.key, amounts.memory, amounts.cores)

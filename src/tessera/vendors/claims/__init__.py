@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from tessera.vendors.claims.allocations import (
-    Amounts,
     allocation,
     claim_devices_text,
     claim_facts,
     consumed_amounts,
     read_claim_devices,
     shortfalls,
+    whole_amounts,
     with_parts,
 )
 from tessera.vendors.claims.asks import BadClaim, ClaimAsk, claim_grants, is_our_class, read_claim, with_claims
 from tessera.vendors.claims.pools import PoolDevice, PoolDevices, pool_devices, with_published
 
 __all__ = [
-    "Amounts",
     "BadClaim",
     "ClaimAsk",
     "PoolDevice",
@@ -31,6 +30,7 @@ __all__ = [
     "read_claim",
     "read_claim_devices",
     "shortfalls",
+    "whole_amounts",
     "with_claims",
     "with_parts",
     "with_published",

@@ -18,7 +18,7 @@ from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import WHOLE_CARD_CORES, Role
 from tessera.vendors.claims.asks import BadClaim, ClaimAsk
-from tessera.vendors.claims.pools import MIB, PoolDevice, PoolDevices, full_name
+from tessera.vendors.claims.pools import MIB, PoolDevices, full_name
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire.claim_devices import ClaimDevice, decode_claim_devices, encode_claim_devices
 from tessera.wire.claim_spec import DeviceConfiguration, on_node
@@ -82,7 +82,8 @@ def _grant(allocated: AllocatedDevice, pool: PoolDevices | None) -> Grant | str 
         return f"device {quoted(allocated.device)} is not in its pool" if is_of_a_card else None
     if allocated.admin_access:
         return None
-    amounts = consumed_amounts(allocated, whole_amounts(device), shared=device.published.shared)
+    whole = whole_amounts(device.memory, device.cores, slot=device.slot)
+    amounts = consumed_amounts(allocated, whole, shared=device.published.shared)
     if isinstance(amounts, str):
         return amounts
     return Grant(device.uuid, Nvidia.key, memory=amounts.memory, cores=amounts.cores, mig=device.slot)
@@ -97,9 +98,9 @@ class Amounts:
     cores: int
 
 
-def whole_amounts(device: PoolDevice) -> Amounts:
-    """All of a device."""
-    return Amounts(device.memory, device.cores if device.slot is not None else min(device.cores, WHOLE_CARD_CORES))
+def whole_amounts(memory: int, cores: int, *, slot: MigSlot | None) -> Amounts:
+    """All of a device: of a card with scaled cores, what one container may have."""
+    return Amounts(memory, cores if slot is not None else min(cores, WHOLE_CARD_CORES))
 
 
 def consumed_amounts(allocated: AllocatedDevice, whole: Amounts, *, shared: bool) -> Amounts | str:
