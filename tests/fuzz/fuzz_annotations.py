@@ -10,6 +10,7 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["tessera.wire"]):
+    from tessera.wire.claim_devices import decode_claim_devices, encode_claim_devices
     from tessera.wire.errors import WireError
     from tessera.wire.gobool import parse_bool
     from tessera.wire.handshake import decode_handshake
@@ -32,6 +33,7 @@ REWRITTEN: tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...] = (
     (decode_nvidia, encode_registration_json),
     (decode_pair_scores, encode_pair_scores),
     (decode_move_hold, encode_move_hold),
+    (decode_claim_devices, encode_claim_devices),
     (decode_scoring_weights, "slot={0.slot},core={0.core},memory={0.memory}".format),
 )
 """decoders whose value is the same after encoding and decoding it again"""

@@ -44,7 +44,7 @@ _decoder = msgspec.json.Decoder(dict[str, tuple[ClaimDevice, ...]])
 
 def encode_claim_devices(devices: Mapping[str, Sequence[ClaimDevice]]) -> str:
     """By the claims' uids."""
-    return msgspec.json.encode(devices, order="sorted").decode()
+    return msgspec.json.encode({uid: devices[uid] for uid in sorted(devices)}).decode()
 
 
 def decode_claim_devices(text: str) -> dict[str, tuple[ClaimDevice, ...]]:
