@@ -68,9 +68,9 @@ class ClaimUsers:
         order = sorted(self._users.get(claim, ()), key=lambda uid: (not self._uses[uid].is_shown, uid))
         uses = (self._uses[uid] for uid in order)
         entry = self._ledger.pod(claim)
-        found = shortfalls(
-            ((use.facts.uid, use.facts.node, use.parts[claim]) for use in uses), entry.facts if entry else None
-        )
+        # What is about to be written may yet come to nothing.
+        shown = entry.facts if entry is not None and entry.observed else None
+        found = shortfalls(((use.facts.uid, use.facts.node, use.parts[claim]) for use in uses), shown)
         if found == known:
             return
         self._shortfalls[claim] = found
