@@ -408,6 +408,19 @@ async def test_pods_that_share_a_claim_run_where_it_is_and_it_counts_once() -> N
 
 
 @in_fake_time
+async def test_binds_of_pods_that_share_a_claim_write_it_one_after_the_other() -> None:
+    world = ready()
+    await world.bound(USER)
+    others = [claiming(pod(name), "c") for name in ("a", "b", "d")]
+    for each in others:
+        world.create(each)
+        assert world.chosen(each) == "n1"
+    assert await asyncio.gather(*map(world.bound, others)) == ["", "", ""]
+    assert sorted(reserved_for(world.stored("c"))) == ["uid-a", "uid-b", "uid-d", "uid-p"]
+    assert world.agrees()
+
+
+@in_fake_time
 async def test_a_claim_that_another_pod_is_about_to_allocate_is_waited_for() -> None:
     world = ready()
     other = claiming(pod("q"), "c")

@@ -29,7 +29,7 @@ from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, WriteState
 from tessera.scheduler.claims.pod_claims import ClaimUse
 from tessera.scheduler.claims.reader import MOST_CONSUMERS
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.pod_cycle import PodCycle
+from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.tenure import NOT_LEADING, Tenure
 from tessera.scheduler.write_retries import ATTEMPTS, CONFLICT, NOT_FOUND, TAKEN_OVER, TOO_MANY, pause_before
@@ -92,6 +92,8 @@ class ClaimWriter:
         self._api = api
         self._tenure = tenure
         self._spawn = spawn
+        self._under_way: dict[str, asyncio.Future[None]] = {}
+        """writes that have not ended, by uid of the claim"""
         self.allocated = self.released = 0
         """claims, since the start"""
         self._before_claim = failpoint(Failpoint.BEFORE_CLAIM)
@@ -104,6 +106,8 @@ class ClaimWriter:
         """
         claims = prepared.claims
         writes: list[ClaimWrite] = []
+        if not await self._wait_for_others(cycle, prepared):
+            return f"pod {prepared.request.namespace}/{prepared.request.name} was deleted or bound meanwhile"
         for use in claims.uses if claims is not None else ():
             planned = self._plan(prepared, use, placement, is_handed=use.uid in cycle.handed)
             if isinstance(planned, str):
@@ -111,7 +115,7 @@ class ClaimWriter:
             if planned is not None:
                 writes.append(planned)
         for each in writes:
-            self._book.start(each.record, pod=prepared.request.uid, facts=each.facts)
+            self._start(each, pod=prepared.request.uid)
         if len(writes) == 1:
             return await self._send(writes[0]) or self._lost(prepared)
         try:
@@ -119,8 +123,21 @@ class ClaimWriter:
         except BaseException:
             for each in writes:  # A bind that is cut off may end them before they have begun.
                 self._book.lose_track(each.record)
+                self._end(each.record)
             raise
         return next(filter(None, problems), "") or self._lost(prepared)
+
+    async def _wait_for_others(self, cycle: PodCycle, prepared: PreparedRequest) -> bool:
+        """Wait until no other pod's bind writes one of these claims; whether the pod is still being bound then.
+
+        A member of a gang that shares a claim must not lose its place to the others.
+        """
+        for _ in range(MOST_CONSUMERS):
+            others = {self._under_way[uid] for uid in prepared.claim_uids if uid in self._under_way}
+            if not others:
+                break
+            await asyncio.wait(others)
+        return cycle.state is CycleState.BINDING
 
     def _lost(self, prepared: PreparedRequest) -> str:
         """Why a claim is not the pod's any more, as far as is known: the writes of the others took their time."""
@@ -145,9 +162,10 @@ class ClaimWriter:
         results = record.claim.status.allocation.devices.results if record.claim.status.allocation is not None else None
         if not record.consumers <= {pod} or any(each.driver != DRIVER for each in results or ()):
             return
-        self._book.start(record, pod="")
         status = {"allocation": None, "reservedFor": None}
-        self._spawn(self._release(ClaimWrite(record, record.claim.status, status, known_fence=record.fence)))
+        write = ClaimWrite(record, record.claim.status, status, known_fence=record.fence)
+        self._start(write, pod="")
+        self._spawn(self._release(write))
 
     async def _release(self, write: ClaimWrite) -> None:
         problem = await self._send(write)
@@ -217,6 +235,15 @@ class ClaimWriter:
         status = {"allocation": allocated, "reservedFor": consumers}
         return ClaimWrite(record, record.claim.status, status, self._book.facts(shown), use.fence)
 
+    def _start(self, write: ClaimWrite, *, pod: str) -> None:
+        self._book.start(write.record, pod=pod, facts=write.facts)
+        self._under_way[write.record.uid] = asyncio.get_running_loop().create_future()
+
+    def _end(self, record: ClaimRecord) -> None:
+        ended = self._under_way.pop(record.uid, None)
+        if ended is not None:
+            ended.set_result(None)
+
     async def _send(self, write: ClaimWrite) -> str:
         """From WRITING to the end; empty if it is written, or why it is not."""
         record, book = write.record, self._book
@@ -228,6 +255,8 @@ class ClaimWriter:
         except BaseException:
             book.lose_track(record)
             raise
+        finally:
+            self._end(record)
         if isinstance(answer, str):
             book.finish(record)
             return answer
