@@ -102,14 +102,13 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
                 yield journal
 
     async def work() -> None:
-        from tessera.inspect.bundle import is_compressed
         from tessera.inspect.dashboard.journal import RecordedJournal
         from tessera.inspect.dashboard.recorded_source import RecordedSource, read_records
         from tessera.inspect.dashboard.source import FixedSource
         from tessera.inspect.offline_cluster import OfflineCluster
 
         # A bundle of `tessera snapshot --with-journal` has both.
-        has_journal = not journals and source.snapshot is not None and is_compressed(source.snapshot)
+        has_journal = not journals and source.snapshot is not None and sources.is_bundle(source.snapshot)
         files = (source.snapshot,) if source.snapshot is not None and has_journal else journals
         records = await read_records(*files) if files else None
         if records is not None and source.is_live:

@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 import click
 
 from tessera import __version__
+from tessera.files import reader as files
 from tessera.services.common_settings import PRINT_CONFIG
 from tessera.services.settings_table import Flags, Group, Setting, SettingsError, Sources
 from tessera.services.value_types import FlagKind
+from tessera.wire.documents import MAX_BYTES
 
 T = TypeVar("T")
-
-MAX_BYTES = 2**20 + 1
-"""of a file; one more than the reader accepts, so that the reader can say that there is too much"""
 
 
 class BadConfiguration(click.ClickException):
@@ -97,5 +96,5 @@ def run_service(service: str, *arguments: object, flags: Flags, **facts: object)
 
 
 def read_file(path: str) -> str:
-    with open(path, "rb") as file:
-        return file.read(MAX_BYTES).decode()
+    """Raises OSError and UnicodeError."""
+    return files.read_file(path, limit=MAX_BYTES).decode()

@@ -62,12 +62,11 @@ def choose_journal(source: ClusterSource, files: tuple[str, ...], url: str) -> J
 @asynccontextmanager
 async def open_journal(source: ClusterSource, chosen: JournalChoice) -> AsyncIterator[JournalSource]:
     """The journal; notes of one that is followed go to standard error at once."""
-    from tessera.inspect.bundle import is_compressed
     from tessera.inspect.journal_source import FileSource
     from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
     from tessera.inspect.state import InspectionError
 
-    if chosen.files == (source.snapshot,) and not is_compressed(chosen.files[0]):
+    if chosen.files == (source.snapshot,) and not sources.is_bundle(chosen.files[0]):
         raise InspectionError(
             f"{source.snapshot} has no journal; make one with tessera snapshot --with-journal -o FILE"
         )

@@ -11,8 +11,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,12 +68,11 @@ class ClusterSource:
         """The setup with what the command line says instead."""
         from msgspec import structs
 
-        from tessera.cli.grouped import read_file
         from tessera.inspect.scheduler_settings import parse_scheduler_flags
 
         file, flags = self.device_config_file, parse_scheduler_flags(self.scheduler_flag)
         if file:
-            setup = structs.replace(setup, device_config=read_file(file), device_config_from=file)
+            setup = structs.replace(setup, device_config=read_input(file), device_config_from=file)
         if flags:
             setup = structs.replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
         return setup
@@ -180,17 +179,16 @@ async def read_state(
     from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
     from tessera.inspect.snapshots import decode_snapshot
-    from tessera.inspect.state import InspectionError, Setup
+    from tessera.inspect.state import Setup
 
-    try:
-        if source.cluster_file is not None:
-            text = Path(source.cluster_file).read_text(encoding="utf-8")
-            return read_description(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
-        if source.snapshot is not None:
-            state = decode_snapshot(read_snapshot_file(source.snapshot), file=source.snapshot)
-            return replace(state, setup=source.override(state.setup))
-    except (OSError, UnicodeError) as error:
-        raise InspectionError(str(error)) from error
+    if source.cluster_file is not None:
+        text = read_input(source.cluster_file)
+        return read_description(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
+    if source.snapshot is not None:
+        with _file_errors(source.snapshot):
+            data = read_snapshot_file(source.snapshot)
+        state = decode_snapshot(data, file=source.snapshot)
+        return replace(state, setup=source.override(state.setup))
     async with open_cluster(source) as (client, name):
         return await collect(
             client,
@@ -226,10 +224,26 @@ async def open_cluster(source: ClusterSource, access: Access | None = None) -> A
 
 def read_input(file: str) -> str:
     """The text of a file, or of standard input for `-`. Raises InspectionError."""
+    from tessera.files.reader import read_file, read_stdin
+
+    with _file_errors(file):
+        return (read_stdin() if file == "-" else read_file(file)).decode()
+
+
+def is_bundle(file: str) -> bool:
+    """Whether a file is compressed, as those of `tessera snapshot --with-journal` are. Raises InspectionError."""
+    from tessera.files.reader import is_packed
+
+    with _file_errors(file):
+        return is_packed(file)
+
+
+@contextmanager
+def _file_errors(file: str) -> Iterator[None]:
     from tessera.inspect.state import InspectionError
 
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        yield
     except OSError as error:
         raise InspectionError(f"cannot read {file}: {error.strerror or error}") from error
     except UnicodeError as error:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from tessera.files.documents import DocumentError, yaml_events
 from tessera.inspect.anonymize_selectors import SelectorReplacer, published_texts
 from tessera.inspect.state import ClaimObjects, ClusterState, Json
 from tessera.wire import keys
@@ -144,8 +145,8 @@ def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
 def _without_comments(text: str | None) -> str | None:
     """YAML with the same values: comments may name anything. Text that cannot be read is left out."""
     try:
-        return None if text is None else yaml.emit(yaml.parse(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError:
+        return None if text is None else yaml.emit(yaml_events(text))
+    except DocumentError:
         return None
 
 

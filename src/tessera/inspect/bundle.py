@@ -9,11 +9,10 @@ from __future__ import annotations
 import io
 import tarfile
 import tempfile
-from collections.abc import AsyncIterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterable
 from typing import IO
 
+from tessera.files.reader import GZIP, MAX_BYTES, ArchiveMember, ByteSource, UnpackedFile, open_file, read_stream
 from tessera.inspect.anonymize import FoundNames, anonymize_state
 from tessera.inspect.anonymize_journal import JournalAnonymizer, find_names
 from tessera.inspect.snapshots import encode_snapshot
@@ -22,9 +21,6 @@ from tessera.wire.journal import Record, decode_record, encode_record
 
 SNAPSHOT = "snapshot.json"
 JOURNAL = "journal.jsonl"
-
-GZIP = b"\x1f\x8b"
-"""the first bytes of everything that gzip compressed"""
 
 
 async def write_bundle(path: str, state: ClusterState, records: AsyncIterable[Record], *, key: bytes | None) -> int:
@@ -64,27 +60,17 @@ def _write(path: str, snapshot: bytes, journal: IO[bytes], *, taken: float) -> N
 
 def read_snapshot_file(path: str) -> bytes:
     """The snapshot in a file: the file itself, or that of an archive. Raises OSError and InspectionError."""
-    if not is_compressed(path):
-        return Path(path).read_bytes()
-    with open(path, "rb") as raw, open_member(raw, SNAPSHOT, file=path) as member:
-        return member.read()
+    with open_file(path) as file:
+        start = file.peek(len(GZIP))[: len(GZIP)]
+        stream = open_member(file, SNAPSHOT, file=path) if start == GZIP else file
+        return read_stream(stream, path, limit=MAX_BYTES)
 
 
-def is_compressed(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(GZIP)) == GZIP
-
-
-@contextmanager
-def open_member(raw: IO[bytes], name: str, *, file: str) -> Iterator[IO[bytes]]:
-    """A member of the archive, as a stream that reads `raw` piece by piece."""
+def open_member(raw: IO[bytes], name: str, *, file: str) -> ByteSource:
+    """A member of the archive, as a stream that reads `raw` piece by piece. Raises InspectionError."""
     try:
-        with tarfile.open(fileobj=raw, mode="r|gz") as archive:
-            for entry in archive:
-                found = archive.extractfile(entry) if entry.name == name and entry.isfile() else None
-                if found is not None:
-                    yield found
-                    return
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise InspectionError(f"{file}: not an archive of tessera snapshot --with-journal: {error}") from error
-    raise InspectionError(f"{file}: has no {name}; make one with tessera snapshot --with-journal -o FILE")
+        return ArchiveMember(UnpackedFile(raw, file), name, file)
+    except OSError as error:
+        raise InspectionError(
+            f"{file}: {error.strerror}; make one with tessera snapshot --with-journal -o FILE"
+        ) from error

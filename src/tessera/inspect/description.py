@@ -23,7 +23,7 @@ import msgspec
 from tessera.core.devices import HAMI_CORE, Device
 from tessera.core.quota import QUOTA_PREFIX
 from tessera.host.simulated.models import MODELS
-from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json, Setup, yaml_documents
+from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json, Setup, documents
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire.errors import WireError
@@ -85,7 +85,7 @@ class ClusterDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 def read_description(text: str, *, file: str, now: float, setup: Setup) -> ClusterState:
     """Raises InspectionError with the file and what is wrong in it."""
     objects: dict[str, list[Json]] = {kind: [] for kind in (*KINDS, *CLAIM_KINDS)}
-    for document in yaml_documents(text, file):
+    for document in documents(text, file):
         if isinstance(document, dict) and "kind" in document:
             _add_object(document, objects, file)
         else:

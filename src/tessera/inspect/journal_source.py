@@ -8,16 +8,15 @@ cannot be read is an error: the record that is missing could be the one that mat
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
-import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
-from typing import IO, NoReturn, Protocol, cast
+from typing import IO, NoReturn, Protocol
 
 import msgspec
 
-from tessera.inspect.bundle import GZIP, JOURNAL, open_member
+from tessera.files.reader import GZIP, ByteSource, UnpackedFile, open_file
+from tessera.inspect.bundle import JOURNAL, open_member
 from tessera.inspect.state import InspectionError
 from tessera.wire.errors import WireError
 from tessera.wire.journal import Record, Start, decode_record
@@ -149,8 +148,8 @@ class FileSource:
         before, rest = self._read, b""
         try:
             with ExitStack() as stack:
-                raw = stack.enter_context(open(path, "rb"))
-                stream = _unpacked(raw, path, stack)
+                raw = stack.enter_context(open_file(path))
+                stream = _unpacked(raw, path)
                 while True:
                     # Looked up before reading: what was written to the old file until then is read.
                     is_replaced = follow and _is_replaced(raw, path)
@@ -162,7 +161,7 @@ class FileSource:
                         for line in lines:
                             yield line
                     if is_replaced:
-                        raw = stack.enter_context(open(path, "rb"))
+                        raw = stack.enter_context(open_file(path))
                         stream = raw
                     elif follow:
                         await asyncio.sleep(POLL_SECONDS)
@@ -170,8 +169,6 @@ class FileSource:
                         break
         except OSError as error:
             raise InspectionError(f"cannot read {path}: {error.strerror or error}") from error
-        except (EOFError, zlib.error) as error:
-            raise InspectionError(f"cannot read {path}: {error}") from error
         if rest:
             yield rest
 
@@ -200,15 +197,12 @@ def _is_replaced(file: IO[bytes], path: str) -> bool:
     return now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < file.tell()
 
 
-def _unpacked(raw: IO[bytes], path: str, stack: ExitStack) -> IO[bytes]:
+def _unpacked(raw: IO[bytes], path: str) -> ByteSource:
     """The journal in a file: the file itself, decompressed, or the member of a bundle."""
-    if raw.read(len(GZIP)) != GZIP:
-        raw.seek(0)
+    is_packed = raw.read(len(GZIP)) == GZIP
+    raw.seek(0)
+    if not is_packed:
         return raw
+    is_journal = UnpackedFile(raw, path).read(1) == b"{"
     raw.seek(0)
-    unpacked = gzip.GzipFile(fileobj=raw)
-    is_journal = unpacked.read(1) == b"{"
-    raw.seek(0)
-    if is_journal:
-        return cast("IO[bytes]", stack.enter_context(gzip.GzipFile(fileobj=raw)))
-    return stack.enter_context(open_member(raw, JOURNAL, file=path))
+    return UnpackedFile(raw, path) if is_journal else open_member(raw, JOURNAL, file=path)

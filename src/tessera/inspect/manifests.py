@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.inspect.state import InspectionError, Json, yaml_documents
+from tessera.inspect.state import InspectionError, Json, documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ CLAIM_KINDS = ("DeviceClass", "ResourceClaim", "ResourceClaimTemplate")
 """that may stand beside pods"""
 
 
-def read_manifests(text: str, *, file: str, namespace: str, count: int | None, trusted: bool = True) -> list[Manifest]:
-    """Raises InspectionError. `count` overrides the replicas of a workload. `trusted`: the file is the user's own."""
-    every = [item for document in yaml_documents(text, file, trusted=trusted) for item in _items(document)]
+def read_manifests(text: str, *, file: str, namespace: str, count: int | None) -> list[Manifest]:
+    """Raises InspectionError. `count` overrides the replicas of a workload."""
+    every = [item for document in documents(text, file) for item in _items(document)]
     items = [item for item in every if not _is_for_claims(item)]
     if not items:
         raise InspectionError(f"{file}: contains no pod")
@@ -34,10 +34,10 @@ def read_manifests(text: str, *, file: str, namespace: str, count: int | None, t
     ]
 
 
-def read_claim_manifests(text: str, *, file: str, namespace: str, trusted: bool = True) -> list[Json]:
+def read_claim_manifests(text: str, *, file: str, namespace: str) -> list[Json]:
     """The classes, claims and templates of claims in a manifest, each with its namespace. Raises InspectionError."""
     found = []
-    for document in yaml_documents(text, file, trusted=trusted):
+    for document in documents(text, file):
         for item in filter(_is_for_claims, _items(document)):
             metadata = _table(item, "metadata")
             if not isinstance(metadata.get("name"), str):

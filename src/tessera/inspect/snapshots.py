@@ -14,9 +14,9 @@ import yaml
 
 from tessera import __version__
 from tessera.core.requests import HostRequest
-from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
+from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup, documents
+from tessera.wire.quotes import shortened
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """with libyaml where PyYAML has it, which is much faster"""
 
@@ -41,11 +41,6 @@ class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     quotas: tuple[dict[str, Any], ...] = ()
     others: dict[str, HostRequest] = {}
     dra: ClaimObjects = ClaimObjects()
-
-
-class _Head(msgspec.Struct, frozen=True):
-    kind: str = ""
-    version: int = 0
 
 
 def encode_snapshot(state: ClusterState, *, hashed: bool = False, form: str = "json") -> bytes:
@@ -73,33 +68,30 @@ def encode_snapshot(state: ClusterState, *, hashed: bool = False, form: str = "j
 
 def decode_snapshot(data: bytes, *, file: str) -> ClusterState:
     """Raises InspectionError with what is wrong with the file, which may be JSON or YAML."""
-    try:
-        if not data.lstrip().startswith(b"{"):
-            data = msgspec.json.encode(yaml.load(data, Loader=_LOADER))
-        head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.MsgspecError, yaml.YAMLError, UnicodeError, TypeError) as error:
-        raise InspectionError(f"{file}: not a snapshot: {error}; create one with tessera snapshot -o FILE") from error
-    if head.kind != KIND:
+    found = documents(data, file)
+    head = found[0] if len(found) == 1 and isinstance(found[0], dict) else {}
+    kind, version = head.get("kind"), head.get("version")
+    if kind != KIND:
+        what = f"kind is {kind[:40]!r}, not {KIND}" if isinstance(kind, str) else "not a snapshot"
+        raise InspectionError(f"{file}: {what}; create one with tessera snapshot -o FILE")
+    if version not in READ:
         raise InspectionError(
-            f"{file}: kind is {head.kind[:40]!r}, not {KIND}; create one with tessera snapshot -o FILE"
-        )
-    if head.version not in READ:
-        raise InspectionError(
-            f"{file}: snapshot version {head.version} is not supported; this tessera reads versions up to {VERSION}"
+            f"{file}: snapshot version {shortened(repr(version))} is not supported;"
+            f" this tessera reads versions up to {VERSION}"
         )
     try:
-        found = msgspec.json.decode(data, type=_Snapshot)
-        taken = datetime.fromisoformat(found.taken.replace("Z", "+00:00")).timestamp()
-    except (msgspec.MsgspecError, ValueError) as error:
+        snapshot = msgspec.convert(head, type=_Snapshot)
+        taken = datetime.fromisoformat(snapshot.taken.replace("Z", "+00:00")).timestamp()
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise InspectionError(f"{file}: not a readable snapshot: {error}") from error
     return ClusterState(
-        f"snapshot {file}, taken {found.taken}",
+        f"snapshot {file}, taken {snapshot.taken}",
         taken,
-        found.nodes,
-        found.pods,
-        found.quotas,
-        found.setup,
-        (*found.unseen, *([WITHOUT_OTHERS] if found.version == 1 else [])),
-        found.others,
-        dra=found.dra,
+        snapshot.nodes,
+        snapshot.pods,
+        snapshot.quotas,
+        snapshot.setup,
+        (*snapshot.unseen, *([WITHOUT_OTHERS] if snapshot.version == 1 else [])),
+        snapshot.others,
+        dra=snapshot.dra,
     )

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import yaml
 
 from tessera.core.requests import HostRequest
+from tessera.files.documents import DocumentError, read_documents
 from tessera.kube.resources import (
     DEVICE_CLASSES,
     NODES,
@@ -33,8 +33,6 @@ HOW_TO_READ = (
 """for a person who lacks rights"""
 
 CHART_DEFAULTS = "the chart's defaults"
-DEEPEST = 100
-"""levels of brackets in a document that is not the user's own; manifests have about ten"""
 
 
 class InspectionError(Exception):
@@ -45,28 +43,12 @@ class ListForbidden(InspectionError):
     """The user may not list nodes or pods."""
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them stand for more than any memory holds. And deep nesting: to find the keys in
-    a thousand open brackets takes seconds."""
-
-    def fetch_flow_collection_start(self, token: Any) -> None:
-        if self.flow_level >= DEEPEST:
-            raise yaml.YAMLError(f"more than {DEEPEST} brackets inside each other are not read here")
-        super().fetch_flow_collection_start(token)
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not read here")
-        return super().compose_node(parent, index)
-
-
-def yaml_documents(text: str, file: str, *, trusted: bool = True) -> list[Any]:
-    """The documents of a YAML file, without aliases unless it is the user's own. Raises InspectionError."""
+def documents(data: bytes | str, file: str) -> list[Any]:
+    """The documents of a file of JSON or YAML. Raises InspectionError."""
     try:
-        found = yaml.load_all(text, Loader=yaml.SafeLoader if trusted else _PlainLoader)
-        return [document for document in found if document is not None]
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InspectionError(f"{file}: not YAML: {error}") from error
+        return read_documents(data)
+    except DocumentError as error:
+        raise InspectionError(f"{file}: {error}") from error
 
 
 class Setup(msgspec.Struct, frozen=True, rename="camel"):

@@ -10,6 +10,7 @@ import base64
 import re
 from pathlib import Path
 
+from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.errors import AccessError
 from tessera.kube.tls import RECHECK_SECONDS, ClientPair
 
@@ -80,7 +81,7 @@ class TokenFile(Credentials):
 
     def _read(self) -> dict[str, str]:
         try:
-            text = self._path.read_text(encoding="ascii", errors="replace").strip()
+            text = read_file(self._path, limit=MAX_SMALL_BYTES).decode("ascii", "replace").strip()
         except OSError as error:
             raise AccessError(f"{self._where}: cannot read {self._path}: {error.strerror}") from error
         return bearer(text, f"{self._where}: {self._path}")

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import yaml
 
+from tessera.files.documents import DocumentError, read_documents
+from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.errors import AccessError
 from tessera.kube.tls import Pem
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MAX_BYTES = 4 << 20
-"""far above any real kubeconfig; a wrong path may name any file"""
 
 
 class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab"):
@@ -205,25 +201,18 @@ def _merge(into: dict[str, Entry[T]], file: Path, plural: str, single: str, item
 
 def _read(path: Path) -> _KubeconfigFile | None:
     try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        documents = read_documents(read_file(path, limit=MAX_SMALL_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise AccessError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(text) > MAX_BYTES:
-        raise AccessError(f"{path}: larger than {MAX_BYTES >> 20} MiB; this is not a kubeconfig")
+    except DocumentError as error:
+        raise AccessError(f"{path}: {error}") from error
+    if len(documents) > 1:
+        raise AccessError(f"{path}: has {len(documents)} documents; a kubeconfig is one")
     try:
-        tree = yaml.load(text, Loader=_LOADER)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise AccessError(f"{path}: not valid YAML: {_one_line(error)}") from error
-    try:
-        return msgspec.convert(tree if tree is not None else {}, type=_KubeconfigFile)
+        return msgspec.convert(documents[0] if documents else {}, type=_KubeconfigFile)
     except msgspec.ValidationError as error:
         what, _, place = str(error).rpartition(" - at `$")
         place = place.removesuffix("`").lstrip(".")
         raise AccessError(f"{path}: {place}: {what}" if what and place else f"{path}: {error}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__

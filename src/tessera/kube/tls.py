@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.errors import AccessError
 
 RECHECK_SECONDS = 60.0
@@ -34,7 +35,7 @@ class Pem:
         if self.path is None:
             return self.data
         try:
-            return self.path.read_bytes()
+            return read_file(self.path, limit=MAX_SMALL_BYTES)
         except OSError as error:
             raise AccessError(f"{self.where}: cannot read {self.path}: {error.strerror}") from error
 

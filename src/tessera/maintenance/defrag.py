@@ -21,7 +21,7 @@ import msgspec
 
 from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.state import InspectionError, yaml_documents
+from tessera.inspect.state import InspectionError, documents
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import PODS
@@ -65,8 +65,8 @@ class ApplyOptions:
 
 def read_plan(text: str, *, file: str) -> DefragmentationReport:
     """What `tessera defrag plan -o json` or `-o yaml` printed. Raises InspectionError."""
-    documents = yaml_documents(text, file)
-    document = documents[0] if len(documents) == 1 and isinstance(documents[0], dict) else {}
+    found = documents(text, file)
+    document = found[0] if len(found) == 1 and isinstance(found[0], dict) else {}
     if document.get("kind") != KIND:
         raise InspectionError(f"{file}: not a plan; make one with tessera defrag plan -o json")
     try:

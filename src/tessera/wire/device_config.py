@@ -15,11 +15,12 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from tessera.wire.documents import Item, Key, Listing, Report, Scalar, Table, table
+from tessera.files.documents import plain_value
+from tessera.wire.documents import Item, Key, Listing, Report, Scalar, Table
 from tessera.wire.expectations import nearest
 from tessera.wire.quotes import quoted
 from tessera.wire.strict import decode, type_info
-from tessera.wire.yaml_source import plain_value, read_yaml
+from tessera.wire.yaml_source import read_yaml
 
 FOREIGN_KEYS = frozenset({"version", "flags", "resources", "sharing", "imex", "scheduler"})
 """top-level keys of NVIDIA's plugin configuration, read by another reader from the same file"""
@@ -48,7 +49,7 @@ class SectionSchema:
     def upgraded(self, item: Item) -> Item:
         if not self.list_key or not isinstance(item, Listing):
             return item
-        return table([(Key(self.list_key, item.line), item)], item.line)
+        return Table(((Key(self.list_key, item.line), item),), item.line)
 
 
 def empty_section(schema: Any) -> Any:

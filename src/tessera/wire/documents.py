@@ -1,7 +1,7 @@
 """A configuration file as a tree that remembers where every value was written, and the error that lists all problems.
 
 `yaml_source` and `json_source` build the tree, `strict` turns it into typed values. A tree is immutable and bounded in
-depth and size, YAML aliases included, so code that walks it needs no limits of its own.
+depth and size by `files.documents`, so code that walks it needs no limits of its own.
 """
 
 from __future__ import annotations
@@ -9,36 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tessera.files.documents import PlainValue
 from tessera.wire.errors import WireError
 from tessera.wire.quotes import quoted
 
 MAX_BYTES = 2**20
 """bytes of a file; as much as a ConfigMap can hold"""
 
-MAX_DEPTH = 32
-"""levels of nesting; real files have fewer than ten"""
-TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
-
-MAX_ITEMS = 200_000
-"""values in a file, those behind aliases counted as often as they are used"""
-
 MAX_PROBLEMS = 50
 """problems reported per file"""
-
-ScalarValue = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """One plain value; `text` is how the file spells it."""
 
-    value: ScalarValue
+    value: PlainValue
     line: int
     text: str
     quoted: bool = False
-
-    size = 1
-    depth = 0
 
     def __str__(self) -> str:
         if self.value is None:
@@ -50,8 +39,6 @@ class Scalar:
 class Listing:
     items: tuple[Item, ...]
     line: int
-    size: int
-    depth: int
 
     def __str__(self) -> str:
         return "a list"
@@ -69,24 +56,12 @@ class Table:
 
     entries: tuple[tuple[Key, Item], ...]
     line: int
-    size: int
-    depth: int
 
     def __str__(self) -> str:
         return "a table of keys"
 
 
 Item = Scalar | Listing | Table
-
-
-def listing(items: Iterable[Item], line: int) -> Listing:
-    members = tuple(items)
-    return Listing(members, line, 1 + sum(m.size for m in members), 1 + max((m.depth for m in members), default=0))
-
-
-def table(entries: Iterable[tuple[Key, Item]], line: int) -> Table:
-    members = tuple(entries)
-    return Table(members, line, 1 + sum(m.size for _, m in members), 1 + max((m.depth for _, m in members), default=0))
 
 
 def bare(text: str) -> str:
@@ -179,31 +154,25 @@ class _Open:
 
 
 class TreeBuilder:
-    """Builds a tree from what a parser meets. Stops at the first level too deep and the first value too many."""
+    """Builds a tree from what a parser meets."""
 
     def __init__(self, report: Report) -> None:
         self.root: Item = Scalar(None, 0, "")
         self.anchors: dict[str, Item] = {}
         self._report = report
         self._open: list[_Open] = []
-        self._count = 0
 
     def open(self, line: int, *, is_table: bool, anchor: str | None = None) -> None:
-        if len(self._open) >= MAX_DEPTH:
-            raise self._report.fatal(TOO_DEEP, line=line)
         self._open.append(_Open(line, is_table, anchor))
 
     def close(self) -> None:
         closed = self._open.pop()
-        made = table(closed.entries.values(), closed.line) if closed.is_table else None
-        self.add(made or listing(closed.items, closed.line), closed.anchor)
+        if closed.is_table:
+            self.add(Table(tuple(closed.entries.values()), closed.line), closed.anchor)
+        else:
+            self.add(Listing(tuple(closed.items), closed.line), closed.anchor)
 
     def add(self, item: Item, anchor: str | None = None) -> None:
-        self._count += 1
-        if item.depth > MAX_DEPTH:
-            raise self._report.fatal(TOO_DEEP, line=item.line)
-        if max(item.size, self._count) > MAX_ITEMS:
-            raise self._report.fatal(f"more than {MAX_ITEMS} values", line=item.line)
         if anchor is not None:
             self.anchors[anchor] = item
         if not self._open:

@@ -11,9 +11,9 @@ from difflib import get_close_matches
 
 from msgspec import inspect
 
+from tessera.files.documents import plain_value
 from tessera.wire.documents import Item, Listing, Scalar, Table, bare
 from tessera.wire.integers import INT32_MAX
-from tessera.wire.yaml_source import plain_value
 
 _LIST_ALL = 12
 """if no key is similar, list all known keys up to this many"""

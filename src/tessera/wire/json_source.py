@@ -1,7 +1,7 @@
 """JSON text to a `documents` tree.
 
-The standard library checks the grammar; a second walk over the tokens only finds line numbers. NaN and Infinity are not
-JSON and are refused; a duplicate key is reported.
+`files.documents` checks the limits and the standard library the grammar; a second walk over the tokens only finds line
+numbers. NaN and Infinity are not JSON and are refused; a duplicate key is reported.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import re
 from typing import NoReturn
 
-from tessera.wire.documents import TOO_DEEP, Item, Report, Scalar, TreeBuilder, measured
-from tessera.wire.yaml_source import plain_value
+from tessera.files.documents import DocumentError, check_json, plain_value
+from tessera.wire.documents import Item, Report, Scalar, TreeBuilder, measured
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^\s\[\]{}:,"]+')
 """strings, brackets and words; separators carry no information once the grammar is known to be right"""
@@ -49,11 +49,12 @@ def _refuse_constant(word: str) -> NoReturn:
 
 def _check_grammar(text: str, report: Report) -> None:
     try:
+        check_json(text.encode())
         # Numbers stay text here: they may have too many digits for int() and are checked later.
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise report.fatal(f"not valid JSON: {error.msg} (column {error.colno})", line=error.lineno) from error
     except _NotJson as error:
         raise report.fatal(f"not valid JSON: {error} is not a JSON number") from error
-    except RecursionError as error:
-        raise report.fatal(TOO_DEEP) from error
+    except DocumentError as error:
+        raise report.fatal(error.problem) from error

@@ -14,9 +14,10 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
+from tessera.files.reader import read_file
 from tessera.host.cards import MAX_NVLINKS, TopologyLevel
 from tessera.host.simulated.models import MODELS
-from tessera.wire.documents import ConfigError, Report
+from tessera.wire.documents import MAX_BYTES, ConfigError, Report
 from tessera.wire.expectations import nearest
 from tessera.wire.json_source import read_json
 from tessera.wire.quotes import quoted
@@ -171,7 +172,7 @@ def parse_description(text: str, *, file: str) -> SimulationDescription:
 def load_description(path: Path) -> SimulationDescription:
     """Raises ConfigError."""
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path, limit=MAX_BYTES).decode()
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     except UnicodeError as error:

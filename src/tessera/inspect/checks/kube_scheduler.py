@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
+from tessera.files.documents import DocumentError, read_documents
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.installation import Installation
 from tessera.inspect.state import Json
@@ -156,8 +155,8 @@ def _config(config_map: Json) -> Json | None:
         text = (config_map.get("data") or {}).get(key)
         if text is not None:
             try:
-                found = yaml.safe_load(text)
-            except yaml.YAMLError:
+                found = read_documents(text)
+            except DocumentError:
                 return None
-            return found if isinstance(found, dict) else None
+            return found[0] if len(found) == 1 and isinstance(found[0], dict) else None
     return None

@@ -32,17 +32,13 @@ LISTED = 50
 async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     """The answer to a manifest of pods or workloads. Raises InspectionError if it cannot be read."""
     # Not on the event loop: YAML takes its time.
-    manifests = await asyncio.to_thread(
-        read_manifests, text, file="the manifest", namespace="default", count=None, trusted=False
-    )
+    manifests = await asyncio.to_thread(read_manifests, text, file="the manifest", namespace="default", count=None)
     if len(manifests) > MOST_MANIFESTS:
         raise InspectionError(f"the manifest has {len(manifests)} pods or workloads; try at most {MOST_MANIFESTS}")
     for manifest in manifests:
         if manifest.count > MOST_COPIES:
             raise InspectionError(f"{manifest.name} has {manifest.count} copies; try at most {MOST_COPIES}")
-    beside = await asyncio.to_thread(
-        read_claim_manifests, text, file="the manifest", namespace="default", trusted=False
-    )
+    beside = await asyncio.to_thread(read_claim_manifests, text, file="the manifest", namespace="default")
     trial = await source.begin_trial()
     for document in beside:
         trial.put_manifest(document)

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tessera.files.documents import read_json
+from tessera.files.reader import read_file
+
 QUIET_SECONDS = 5.0
 """between two lines about the progress"""
 
@@ -33,14 +36,19 @@ class ResultsFile:
         """Reads what the file has, or begins it. `purpose` must be the same for all results of a file."""
         if path is None:
             return cls(None, {})
-        text = path.read_text() if path.exists() else ""
+        try:
+            text = read_file(path).decode() if path.exists() else ""
+        except OSError as error:
+            raise ResultsError(f"{path} cannot be read: {error.strerror or error}") from error
+        except UnicodeError as error:
+            raise ResultsError(f"{path} is not a file of results") from error
         whole, _, _ = text.rpartition("\n")
         lines = whole.splitlines()
         if not lines:
             path.write_text(json.dumps({"purpose": purpose}) + "\n")
             return cls(path, {})
         try:
-            head, *entries = (json.loads(line) for line in lines)
+            head, *entries = (read_json(line.encode()) for line in lines)
             if head["purpose"] != purpose:
                 raise ResultsError(f"{path} has results of other options; name another file or delete it")
             found = {entry["key"]: entry["result"] for entry in entries}

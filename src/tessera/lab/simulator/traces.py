@@ -7,12 +7,15 @@ values have defaults; wrong ones are refused with the entry.
 from __future__ import annotations
 
 import csv
+import io
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tessera.files.documents import DocumentError, read_documents
+from tessera.files.reader import read_file
 
 WHOLE = 1000
 """`gpu_milli` of a whole card"""
@@ -160,15 +163,18 @@ def read_pods(path: Path) -> tuple[TracePod, ...]:
 def _rows(path: Path, key: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         if path.suffix in (".yaml", ".yml"):
-            entries = yaml.safe_load(path.read_text())
+            found = read_documents(read_file(path))
+            entries = found[0] if len(found) == 1 else None
             entries = entries.get(key) if isinstance(entries, dict) else entries
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
                 raise TraceError(f"{path}: expected a list of {key}")
             yield from enumerate(entries, start=1)
         else:
-            with path.open(newline="") as file:
-                yield from enumerate(csv.DictReader(file), start=1)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, csv.Error) as error:
+            text = io.StringIO(read_file(path).decode(), newline="")
+            yield from enumerate(csv.DictReader(text), start=1)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeError, DocumentError, csv.Error) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
@@ -180,7 +186,7 @@ def _number(path: Path, place: int, row: Mapping[str, Any], key: str, default: i
         return default
     try:
         number = int(float(str(value)))
-    except ValueError:
+    except (ValueError, OverflowError):
         number = -1
     if number < 0:
         raise TraceError(f"{path}, entry {place}: {key} is {value!r}, expected a number of 0 or more")
@@ -192,6 +198,9 @@ def _time(path: Path, place: int, row: Mapping[str, Any], key: str) -> float | N
     if value in (None, ""):
         return None
     try:
-        return float(str(value))
+        seconds = float(str(value))
     except ValueError:
-        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, expected seconds") from None
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, expected seconds")
+    return seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.scheduler.certificates.authority import BadCertificate, Pair, facts_of
 from tessera.scheduler.certificates.serving_context import ServingContext
 
@@ -34,7 +35,7 @@ class CertificateFiles:
             if stamp == self._stamp:
                 return None
             self._stamp = None
-            pair = Pair(self._certificate.read_bytes(), self._key.read_bytes())
+            pair = Pair(*(read_file(path, limit=MAX_SMALL_BYTES) for path in (self._certificate, self._key)))
             expiry = facts_of(pair.certificate).not_after
             is_new = pair != self._serving.served
             if is_new:

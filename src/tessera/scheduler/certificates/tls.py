@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 
+from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.client import KubeClient
 from tessera.scheduler.certificates.authority import BadCertificate
 from tessera.scheduler.certificates.certificate_files import CertificateFiles
@@ -104,7 +104,7 @@ class ServingTls:
 
 def _serving_context(client_ca: str) -> ServingContext:
     try:
-        authority = Path(client_ca).read_bytes() if client_ca else b""
+        authority = read_file(client_ca, limit=MAX_SMALL_BYTES) if client_ca else b""
         if client_ca and not authority:
             # Without this error every client would be refused, silently.
             raise TlsError(f"{client_ca}: there is no certificate in it")
