@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from tessera import __version__
-from tessera.files import reader as files
 from tessera.services.common_settings import PRINT_CONFIG
 from tessera.services.settings_table import Flags, Group, Setting, SettingsError, Sources
 from tessera.services.value_types import FlagKind
-from tessera.wire.documents import MAX_BYTES
 
 T = TypeVar("T")
 
@@ -97,4 +95,7 @@ def run_service(service: str, *arguments: object, flags: Flags, **facts: object)
 
 def read_file(path: str) -> str:
     """Raises OSError and UnicodeError."""
-    return files.read_file(path, limit=MAX_BYTES).decode()
+    from tessera.files import reader
+    from tessera.wire.documents import MAX_BYTES
+
+    return reader.read_file(path, limit=MAX_BYTES).decode()

@@ -21,8 +21,7 @@ MAX_ALIASED = 200_000
 """values that aliases add"""
 
 TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
-TOO_MANY = f"more than {MAX_VALUES:,} values"
-TOO_MANY_ALIASED = f"aliases stand for more than {MAX_ALIASED:,} values; write them out, or fewer of them"
+TOO_MANY_ALIASED = f"aliases stand for more than {MAX_ALIASED} values; write them out, or use fewer"
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: ten times faster, same events"""
@@ -89,15 +88,15 @@ def read_json(data: bytes) -> Any:
         raise NotJson(f"not valid JSON: {error}") from error
 
 
-def check_json(data: bytes) -> None:
+def check_json(data: bytes, *, most: int = MAX_VALUES) -> None:
     """Raises DocumentError if there are too many values, or too many levels of them, for JSON to be parsed."""
     # All at the speed of memory: brackets that are not in strings, and then level by level those that hold none.
     structure = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ONE_BRACKET, _NO_STRUCTURE)
-    if structure.count(b'"') > 4 * MAX_VALUES:
-        raise DocumentError(TOO_MANY)
+    if structure.count(b'"') > 4 * most:
+        raise DocumentError(_too_many(most))
     outside = b"".join(structure.split(b'"')[::2])
-    if outside.count(b",") + outside.count(b"[") >= MAX_VALUES:
-        raise DocumentError(TOO_MANY)
+    if outside.count(b",") + outside.count(b"[") >= most:
+        raise DocumentError(_too_many(most))
     brackets = outside.replace(b",", b"")
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"")
@@ -106,7 +105,7 @@ def check_json(data: bytes) -> None:
         raise DocumentError(TOO_DEEP)
 
 
-def yaml_events(data: bytes | str) -> Iterator[Any]:
+def yaml_events(data: bytes | str, *, most: int = MAX_VALUES) -> Iterator[Any]:
     """The events of YAML within the limits. Raises DocumentError where they end, and for what is not YAML."""
     sizes: dict[str, tuple[int, int]] = {}
     """by anchor: values and levels"""
@@ -145,8 +144,8 @@ def yaml_events(data: bytes | str) -> Iterator[Any]:
                     raise DocumentError(TOO_DEEP, _line(event))
             elif kind is yaml.DocumentStartEvent:
                 sizes.clear()
-            if values > MAX_VALUES:
-                raise DocumentError(TOO_MANY, _line(event))
+            if values > most:
+                raise DocumentError(_too_many(most), _line(event))
             yield event
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -262,6 +261,10 @@ class _Builder:
         else:
             self._target[self._key] = value
             self._key = None
+
+
+def _too_many(most: int) -> str:
+    return f"more than {most} values"
 
 
 def _line(event: Any) -> int:

@@ -35,7 +35,7 @@ def open_file(path: str | Path) -> io.BufferedReader:
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
-            raise OSError(errno.EISDIR, "is a directory", str(path))
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "is neither a file nor a pipe", str(path))
         os.set_blocking(descriptor, True)

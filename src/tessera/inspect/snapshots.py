@@ -14,7 +14,8 @@ import yaml
 
 from tessera import __version__
 from tessera.core.requests import HostRequest
-from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup, documents
+from tessera.files.documents import DocumentError, read_documents
+from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
 from tessera.wire.quotes import shortened
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -68,7 +69,10 @@ def encode_snapshot(state: ClusterState, *, hashed: bool = False, form: str = "j
 
 def decode_snapshot(data: bytes, *, file: str) -> ClusterState:
     """Raises InspectionError with what is wrong with the file, which may be JSON or YAML."""
-    found = documents(data, file)
+    try:
+        found = read_documents(data)
+    except DocumentError as error:
+        raise InspectionError(f"{file}: not a snapshot: {error}; create one with tessera snapshot -o FILE") from error
     head = found[0] if len(found) == 1 and isinstance(found[0], dict) else {}
     kind, version = head.get("kind"), head.get("version")
     if kind != KIND:

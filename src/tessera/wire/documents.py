@@ -16,6 +16,9 @@ from tessera.wire.quotes import quoted
 MAX_BYTES = 2**20
 """bytes of a file; as much as a ConfigMap can hold"""
 
+MAX_ITEMS = 200_000
+"""values in a file, those behind aliases counted as often as they are used"""
+
 MAX_PROBLEMS = 50
 """problems reported per file"""
 

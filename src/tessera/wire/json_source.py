@@ -11,7 +11,7 @@ import re
 from typing import NoReturn
 
 from tessera.files.documents import DocumentError, check_json, plain_value
-from tessera.wire.documents import Item, Report, Scalar, TreeBuilder, measured
+from tessera.wire.documents import MAX_ITEMS, Item, Report, Scalar, TreeBuilder, measured
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^\s\[\]{}:,"]+')
 """strings, brackets and words; separators carry no information once the grammar is known to be right"""
@@ -49,7 +49,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 def _check_grammar(text: str, report: Report) -> None:
     try:
-        check_json(text.encode())
+        check_json(text.encode(), most=MAX_ITEMS)
         # Numbers stay text here: they may have too many digits for int() and are checked later.
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

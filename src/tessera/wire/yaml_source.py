@@ -8,7 +8,7 @@ from __future__ import annotations
 import yaml
 
 from tessera.files.documents import DocumentError, plain_value, yaml_events
-from tessera.wire.documents import Item, Report, Scalar, TreeBuilder, measured
+from tessera.wire.documents import MAX_ITEMS, Item, Report, Scalar, TreeBuilder, measured
 from tessera.wire.quotes import quoted
 
 
@@ -17,7 +17,7 @@ def read_yaml(text: str, report: Report) -> Item:
     the text cannot be parsed any further."""
     reader = _Reader(report)
     try:
-        for event in yaml_events(measured(text, report)):
+        for event in yaml_events(measured(text, report), most=MAX_ITEMS):
             reader.take(event)
     except DocumentError as error:
         raise report.fatal(error.problem, line=error.line) from error

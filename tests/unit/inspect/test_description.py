@@ -49,7 +49,7 @@ items:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[", "not YAML"),
+        ("[", "not valid JSON"),
         ("{}", "describes no nodes"),
         ("nodes: [{name: n, card: []}]", "unknown field `card`"),
         ("nodes: [{name: n, cards: [{model: A100}]}]", "give the memory of A100 in MiB; did you mean"),

@@ -144,7 +144,7 @@ def test_a_count_wins_over_replicas() -> None:
     ("text", "words"),
     [
         ("", "contains no pod"),
-        ("[", "not YAML"),
+        ("[", "not valid JSON"),
         ("kind: Pod", "expected a Pod"),
         ("kind: Pod\nspec: {}", "has no containers"),
     ],

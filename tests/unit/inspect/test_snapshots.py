@@ -117,7 +117,7 @@ def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes()
     ("data", "words"),
     [
         (b"", "not a snapshot"),
-        (b"{}", "kind is '', not TesseraSnapshot"),
+        (b"{}", "not a snapshot; create one"),
         (b'{"kind": "TesseraSnapshot", "version": 4}', "this tessera reads versions up to 3"),
         (b'{"kind": "TesseraSnapshot", "version": 1, "taken": "yesterday"}', "not a readable snapshot"),
     ],

@@ -226,10 +226,10 @@ HTTPS = {"server": "https://h"}
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "not valid YAML"),
-        ("a: *b", "not valid YAML"),
+        ("{", "not valid JSON"),
+        ("a: *b", "line 1: .* not defined before"),
         ("a\x00b", "not valid YAML"),
-        ("[" * 2000, "not valid YAML"),
+        ("[" * 2000, "nested more than 100 levels deep"),
         ("just words", "Expected `object`, got `str`"),
         ("", r"current-context: not set; name a context \(there are: none\)"),
         (changed(clusters=5), r"clusters: Expected `array \| null`, got `int`"),
@@ -308,7 +308,7 @@ def test_a_context_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_kubeconfig_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match="cannot be read: Is a directory"):
         load_access(kubeconfig=str(tmp_path), context=None, environ={})
-    with pytest.raises(AccessError, match="larger than 4 MiB"):
+    with pytest.raises(AccessError, match="cannot be read: has more than 4 MiB"):
         load_access(kubeconfig=written(tmp_path / "big", "#" * (5 << 20)), context=None, environ={})
     with pytest.raises(AccessError, match="no such file"):
         load_access(kubeconfig=str(tmp_path / "missing"), context=None, environ={})

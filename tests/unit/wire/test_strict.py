@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct, field
 
-from tessera.wire import documents
-from tessera.wire.documents import MAX_BYTES, MAX_DEPTH, MAX_PROBLEMS, ConfigError, Report
+from tessera.files.documents import MAX_DEPTH, plain_value
+from tessera.wire import documents, json_source, yaml_source
+from tessera.wire.documents import MAX_BYTES, MAX_PROBLEMS, ConfigError, Report
 from tessera.wire.json_source import read_json
 from tessera.wire.strict import decode
-from tessera.wire.yaml_source import plain_value, read_yaml
+from tessera.wire.yaml_source import read_yaml
 
 
 class Inner(Struct, frozen=True, kw_only=True):
@@ -248,20 +249,21 @@ def test_where_case_does_not_matter_a_key_may_still_be_given_only_once() -> None
         read("SOMETEXT: a\nsomeText: b", any_case=True)
 
 
-FEW_ITEMS = 2000
+FEW_ITEMS = 10_000
 
 
 @pytest.fixture
 def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that is reached sooner."""
     assert FEW_ITEMS < documents.MAX_ITEMS
-    monkeypatch.setattr(documents, "MAX_ITEMS", FEW_ITEMS)
+    monkeypatch.setattr(yaml_source, "MAX_ITEMS", FEW_ITEMS)
+    monkeypatch.setattr(json_source, "MAX_ITEMS", FEW_ITEMS)
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)
 )
-LADDER = "- &a0 [x]\n" + "".join(f"- &a{i} [*a{i - 1}]\n" for i in range(1, 100))
+LADDER = "- &a0 [x]\n" + "".join(f"- &a{i} [*a{i - 1}]\n" for i in range(1, 200))
 
 
 @pytest.mark.parametrize(
@@ -290,9 +292,9 @@ def test_a_file_made_to_exhaust_the_reader_is_refused(text: str, said: str, few_
         ('{"a": 1,\n "b": }', "f.json:2: not valid JSON: Expecting value (column 7)"),
         ('{"a": NaN}', "f.json: not valid JSON: NaN is not a JSON number"),
         ('{"a": -Infinity}', "f.json: not valid JSON: -Infinity is not a JSON number"),
-        ("[" * 100_000, f"f.json: nested more than {MAX_DEPTH} levels deep"),
-        ("[" * 40 + "]" * 40, f"f.json:1: nested more than {MAX_DEPTH} levels deep"),
-        ("[" + "1," * FEW_ITEMS + "1]", f"f.json:1: more than {FEW_ITEMS} values"),
+        ("[" * 5_000, f"f.json: nested more than {MAX_DEPTH} levels deep"),
+        ("[" * 200 + "]" * 200, f"f.json: nested more than {MAX_DEPTH} levels deep"),
+        ("[" + "1," * FEW_ITEMS + "1]", f"f.json: more than {FEW_ITEMS} values"),
         ('{"someText": "a",\n\n"someText": "b"}', 'f.json:3: the key "someText" is given twice, first in line 1'),
         ('{"someText":\n"\\ud800"}', "f.json:2: someText: half of a surrogate pair is no character"),
         (f'{{"someNumber": {"9" * 5000}}}', f'f.json:1: someNumber: expected {INT}, found the text "{"9" * 120}…"'),
