@@ -110,7 +110,9 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
         # A bundle of `tessera snapshot --with-journal` has both.
         has_journal = not journals and source.snapshot is not None and sources.is_bundle(source.snapshot)
         files = (source.snapshot,) if source.snapshot is not None and has_journal else journals
-        records = await read_records(*files) if files else None
+        records, notes = await read_records(*files) if files else (None, ())
+        for note in notes:
+            print_note(note)
         if records is not None and source.is_live:
             await serve(RecordedSource(records, name=", ".join(journals)), records[-1].time)
         elif source.is_live:

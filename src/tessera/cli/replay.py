@@ -53,7 +53,7 @@ def command(files: tuple[str, ...], output: str) -> None:
     replay = JournalReplay()
 
     async def work() -> tuple[Difference | None, FileSource]:
-        source = FileSource(*files)
+        source = FileSource(*files, strict=True)
         return await _check(replay, source), source
 
     difference, source = sources.run_async(work)

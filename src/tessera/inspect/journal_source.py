@@ -1,8 +1,7 @@
 """Where the records of a journal come from: files, or a running scheduler.
 
-Files are read piece by piece, so their size does not matter. A process that dies may leave half a line, at the end of a
-file or before the `Start` of the next process that writes to it; that is left out and noted. Everything else that
-cannot be read is an error: the record that is missing could be the one that matters.
+Files are read piece by piece, so their size does not matter. Lines that cannot be read are left out and noted: half of
+one that a process left when it died, and what a disk damaged. A reader that must have every record asks for `strict`.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
-from typing import IO, NoReturn, Protocol
-
-import msgspec
+from typing import IO, Protocol
 
 from tessera.files.reader import GZIP, ByteSource, UnpackedFile, open_file
 from tessera.inspect.bundle import JOURNAL, open_member
 from tessera.inspect.state import InspectionError
 from tessera.wire.errors import WireError
-from tessera.wire.journal import Record, Start, decode_record
+from tessera.wire.journal import NewerFormat, Record, Start, decode_record
 
 POLL_SECONDS = 0.5
 """between looks at a file that is followed"""
 MAX_LINE_BYTES = 64 << 20
 """far more than the largest node or pod needs"""
+MAX_NOTES = 20
+"""places in a file that are named"""
 CHUNK_BYTES = 1 << 20
 START = b'{"kind":"start"'
 """how Tessera writes the beginning of a `Start`"""
@@ -51,71 +50,86 @@ class JournalSource(Protocol):
 class LineDecoder:
     """Decodes the lines of one file."""
 
-    def __init__(self, name: str, notes: list[str]) -> None:
-        """Adds to `notes` what is left out."""
+    def __init__(self, name: str, notes: list[str], *, strict: bool = False) -> None:
+        """Adds to `notes` what is left out. `strict`: only before a `Start` and at the end may lines be left out."""
         self._name = name
         self._notes = notes
+        self._strict = strict
         self._line = 0
         self._records = 0
-        self._torn: tuple[int, str] | None = None
-        """number of a line that is not complete, and what is wrong with it"""
+        self._unread: tuple[int, str] | None = None
+        """number of the first of the lines before this one that cannot be read, and what is wrong with it"""
+        self._gaps = 0
+        self.is_damaged = False
+        """lines were left out since the last `Start`: what follows does not fit what is before"""
 
     def decode(self, line: bytes) -> Record | None:
         """None for a line that has no record, or only half of one. Raises InspectionError."""
         self._line += 1
         if not line.strip():
             return None
-        record = self._decode(line)
+        try:
+            record: Record | None = decode_record(line)
+        except NewerFormat as error:
+            raise InspectionError(f"{self._name}: line {self._line}: {error}") from error
+        except WireError as error:
+            self._unread = self._unread or (self._line, str(error))
+            self.is_damaged = True
+            record = _start_behind(line)
         if record is None:
             return None
-        if self._torn is not None:
-            if not isinstance(record, Start):
-                self._fail(*self._torn)
-            self._note("is cut off: the process that wrote it ended")
+        is_start = isinstance(record, Start)
+        if self._unread is not None:
+            self._end_gap(self._line - 1, is_harmless=is_start)
+        self.is_damaged &= not is_start
         self._records += 1
         return record
 
     def end(self) -> None:
         """No line follows."""
-        if self._torn is not None:
-            if not self._records:
-                self._fail(*self._torn)
-            self._note("is the last and is cut off: the process that wrote it ended, or is writing it now")
-        elif not self._records:
-            raise InspectionError(f"{self._name}: has no records")
+        if not self._records:
+            line, problem = self._unread or (0, "")
+            raise InspectionError(f"{self._name}: line {line}: {problem}" if line else f"{self._name}: has no records")
+        if self._unread is not None:
+            self._end_gap(self._line, is_harmless=True)
+        if self._gaps > MAX_NOTES:
+            self._notes.append(f"{self._name} has {self._gaps - MAX_NOTES} more places that cannot be read")
 
-    def _decode(self, line: bytes) -> Record | None:
-        """The record of a line, or the `Start` behind half a record that has no end of line; None if there is none."""
-        try:
-            return decode_record(line)
-        except WireError as error:
-            problem = str(error)
-        if self._torn is not None:
-            self._fail(*self._torn)
-        if _is_json(line):
-            self._fail(self._line, problem)
-        self._torn = self._line, problem
-        at = line.find(START, 1)
-        try:
-            return decode_record(line[at:]) if at > 0 else None
-        except WireError:
-            return None
+    def _end_gap(self, last: int, *, is_harmless: bool) -> None:
+        assert self._unread is not None
+        first, problem = self._unread
+        if self._strict and not is_harmless:
+            raise InspectionError(f"{self._name}: line {first}: {problem}")
+        self._unread = None
+        self._gaps += 1
+        if self._gaps > MAX_NOTES:
+            return
+        if first < last:
+            lines = f"lines {first} to {last} of {self._name} cannot be read and are left out"
+        else:
+            lines = f"line {first} of {self._name} cannot be read and is left out"
+        self._notes.append(f"{lines}: {problem}")
 
-    def _note(self, what: str) -> None:
-        assert self._torn is not None
-        self._notes.append(f"line {self._torn[0]} of {self._name} {what}. It is left out")
-        self._torn = None
 
-    def _fail(self, line: int, problem: str) -> NoReturn:
-        raise InspectionError(f"{self._name}: line {line}: {problem}")
+def _start_behind(line: bytes) -> Record | None:
+    """The `Start` behind half a record that has no end of line."""
+    at = line.find(START, 1)
+    try:
+        return decode_record(line[at:]) if at > 0 else None
+    except WireError:
+        return None
 
 
 class FileSource:
     """Journal files in their order, as the scheduler or `tessera journal -o json` writes them, also compressed or in a
     bundle. The last one may be followed: what is appended, and the file that replaces it when it is rotated."""
 
-    def __init__(self, *paths: str) -> None:
+    def __init__(self, *paths: str, strict: bool = False) -> None:
+        """`strict`: raise where a record is missing that later ones depend on."""
         self._paths = paths
+        self._strict = strict
+        self.is_damaged = False
+        """the last record does not fit the state that the last `Start` began"""
         self._notes: list[str] = []
         self._size = _sizes(paths)
         self._read = 0
@@ -136,10 +150,11 @@ class FileSource:
 
     async def records(self, *, follow: bool = False) -> AsyncGenerator[Record, None]:
         for path in self._paths:
-            decoder = LineDecoder(path, self._notes)
+            decoder = LineDecoder(path, self._notes, strict=self._strict)
             async with aclosing(self._lines(path, follow=follow and path == self._paths[-1])) as lines:
                 async for line in lines:
                     record = decoder.decode(line)
+                    self.is_damaged = decoder.is_damaged
                     if record is not None:
                         yield record
             decoder.end()
@@ -157,7 +172,8 @@ class FileSource:
                         self._read = before + raw.tell()
                         *lines, rest = (rest + chunk).split(b"\n")
                         if len(rest) > MAX_LINE_BYTES:
-                            raise InspectionError(f"{path}: not a journal: a line of more than {MAX_LINE_BYTES} bytes")
+                            # No record, such as the zeros of a file system that crashed: it need not be kept to see.
+                            rest = rest[: len(START)]
                         for line in lines:
                             yield line
                     if is_replaced:
@@ -171,14 +187,6 @@ class FileSource:
             raise InspectionError(f"cannot read {path}: {error.strerror or error}") from error
         if rest:
             yield rest
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return False
-    return True
 
 
 def _sizes(paths: Sequence[str]) -> int:

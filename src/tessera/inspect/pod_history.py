@@ -107,7 +107,7 @@ class _HistoryReader:
     def __init__(self, namespace: str, name: str) -> None:
         self.history = PodHistory(namespace, name)
         self._replay: JournalReplay | None = JournalReplay()
-        """None from where the records do not fit together"""
+        """None from where the records do not fit together until the next state"""
         self._stories: dict[str, PodStory] = {}
         self._process = ""
 
@@ -133,11 +133,13 @@ class _HistoryReader:
 
     def _follow(self, record: Record) -> None:
         if self._replay is None:
-            return
+            if not isinstance(record, Start):
+                return
+            self._replay = JournalReplay()
         try:
             self._replay.apply(record)
         except BrokenJournal as error:
-            self.history.notes.append(f"{error}; refusals have no numbers from there on")
+            self.history.notes.append(f"{error}; refusals have no numbers until the next state")
             self._replay = None
 
     def _on_start(self, start: Start) -> None:

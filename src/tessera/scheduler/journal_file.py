@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
+import stat
 from contextlib import aclosing
 
 import structlog
@@ -45,6 +47,8 @@ class JournalFile:
         self._descriptor: int | None = None
         self._size = self._snapshot_size = 0
         """bytes of the file, and of the state that it begins with"""
+        self._complete: tuple[int, int | None] = (0, None)
+        """size and position before a state that is not written as a whole; else as they are"""
         self._rng = random.Random()
         self._stop = asyncio.Event()
         self.errors = 0
@@ -60,12 +64,14 @@ class JournalFile:
                 is_last = self._stop.is_set()
                 try:
                     await self._write_new()
+                    if failures:
+                        log.info("journal file written again", file=self._path, failures=failures)
                     failures = 0
                 except OSError as error:
-                    self._note_failure(failures := failures + 1, error=str(error))
+                    await self._note_failure(failures := failures + 1, error=str(error))
                 except Exception as error:
                     # A fault of ours ends neither the file nor the scheduler, but must be seen.
-                    self._note_failure(failures := failures + 1, exc_info=error)
+                    await self._note_failure(failures := failures + 1, exc_info=error)
                 if is_last:
                     return
                 with contextlib.suppress(TimeoutError):
@@ -77,29 +83,33 @@ class JournalFile:
     def stop(self) -> None:
         self._stop.set()
 
-    def _note_failure(self, failures: int, **facts: object) -> None:
+    async def _note_failure(self, failures: int, **facts: object) -> None:
         self.errors += 1
-        self._close()
-        log.error("journal file not written", file=self._path, failures=failures, **facts)
+        if self._descriptor is not None:
+            await asyncio.to_thread(self._cut_back)
+            self._close()
+        if failures == 1:
+            # Further ones are only counted.
+            log.error("journal file not written", file=self._path, **facts)
 
     async def _write_new(self) -> None:
         """Everything up to the newest record."""
         if self._descriptor is not None and self._size >= max(self._limit, 2 * self._snapshot_size):
             self._close()
-        is_new = self._descriptor is None
-        if is_new:
-            await asyncio.to_thread(self._open)
-        elif self.position == self._journal.sequence:
+        if self.position == self._journal.sequence and self._descriptor is not None:
             return
+        is_new = await asyncio.to_thread(self._open)
         lines: list[bytes] = []
         length, began, position = 0, self._size, self.position
+        in_state, gap = False, 0
         reading = self._journal.batches(self.position, snapshot=is_new)
         async with aclosing(reading) as batches:
             async for batch in batches:
                 for record in batch:
                     # A reload has a number of its own.
                     if isinstance(record, Start) and position is not None and record.sequence > position + 1:
-                        self._report_gap(record.sequence - position)
+                        gap += record.sequence - position
+                    in_state = isinstance(record, Start) or (in_state and not isinstance(record, SnapshotEnd))
                     position = max(position or 0, record.sequence)
                     line = encode_record(record)
                     lines.append(line)
@@ -107,35 +117,65 @@ class JournalFile:
                     if isinstance(record, SnapshotEnd):
                         self._snapshot_size = self._size + length - began
                 if length >= CHUNK_BYTES:
-                    await self._write(b"".join(lines), position)
+                    await self._write(b"".join(lines), position, is_complete=not in_state)
                     lines, length = [], 0
         if lines:
-            await self._write(b"".join(lines), position)
+            await self._write(b"".join(lines), position, is_complete=not in_state)
+        if gap:
+            # Only now: what is not written is tried again, and would be counted again.
+            self.lost += gap
+            log.warning("journal file fell behind, and goes on with the state as it is", records=gap)
 
-    def _report_gap(self, records: int) -> None:
-        self.lost += records
-        log.warning("journal file fell behind, and goes on with the state as it is", records=records)
-
-    async def _write(self, data: bytes, position: int | None) -> None:
+    async def _write(self, data: bytes, position: int | None, *, is_complete: bool) -> None:
         descriptor = self._descriptor
         assert descriptor is not None
         await asyncio.to_thread(_write_all, descriptor, data)
         self._size += len(data)
         self.position = position
+        if is_complete:
+            self._complete = self._size, position
 
     # -- in a thread
 
-    def _open(self) -> None:
-        descriptor = self._open_at(self._path)
-        size = os.fstat(descriptor).st_size
-        if size >= self._limit:
+    def _open(self) -> bool:
+        """Opens the file, unless it is open and still the one of this name; whether it was opened."""
+        if self._descriptor is not None:
+            if self._is_in_place(self._descriptor):
+                return False
+            self._close()
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._path).st_size >= self._limit:
+                self._rotate()
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                # An earlier process was killed in the middle of a line.
+                _write_all(descriptor, b"\n")
+                size += 1
+        except BaseException:
             os.close(descriptor)
-            self._rotate()
-            descriptor, size = self._open_at(self._path), 0
-        elif size and os.pread(descriptor, 1, size - 1) != b"\n":
-            # An earlier process was killed in the middle of a line.
-            _write_all(descriptor, b"\n")
+            raise
         self._descriptor, self._size, self._snapshot_size = descriptor, size, 0
+        self._complete = size, self.position
+        return True
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        """Whether what was written is still there: the file may have been deleted, moved or emptied."""
+        with contextlib.suppress(OSError):
+            own, there = os.fstat(descriptor), os.stat(self._path)
+            size = self._size if stat.S_ISREG(own.st_mode) else own.st_size
+            return (own.st_dev, own.st_ino, own.st_size) == (there.st_dev, there.st_ino, size)
+        return False
+
+    def _cut_back(self) -> None:
+        """Takes away half a line, and half a state: they are of no use, and on a full disk they take the room that is
+        needed to begin again."""
+        assert self._descriptor is not None
+        size, position = self._complete
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, size)
+            self.position = position
 
     def _rotate(self) -> None:
         for number in range(self._files - 1, 0, -1):
@@ -144,10 +184,6 @@ class JournalFile:
                 os.replace(source, f"{self._path}.{number}")
         if self._files == 1:
             os.remove(self._path)
-
-    @staticmethod
-    def _open_at(path: str) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
@@ -159,4 +195,7 @@ class JournalFile:
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        written = os.write(descriptor, view)
+        if not written:
+            raise OSError(errno.EIO, "nothing was written")
+        view = view[written:]

@@ -12,13 +12,15 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tessera.cli import main
+from tessera.inspect import journal_source
 from tessera.inspect.snapshots import encode_snapshot
-from tessera.wire.journal import Placed, Record, encode_record
+from tessera.wire.journal import FORMAT, Placed, Record, Start, encode_record
 from tests.support.builders import node
 from tests.support.cluster_states import state_of
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.recorded_story import recorded_story, trainer
 
+NEWER = Start(time=1.0, sequence=99, format=FORMAT + 1, version="9", identity="two")
 TABLE = r"""
 2023-11-14 UTC
 22:13:20.000  start                         tessera VERSION, process one
@@ -111,7 +113,59 @@ def test_a_line_that_is_cut_off_is_noted(story: Path) -> None:
     story.write_bytes(story.read_bytes()[:-20])
     result = tessera("journal", "--file", story)
     assert result.exit_code == 0
-    assert "is the last and is cut off" in result.stderr
+    assert "cannot be read and is left out" in result.stderr
+
+
+DAMAGE = {
+    "garbage": b"\xff\xfe garbage\n",
+    "zeros": b"\0" * 5_000 + b"\n",
+    "half a record": b'{"kind":"placed","time":1.0,"sequ\n',
+    "a kind that is not known": b'{"kind":"surprise","time":1.0,"sequence":3}\n',
+    "a record without its fields": b'{"kind":"pod","time":1.0}\n',
+    "deep nesting": b"[" * 100_000 + b"\n",
+    "a long number": b"9" * 20_000 + b"\n",
+    "a length of four bytes": b"\xff\xff\xff\x7f",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("at", [0, 2, 7, -1])
+def test_what_cannot_be_read_is_left_out_and_everything_else_is_shown(story: Path, damage: bytes, at: int) -> None:
+    lines = story.read_bytes().splitlines(keepends=True)
+    whole = tessera("journal", "--file", story, "-o", "json").stdout.splitlines()
+    story.write_bytes(b"".join((*lines[:at], damage, *lines[at:])))
+    result = tessera("journal", "--file", story, "-o", "json")
+    # What has no end of line takes the line behind it along.
+    lost = [] if damage.endswith(b"\n") else [lines[at].decode().rstrip("\n")]
+    if at == 0:
+        lost = []
+    assert result.stdout.splitlines() == [line for line in whole if line not in lost]
+    assert (result.exit_code, "cannot be read and is left out" in result.stderr) == (0, True)
+    history = tessera("explain", "team-a/train-2", "--history", "--journal-file", story)
+    assert "placed on alpha-host" in history.output
+
+
+def test_only_so_many_places_are_named(story: Path) -> None:
+    lines = story.read_bytes().splitlines(keepends=True)
+    story.write_bytes(b"".join(part for line in lines * 3 for part in (line, b"?\n")))
+    result = tessera("journal", "--file", story, "-o", "json")
+    assert result.stderr.count("note:") == 21
+    assert "more places that cannot be read" in result.stderr
+
+
+def test_a_replay_ends_where_a_record_is_missing(story: Path) -> None:
+    lines = story.read_bytes().splitlines(keepends=True)
+    story.write_bytes(b"".join((*lines[:7], b"?\n", *lines[7:])))
+    result = tessera("replay", story)
+    assert (result.exit_code, "line 8: not a journal record" in result.output) == (2, True)
+
+
+def test_a_line_without_end_is_not_kept(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_source, "MAX_LINE_BYTES", 1_000)
+    monkeypatch.setattr(journal_source, "CHUNK_BYTES", 100)
+    whole = tessera("journal", "--file", story, "-o", "json").stdout
+    story.write_bytes(b"\0" * 100_000 + b"\n" + story.read_bytes())
+    assert tessera("journal", "--file", story, "-o", "json").stdout == whole
 
 
 def test_rotated_files_are_one_journal(tmp_path: Path) -> None:
@@ -268,7 +322,7 @@ def test_a_bundle_that_exists_stays_if_the_journal_cannot_be_read(story: Path, t
     snapshot, bundle = tmp_path / "s.json", tmp_path / "bundle.tgz"
     snapshot.write_bytes(encode_snapshot(state_of([node("alpha-host").gpus(2)])))
     bundle.write_bytes(b"before")
-    story.write_bytes(story.read_bytes() + b'{"kind":"surprise"}\n')
+    story.write_bytes(story.read_bytes() + encode_record(NEWER))
     result = tessera("snapshot", "--with-journal", "--snapshot", snapshot, "--journal-file", story, "-o", bundle)
     assert result.exit_code == 2
     assert bundle.read_bytes() == b"before"

@@ -78,4 +78,4 @@ async def test_a_gap_in_the_journal_costs_numbers_and_nothing_else() -> None:
     assert steps(found) == [["asked", "refused", "woken", "placed", "not-bound"]]
     assert found.stories[0].steps[1].nearest == ""
     assert any(isinstance(record, Refused) for record in records)
-    assert "no numbers from there on" in found.notes[0]
+    assert "no numbers until the next state" in found.notes[0]

@@ -12,15 +12,31 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.replay import Timeline
 from tessera.inspect.state import ClusterState, InspectionError
 from tessera.scheduler.settings import Settings
-from tessera.wire.journal import Record, Start
+from tessera.wire.journal import Record, SnapshotEnd, Start
 
 
-async def read_records(*paths: str) -> list[Record]:
-    """All records of these files. Raises InspectionError."""
-    records = [record async for record in FileSource(*paths).records()]
+async def read_records(*paths: str) -> tuple[list[Record], Sequence[str]]:
+    """The records of these files that fit together, and notes about what was left out. Raises InspectionError."""
+    source = FileSource(*paths)
+    records: list[Record] = []
+    state: list[Record] | None = None
+    """that is not complete"""
+    async for record in source.records():
+        if isinstance(record, Start):
+            state = [record]
+        elif source.is_damaged:
+            # Without the lost lines nothing is known up to the next state.
+            state = None
+        elif state is None:
+            records.append(record)
+        else:
+            state.append(record)
+            if isinstance(record, SnapshotEnd):
+                records += state
+                state = None
     if Timeline(records).begin == 0.0:
         raise InspectionError(f"{', '.join(paths)}: does not begin with the state of the ledger")
-    return records
+    return records, source.notes
 
 
 class RecordedSource(FixedSource):

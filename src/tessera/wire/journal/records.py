@@ -335,6 +335,10 @@ def encode_record(record: Record) -> bytes:
     return _encoder.encode(record) + b"\n"
 
 
+class NewerFormat(WireError):
+    """Of a newer Tessera: what follows may mean something else than it seems to."""
+
+
 def decode_record(line: bytes | str) -> Record:
     """Raises `WireError` for a line that is not a record, and for one of a newer format."""
     try:
@@ -342,5 +346,5 @@ def decode_record(line: bytes | str) -> Record:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(f"not a journal record: {error}") from error
     if isinstance(record, Start) and record.format > FORMAT:
-        raise WireError(f"journal format {record.format} is not supported; this tessera reads formats up to {FORMAT}")
+        raise NewerFormat(f"journal format {record.format} is not supported; this tessera reads formats up to {FORMAT}")
     return record

@@ -149,7 +149,22 @@ async def test_long_journals_are_searched_in_steps_and_only_the_pod_itself_is_de
 async def test_a_journal_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "journal.jsonl"
     file.write_bytes(recorded().text())
-    assert await read_records(str(file)) == recorded().records
+    assert await read_records(str(file)) == (recorded().records, [])
     file.write_bytes(b"".join(map(journal.encode_record, recorded().records[5:])))
     with pytest.raises(InspectionError):
         await read_records(str(file))
+
+
+@pytest.mark.parametrize("at", range(12))
+async def test_the_page_shows_what_fits_together_of_a_damaged_journal(tmp_path: Path, at: int) -> None:
+    file = tmp_path / "journal.jsonl"
+    records = recorded().records
+    lines = [journal.encode_record(record) for record in records]
+    file.write_bytes(b"".join((*lines[:at], b"garbage\n", *lines[at:], *lines)))
+    found, notes = await read_records(str(file))
+    end = next(place for place, record in enumerate(records) if isinstance(record, journal.SnapshotEnd))
+    # A state of which a line is missing is no state; the records after a gap do not fit what is before.
+    kept = records if at == 0 else records[:at] if at > end else []
+    assert found == [*kept, *records]
+    assert len(notes) == 1
+    RecordedSource(found, name="a journal")
