@@ -23,6 +23,9 @@ DEEP = 100_000
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
 )
+MERGES = "x0: &x0 {a: 1}\n" + "".join(
+    f"x{i}: &x{i} {{<<: [*x{i - 1}, *x{i - 1}], b{i}: *x{i - 1}}}\n" for i in range(1, 60)
+)
 HEAD = '{"kind":"TesseraSnapshot","version":3,"taken":"2026-01-01T00:00:00Z","nodes":'
 
 TEXTS: Mapping[str, bytes] = {
@@ -41,7 +44,7 @@ TEXTS: Mapping[str, bytes] = {
     "deep keys": b"? " * DEEP,
     "indented blocks": "".join(f"{' ' * depth}a:\n" for depth in range(2_000)).encode(),
     "alias bomb": BOMB.encode(),
-    "merge bomb": ("x0: &x0 {a: 1}\n" + "".join(f"x{i}: &x{i} {{<<: [*x{i - 1}, *x{i - 1}], b{i}: *x{i - 1}}}\n" for i in range(1, 60))).encode(),
+    "merge bomb": MERGES.encode(),
     "recursive list": b"&a [*a]",
     "recursive table": b"&a {kind: Pod, spec: *a}",
     "alias ladder": ("- &a0 [x]\n" + "".join(f"- &a{i} [*a{i - 1}]\n" for i in range(1, 5_000))).encode(),

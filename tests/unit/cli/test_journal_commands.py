@@ -14,13 +14,12 @@ from click.testing import CliRunner, Result
 from tessera.cli import main
 from tessera.inspect import journal_source
 from tessera.inspect.snapshots import encode_snapshot
-from tessera.wire.journal import FORMAT, Placed, Record, Start, encode_record
+from tessera.wire.journal import FORMAT, Placed, Record, encode_record
 from tests.support.builders import node
 from tests.support.cluster_states import state_of
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.recorded_story import recorded_story, trainer
 
-NEWER = Start(time=1.0, sequence=99, format=FORMAT + 1, version="9", identity="two")
 TABLE = r"""
 2023-11-14 UTC
 22:13:20.000  start                         tessera VERSION, process one
@@ -322,7 +321,8 @@ def test_a_bundle_that_exists_stays_if_the_journal_cannot_be_read(story: Path, t
     snapshot, bundle = tmp_path / "s.json", tmp_path / "bundle.tgz"
     snapshot.write_bytes(encode_snapshot(state_of([node("alpha-host").gpus(2)])))
     bundle.write_bytes(b"before")
-    story.write_bytes(story.read_bytes() + encode_record(NEWER))
+    start = json.loads(story.read_bytes().splitlines()[0]) | {"format": FORMAT + 1}
+    story.write_bytes(story.read_bytes() + json.dumps(start).encode())
     result = tessera("snapshot", "--with-journal", "--snapshot", snapshot, "--journal-file", story, "-o", bundle)
     assert result.exit_code == 2
     assert bundle.read_bytes() == b"before"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
+import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,8 +56,8 @@ async def until(predicate: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def read(*paths: Path) -> list[Record]:
-    return [record async for record in FileSource(*map(str, paths)).records()]
+async def read(*paths: Path, strict: bool = False) -> list[Record]:
+    return [record async for record in FileSource(*map(str, paths), strict=strict).records()]
 
 
 def place(world: JournalledWorld, numbers: range) -> None:
@@ -104,35 +107,164 @@ async def test_a_state_larger_than_a_file_does_not_begin_a_file_for_every_record
     assert len(list(tmp_path.iterdir())) <= 3
 
 
+class FullDisk:
+    """A disk with little room: a write takes what there is, and then fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room: int | None = None
+        """bytes; None = enough"""
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self._take)
+
+    def _take(self, descriptor: int, data: bytes) -> int:
+        if self.room is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return self._write(descriptor, data)
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(descriptor, bytes(data)[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    return FullDisk(monkeypatch)
+
+
 @in_real_time
-async def test_a_disk_that_fails_is_reported_and_written_again_once_it_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("room", [0, 1, 10, 400, 1_500])
+async def test_a_full_disk_leaves_no_garbage_and_is_written_again_once_there_is_room(
+    tmp_path: Path, disk: FullDisk, room: int
 ) -> None:
     world, path = a_world(), tmp_path / "journal"
-    is_full = False
-    write = os.write
-
-    def failing(descriptor: int, data: bytes) -> int:
-        if is_full:
-            write(descriptor, bytes(data)[:10])
-            raise OSError(28, "No space left on device")
-        return write(descriptor, data)
-
-    monkeypatch.setattr(os, "write", failing)
     with captured() as logs:
         async with writing(world, path) as file:
             place(world, range(5))
             await until(lambda: path.exists() and path.stat().st_size > 0)
-            is_full = True
+            disk.room = room
             place(world, range(5, 10))
-            await until(lambda: file.errors > 1)
+            await until(lambda: file.errors > 3)
             place(world, range(10, 15))
-            is_full = False
-        assert logs.of("journal file not written")[0]["error"] == "[Errno 28] No space left on device"
-    # Where a line was cut off, the next file or process begins with the state.
-    last = path.read_bytes().rpartition(b'{"kind":"start"')
-    path.write_bytes(b"".join(last[1:]))
-    assert_same_ledger(replayed(await read(path)), world.ledger)
+            disk.room = None
+        assert [event["error"] for event in logs.of("journal file not written")] == [
+            "[Errno 28] No space left on device"
+        ]
+        assert len(logs.of("journal file written again")) == 1
+    records = await read(path, strict=True)
+    assert sum(isinstance(record, Placed) for record in records) == 15
+    assert file.lost == 0
+    assert_same_ledger(replayed(records), world.ledger)
+
+
+@in_real_time
+async def test_a_full_disk_costs_no_descriptors_and_counts_what_is_lost_once(tmp_path: Path, disk: FullDisk) -> None:
+    world, path = a_world(memory=20_000), tmp_path / "journal"
+    path.write_bytes(b"half a line")
+    disk.room = 0
+    with captured() as logs:
+        async with writing(world, path) as file:
+            await until(lambda: file.errors > 1)
+            before = len(os.listdir("/dev/fd"))
+            place(world, range(60))
+            await until(lambda: file.errors > 12)
+            assert len(os.listdir("/dev/fd")) <= before
+            # Room for the end of the half line, and for a part of the state.
+            disk.room = 500
+            errors = file.errors
+            await until(lambda: file.errors > errors + 4)
+            disk.room = None
+        assert len(logs.of("journal file not written")) == 1
+    assert_same_ledger(replayed(await read(path, strict=True)), world.ledger)
+
+
+@in_real_time
+async def test_records_that_left_the_ring_of_a_full_disk_are_counted_once(tmp_path: Path, disk: FullDisk) -> None:
+    world, path = a_world(memory=20_000), tmp_path / "journal"
+    with captured() as logs:
+        async with writing(world, path) as file:
+            await until(lambda: file.position == world.journal.sequence)
+            before, disk.room = world.journal.sequence, 0
+            place(world, range(60))
+            await until(lambda: file.errors > 4)
+            disk.room = None
+        assert len(logs.of("journal file fell behind, and goes on with the state as it is")) == 1
+    assert 0 < file.lost <= world.journal.sequence - before
+    assert_same_ledger(replayed(await read(path, strict=True)), world.ledger)
+
+
+@in_real_time
+async def test_a_write_that_takes_nothing_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", lambda _descriptor, _data: 0)
+    with captured():
+        async with writing(a_world(), tmp_path / "journal") as file:
+            await until(lambda: file.errors > 1)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def moved(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+
+
+def replaced(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"something else")
+
+
+def without_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+@in_real_time
+@pytest.mark.parametrize("meddle", [emptied, Path.unlink, moved, replaced, without_folder])
+async def test_a_file_that_was_taken_away_begins_again_with_the_state(
+    tmp_path: Path, meddle: Callable[[Path], None]
+) -> None:
+    world, path = a_world(), tmp_path / "folder" / "journal"
+    path.parent.mkdir()
+    with captured():
+        async with writing(world, path) as file:
+            place(world, range(5))
+            await until(lambda: file.position == world.journal.sequence)
+            meddle(path)
+            place(world, range(5, 8))
+            if meddle is without_folder:
+                await until(lambda: file.errors > 1)
+                path.parent.mkdir()
+            await until(lambda: file.position == world.journal.sequence)
+            place(world, range(8, 10))
+    assert_same_ledger(replayed(await read(path, strict=True)), world.ledger)
+
+
+TAILS = {
+    "half a record": lambda whole: whole[:-40],
+    "garbage": lambda whole: whole + b"\xff\x00garbage",
+    "lines of garbage": lambda whole: whole + b"\xff\n\x00\n{}\n[\n",
+    "zeros": lambda whole: whole + b"\0" * 4_096,
+    "zeros instead of the end": lambda whole: whole[:-500] + b"\0" * 500,
+    "a flipped bit": lambda whole: whole[:-300] + bytes([whole[-300] ^ 0x80]) + whole[-299:],
+    "a length of four bytes": lambda whole: whole + b"\xff\xff\xff\x7f",
+    "a record of an older format": lambda whole: whole + b'{"kind":"placed","pod":"default/p","node":"n1"}\n',
+    "deep nesting": lambda whole: whole + b"[" * 50_000,
+    "nothing but garbage": lambda _whole: b"\x7fELF" * 100,
+}
+
+
+@in_real_time
+@pytest.mark.parametrize("damage", TAILS.values(), ids=TAILS)
+async def test_behind_a_damaged_file_everything_is_readable(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    first, second, path = a_world(), a_world(), tmp_path / "journal"
+    async with writing(first, path):
+        place(first, range(3))
+    path.write_bytes(damage(path.read_bytes()))
+    async with writing(second, path):
+        place(second, range(5, 7))
+    records = await read(path, strict=damage is not TAILS["a flipped bit"])
+    begins = max(place for place, record in enumerate(records) if isinstance(record, Start))
+    assert sum(isinstance(record, Placed) for record in records[begins:]) == 2
+    assert_same_ledger(replayed(records[begins:]), second.ledger)
 
 
 @in_real_time
