@@ -59,38 +59,38 @@ TEXTS: Mapping[str, bytes] = {
 }  # fmt: skip
 
 
-def write_all(folder: Path) -> dict[str, Path]:
-    """Writes them; by name. Files that are no files are among them."""
+def write_all(folder: Path, *, size: int = 2 << 30) -> dict[str, Path]:
+    """Writes them; by name. Bombs unpack to so many bytes. Files that are no files are among them."""
     paths = {}
     for name, data in TEXTS.items():
         paths[name] = folder / name.replace(" ", "-")
         paths[name].write_bytes(data)
     paths["gzip bomb"] = folder / "bomb.gz"
-    paths["gzip bomb"].write_bytes(bomb(b"\0"))
+    paths["gzip bomb"].write_bytes(bomb(b"\0", size))
     paths["gzip bomb of lines"] = folder / "lines.gz"
-    paths["gzip bomb of lines"].write_bytes(bomb(b"\n"))
+    paths["gzip bomb of lines"].write_bytes(bomb(b"\n", size))
     for name, big in (("archive bomb", "other"), ("large snapshot", "snapshot.json")):
         paths[name] = folder / f"{name.replace(' ', '-')}.tgz"
-        paths[name].write_bytes(archive_bomb(big))
+        paths[name].write_bytes(archive_bomb(big, size=size))
     paths["archive with a large header"] = folder / "header.tgz"
-    paths["archive with a large header"].write_bytes(archive_bomb("x", tarfile.GNUTYPE_LONGNAME))
+    paths["archive with a large header"].write_bytes(archive_bomb("x", tarfile.GNUTYPE_LONGNAME, size=size))
     paths["pipe without a writer"] = folder / "pipe"
     os.mkfifo(paths["pipe without a writer"])
     paths["endless device"] = Path("/dev/zero")
     return paths
 
 
-def bomb(byte: bytes, size: int = 2 << 30) -> bytes:
+def bomb(byte: bytes, size: int) -> bytes:
     """So many equal bytes, compressed; without compressing all of them."""
-    part = 16 << 20
+    part = 1 << 20
     return gzip.compress(byte * part, 9) * (size // part)
 
 
-def archive_bomb(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """An archive whose first member has 2 GiB."""
+def archive_bomb(name: str, kind: bytes = tarfile.REGTYPE, *, size: int) -> bytes:
+    """An archive whose first member has so many bytes."""
     entry = tarfile.TarInfo(name)
-    entry.size, entry.type = 2 << 30, kind
-    return gzip.compress(entry.tobuf()) + bomb(b"\0") + gzip.compress(b"\0" * 1024)
+    entry.size, entry.type = size, kind
+    return gzip.compress(entry.tobuf()) + bomb(b"\0", size) + gzip.compress(b"\0" * 1024)
 
 
 COMMANDS: tuple[tuple[str, ...], ...] = (

@@ -45,19 +45,20 @@ def open_file(path: str | Path) -> io.BufferedReader:
         raise
 
 
-def read_file(path: str | Path, *, limit: int = MAX_BYTES) -> bytes:
-    """Raises OSError, also for a file of more bytes."""
+def read_file(path: str | Path, *, limit: int | None = None) -> bytes:
+    """`limit`: MAX_BYTES unless given. Raises OSError, also for a file of more bytes."""
     with open_file(path) as file:
         return read_stream(file, str(path), limit=limit)
 
 
-def read_stdin(*, limit: int = MAX_BYTES) -> bytes:
+def read_stdin() -> bytes:
     """Raises OSError."""
-    return read_stream(sys.stdin.buffer, "standard input", limit=limit)
+    return read_stream(sys.stdin.buffer, "standard input")
 
 
-def read_stream(stream: ByteSource, name: str, *, limit: int) -> bytes:
+def read_stream(stream: ByteSource, name: str, *, limit: int | None = None) -> bytes:
     """Everything in a stream. Raises OSError if there is more than the limit."""
+    limit = MAX_BYTES if limit is None else limit
     pieces, size = [], 0
     while piece := stream.read(min(_PIECE, limit + 1 - size)):
         pieces.append(piece)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterable
 from typing import IO
 
-from tessera.files.reader import GZIP, MAX_BYTES, ArchiveMember, ByteSource, UnpackedFile, open_file, read_stream
+from tessera.files.reader import GZIP, ArchiveMember, ByteSource, UnpackedFile, open_file, read_stream
 from tessera.inspect.anonymize import FoundNames, anonymize_state
 from tessera.inspect.anonymize_journal import JournalAnonymizer, find_names
 from tessera.inspect.snapshots import encode_snapshot
@@ -63,7 +63,7 @@ def read_snapshot_file(path: str) -> bytes:
     with open_file(path) as file:
         start = file.peek(len(GZIP))[: len(GZIP)]
         stream = open_member(file, SNAPSHOT, file=path) if start == GZIP else file
-        return read_stream(stream, path, limit=MAX_BYTES)
+        return read_stream(stream, path)
 
 
 def open_member(raw: IO[bytes], name: str, *, file: str) -> ByteSource:

@@ -107,10 +107,11 @@ class JournalFile:
             async for batch in batches:
                 for record in batch:
                     # A reload has a number of its own.
-                    if isinstance(record, Start) and position is not None and record.sequence > position + 1:
-                        gap += record.sequence - position
+                    known = position or 0
+                    if isinstance(record, Start) and record.sequence > known + 1:
+                        gap += record.sequence - known
                     in_state = isinstance(record, Start) or (in_state and not isinstance(record, SnapshotEnd))
-                    position = max(position or 0, record.sequence)
+                    position = max(known, record.sequence)
                     line = encode_record(record)
                     lines.append(line)
                     length += len(line)

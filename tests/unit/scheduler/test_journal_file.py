@@ -174,6 +174,7 @@ async def test_a_full_disk_costs_no_descriptors_and_counts_what_is_lost_once(tmp
             await until(lambda: file.errors > errors + 4)
             disk.room = None
         assert len(logs.of("journal file not written")) == 1
+    assert 0 < file.lost <= world.journal.sequence
     assert_same_ledger(replayed(await read(path, strict=True)), world.ledger)
 
 

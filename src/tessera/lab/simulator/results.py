@@ -20,6 +20,9 @@ QUIET_SECONDS = 5.0
 """between two lines about the progress"""
 
 
+BEGIN = '{"purpose": '
+
+
 class ResultsError(Exception):
     """A file that cannot be used as results of these runs."""
 
@@ -36,6 +39,8 @@ class ResultsFile:
         """Reads what the file has, or begins it. `purpose` must be the same for all results of a file."""
         if path is None:
             return cls(None, {})
+        if path.exists() and not path.is_file():
+            raise ResultsError(f"{path} is not a file")
         try:
             text = read_file(path).decode() if path.exists() else ""
         except OSError as error:
@@ -45,6 +50,8 @@ class ResultsFile:
         whole, _, _ = text.rpartition("\n")
         lines = whole.splitlines()
         if not lines:
+            if not BEGIN.startswith(text[: len(BEGIN)]):
+                raise ResultsError(f"{path} is not a file of results")
             path.write_text(json.dumps({"purpose": purpose}) + "\n")
             return cls(path, {})
         try:
