@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from tessera.inspect.state import Json
+import msgspec
+
+from tessera.inspect.state import InspectionError, Json
 from tessera.wire.objects import LabelRequirement
 
 UNSCHEDULABLE = "node(s) were unschedulable"
@@ -61,13 +64,33 @@ class NodeTraits:
         )
 
 
+class _Metadata(msgspec.Struct):
+    name: str
+    labels: dict[str, str] | None = None
+
+
+class _Spec(msgspec.Struct):
+    taints: list[dict[str, Any]] | None = None
+    unschedulable: bool | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: _Metadata
+    spec: _Spec | None = None
+
+
 def node_traits(node: Json) -> NodeTraits:
-    metadata, spec = node["metadata"], node.get("spec", {})
+    """Raises InspectionError for what is no node: a snapshot may hold anything."""
+    try:
+        found = msgspec.convert(node, _Node)
+    except msgspec.ValidationError as error:
+        raise InspectionError(f"a node cannot be read: {error}") from error
+    spec = found.spec or _Spec()
     return NodeTraits(
-        name=metadata["name"],
-        labels=metadata.get("labels") or {},
-        taints=tuple(taint for taint in spec.get("taints") or () if taint.get("effect") in _KEEPS_OUT),
-        is_cordoned=bool(spec.get("unschedulable")),
+        name=found.metadata.name,
+        labels=found.metadata.labels or {},
+        taints=tuple(taint for taint in spec.taints or () if taint.get("effect") in _KEEPS_OUT),
+        is_cordoned=bool(spec.unschedulable),
     )
 
 

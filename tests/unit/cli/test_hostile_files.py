@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tarfile
 from pathlib import Path
 
@@ -101,3 +102,18 @@ def test_a_bundle_that_people_packed_again_is_read(tmp_path: Path, files: dict[s
         archive.add(files["POD"], arcname="a/long/" + "x" * 200)
         archive.add(files["SNAPSHOT"], arcname="snapshot.json")
     assert run(("top", "--snapshot", str(bundle)), {}).exit_code == 0
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "x", [5], {"a": 5}], ids=str)
+@pytest.mark.parametrize("field", ["metadata", "spec", "taints", "annotations"])
+def test_a_node_that_is_none_is_no_fault_of_ours(
+    tmp_path: Path, files: dict[str, str], field: str, wrong: object
+) -> None:
+    snapshot = json.loads(Path(files["SNAPSHOT"]).read_bytes())
+    [found] = snapshot["nodes"]
+    {"taints": found.setdefault("spec", {}), "annotations": found["metadata"]}.get(field, found)[field] = wrong
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(snapshot))
+    for arguments in (("top",), ("simulate", "pod", "-f", "POD"), ("doctor",)):
+        result = run((*arguments, "--snapshot", str(path)), files)
+        assert isinstance(result.exception, SystemExit | None), (arguments, result.exception)

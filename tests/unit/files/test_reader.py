@@ -29,7 +29,12 @@ def test_a_pipe_is_read_if_there_is_a_writer_and_never_waited_for(tmp_path: Path
     os.mkfifo(pipe)
     assert read_file(pipe) == b""
     ours, theirs = os.pipe()
-    writer = threading.Thread(target=lambda: (os.write(theirs, b"a" * 100_000), os.close(theirs)))
+
+    def write() -> None:
+        with open(theirs, "wb") as file:
+            file.write(b"a" * 100_000)
+
+    writer = threading.Thread(target=write)
     writer.start()
     # As a shell names the output of a command: <(command)
     assert read_file(f"/dev/fd/{ours}") == b"a" * 100_000
