@@ -99,6 +99,8 @@ def check_json(data: bytes, *, most: int = MAX_VALUES) -> None:
         raise DocumentError(_too_many(most))
     brackets = outside.replace(b",", b"")
     for _ in range(MAX_DEPTH):
+        if b"[]" not in brackets:
+            break
         brackets = brackets.replace(b"[]", b"")
     # What never closes is for the parser to refuse, unless it is too deep to be parsed.
     if brackets.count(b"[") > MAX_DEPTH or b"[]" in brackets:
