@@ -85,7 +85,7 @@ async def test_a_claim_is_allocated_and_reserved_before_its_pod_is_bound() -> No
     assert world.cards() == HELD
     [bind] = [write for write in world.api.writes if write.verb == "bind"]
     recorded = {"uid-claim-c": [{"uuid": "n1-0", "memory": 4096, "cores": 30}]}
-    assert {key: json.loads(text) for key, text in bind.annotations.items()} == {keys.CLAIM_DEVICES: recorded}
+    assert {key: json.loads(text or "") for key, text in bind.annotations.items()} == {keys.CLAIM_DEVICES: recorded}
     assert not bind.labels
     rooms = world.room
     assert world.agrees()
