@@ -125,7 +125,7 @@ class RequestReader:
         self._reader.forget()
         self._known.clear()
 
-    def read(self, pod: Pod) -> PreparedRequest | BadPod:
+    def read(self, pod: Pod, *, with_claims: bool = True) -> PreparedRequest | BadPod:
         """The pod's request as it will be placed, or what is wrong with it."""
         known = self._known.get(key) if (key := self._key(pod)) is not None else self._read(pod)
         if known is None:
@@ -142,7 +142,7 @@ class RequestReader:
             preempts_below=None if pod.spec.preemption_policy == NEVER_PREEMPTS else pod.spec.priority or 0,
             group=group_of(pod),
         )
-        has_claims = bool(pod.spec.resource_claims) and self.claims is not None
+        has_claims = with_claims and bool(pod.spec.resource_claims) and self.claims is not None
         asks = request.asks_for_devices or has_claims
         if asks and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())

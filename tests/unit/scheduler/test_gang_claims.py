@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.scheduler.gangs.gang import GangState
+from tessera.scheduler.gangs.gang import GangState, MemberState
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import ClaimStatus, Consumer
 from tests.support.builders import PodBuilder, pod
@@ -126,3 +126,17 @@ async def test_a_member_gives_back_the_claim_of_an_earlier_process_while_its_gan
     assert world.stored("own-0").status == ClaimStatus()
     assert woken(world) == ["g-0"]
     assert "1 of 2 members fit" in reason(world, members[0])
+
+
+@in_fake_time
+async def test_a_member_that_is_bound_stays_one_when_its_claim_is_gone() -> None:
+    members = [member(0), member(1)]
+    world = world_with(*members, nodes=("n1", "n2"))
+    await bind_all(world, *members)
+    world.watch()
+    world.api.delete_claim("default/own-0")
+    world.watch()
+    world.api.mark_pod("default/g-0", {"changed": "later"})
+    world.watch()
+    found = [(each.request.name, each.state) for _, each in world.engine.gangs.registry.members()]
+    assert sorted(found) == [("g-0", MemberState.BOUND), ("g-1", MemberState.BOUND)]

@@ -88,16 +88,21 @@ class GangCoordinator:
         group = read_pod_group(pod)
         has_failed = phase in ENDED and phase != SUCCEEDED
         is_over = has_failed or (pod.metadata.deletion_timestamp and not pod.spec.node_name)
-        prepared = None if group is None or isinstance(group, BadPodGroup) or is_over else self._requests.read(pod)
+        is_bound = bool(pod.spec.node_name)
+        prepared = None
+        if isinstance(group, PodGroup) and not is_over:
+            # Of a pod that is bound, claims say nothing any more: they may be gone.
+            prepared = self._requests.read(pod, with_claims=not is_bound)
         if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
             self.forget(uid)
             return
         gang, member = self._join(group, prepared)
         is_new = not member.is_shown
         member.is_shown = True
-        if phase == SUCCEEDED or not prepared.needs_placement:
+        has_devices = prepared.needs_placement or (is_bound and bool(pod.spec.resource_claims))
+        if phase == SUCCEEDED or not has_devices:
             state = MemberState.DONE
-        elif pod.spec.node_name:
+        elif is_bound:
             state = MemberState.BOUND
         else:
             state = MemberState.GATED if pod.spec.scheduling_gates else MemberState.PENDING
