@@ -21,7 +21,7 @@ from tests.support.journals import assert_same_ledger, records_of, replayed
 
 TICK = 15.0
 """seconds, as in the service"""
-JOURNAL_BYTES = 300_000
+JOURNAL_BYTES = 500_000
 """so little that records leave the journal all the time"""
 
 
