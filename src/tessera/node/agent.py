@@ -22,8 +22,8 @@ from tessera.host.async_hardware import AsyncInventory
 from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
+from tessera.node.arbiter import Arbiter
 from tessera.node.cleanup import clean_up
-from tessera.node.dra.arbiter import Arbiter
 from tessera.node.dra.driver import Driver
 from tessera.node.dra.prepared_claims import FILE, PreparedClaims
 from tessera.node.dra.preparer import ClaimPreparer
@@ -131,6 +131,7 @@ class NodeAgent:
             known=self._known_claims,
             instances=watch.instances,
         )
+        self._arbiter = Arbiter(settings, around.fleet, holdings=handover.holdings, prepared=self._prepared)
         self._driver: Driver | None = None
         if settings.dra:
             self._driver = self._build_driver()
@@ -144,11 +145,16 @@ class NodeAgent:
     def _build_driver(self) -> Driver:
         settings, around = self._settings, self._around
         pods = around.handover.pods
-        arbiter = Arbiter(settings, around.fleet, pods=pods, prepared=self._prepared)
         return Driver(
             settings,
             ClaimPreparer(
-                around.client, settings, mode=self.mode, arbiter=arbiter, prepared=self._prepared, boot=boot_id()
+                around.client,
+                settings,
+                around.fleet,
+                mode=self.mode,
+                arbiter=self._arbiter,
+                prepared=self._prepared,
+                boot=boot_id(),
             ),
             SlicePublisher(around.client, around.fleet, settings, links=around.inventory.links, pods=pods),
         )
@@ -203,11 +209,10 @@ class NodeAgent:
                 f"{self._settings.paths.state / FILE} cannot be read, so it is unknown which cards ResourceClaims hold;"
                 f" start with --dra, or remove it if no pod with a ResourceClaim is on the node: {error}"
             ) from error
-        self._prepared.open()
-        boot = boot_id()
         # Nothing that was prepared before a boot is in use, and kubelet prepares nothing without the driver.
-        claims = [claim for record in self._prepared.all() if record.boot == boot for claim in record.claims]
-        self._held = {each.uuid: CLAIMED for claim in claims for each in claim.slices}
+        self._prepared.keep_only(boot_id())
+        self._prepared.open()
+        self._held = {each.uuid: CLAIMED for claim in self._prepared.live_claims() or () for each in claim.slices}
         self._mark({})
 
     def _mark(self, problems: Mapping[str, str]) -> None:
@@ -232,10 +237,10 @@ class NodeAgent:
                     after = None if self._settings.serves_pods else self.registrar.done
                     group.create_task(self._driver.run(after=after))
                 if self._plugin is not None:
-                    around.handover.use(self._settings, self.mode)
+                    around.handover.use(self._settings, self.mode, self._arbiter)
                     group.create_task(self._plugin.run())
         finally:
-            around.handover.use(self._settings, NotStarted())
+            around.handover.use(self._settings, NotStarted(), None)
             self._mark({})
             await self._stop_mode()
 

@@ -19,8 +19,7 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api import defaults
-from tessera.node import cleanup
-from tessera.node.dra import arbiter
+from tessera.node import arbiter, cleanup
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.modes.mps import mode as mps

@@ -29,7 +29,7 @@ from tessera.lab.sandbox.nodes.kubelet import Kubelet
 from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
 from tessera.lab.sandbox.objects import name_of, namespace_of, uid_of
 from tessera.node.agent import NotStarted
-from tessera.node.dra.arbiter import Arbiter
+from tessera.node.arbiter import Arbiter
 from tessera.node.dra.prepared_claims import PreparedClaims, cdi_device
 from tessera.node.dra.preparer import ClaimPreparer
 from tessera.node.dra.publisher import SlicePublisher
@@ -102,9 +102,15 @@ class RealAgent:
         self._mode = build_mode(settings, hardware, write=MigAnnotations(client).write, known=self._known_claims)
         self._serving = asyncio.Event()
         pods = self._handover.pods
-        arbiter = Arbiter(settings, self.fleet, pods=pods, prepared=self._prepared)
+        self._arbiter = Arbiter(settings, self.fleet, holdings=self._handover.holdings, prepared=self._prepared)
         self._preparer = ClaimPreparer(
-            client, settings, mode=self._mode, arbiter=arbiter, prepared=self._prepared, boot=boot_id()
+            client,
+            settings,
+            self.fleet,
+            mode=self._mode,
+            arbiter=self._arbiter,
+            prepared=self._prepared,
+            boot=boot_id(),
         )
         self._publisher = SlicePublisher(client, self.fleet, settings, links=self._inventory.links, pods=pods)
 
@@ -180,7 +186,7 @@ class RealAgent:
         try:
             await self._preparer.recover()
             await self._mode.start(self.fleet.value)
-            self._handover.use(self._settings, self._mode)
+            self._handover.use(self._settings, self._mode, self._arbiter)
             self._serving.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(Reconciler(self._mode, self._claims, self.fleet, mark=self._watch.mark).run())

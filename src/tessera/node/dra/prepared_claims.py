@@ -13,7 +13,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ import structlog
 
 from tessera.host.atomic_file import replace_file
 from tessera.host.call_thread import CallThread, CallTimeout
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.claims import Claim, Holding, PodKey
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.quotes import quoted
 from tessera.wire.resource_api import DRIVER, AllocatedDevice
@@ -130,7 +130,9 @@ class PreparedClaims:
         self._specs = ClaimSpecs(cdi)
         self._thread = CallThread("claims")
         self._records: dict[str, PreparedClaim] = {}
-        self._pending: dict[str, tuple[Claim, ...]] = {}
+        self._pending: dict[str, Holding] = {}
+        self._leaving: set[str] = set()
+        """uids of claims that count until the file is without them"""
         self.ready = asyncio.Event()
         """set when all claims of an earlier process are known"""
         self.version = WatchedValue(0)
@@ -145,13 +147,24 @@ class PreparedClaims:
         """None while they are unknown."""
         if not self.ready.is_set():
             return None
-        done = [claim for each in self._records.values() for claim in each.claims]
-        return [*done, *(claim for claims in self._pending.values() for claim in claims)]
+        return [claim for each in self.holdings() or () for claim in each.claims]
+
+    def holdings(self) -> list[Holding] | None:
+        """What each claim holds; None while they are unknown."""
+        if not self.ready.is_set():
+            return None
+        done = {uid: Holding(each.key, each.claims) for uid, each in self._records.items()}
+        # A claim that is prepared anew after a boot has nothing of what it had before.
+        return list((done | self._pending).values())
+
+    def keep_only(self, boot: str) -> None:
+        """Forgets the claims of earlier boots, in memory."""
+        self._records = {uid: each for uid, each in self._records.items() if each.boot == boot}
 
     # -- changes
 
-    def begin(self, uid: str, claims: Sequence[Claim]) -> None:
-        self._pending[uid] = tuple(claims)
+    def begin(self, holding: Holding) -> None:
+        self._pending[holding.key.uid] = holding
         self._notify()
 
     def abandon(self, uid: str) -> None:
@@ -181,15 +194,16 @@ class PreparedClaims:
     async def drop(self, uid: str) -> None:
         """Removes what is there of a claim: nothing, if it is not prepared. Raises OSError."""
         await self._call(lambda: self._specs.remove(uid))
-        before = self._records.pop(uid, None)
-        if before is None:
+        if uid not in self._records:
             return
-        self._notify()
+        # Until it is written: after a failure or a crash the claim is there again, so its room is not free before.
+        self._leaving.add(uid)
         try:
             await self._call(self._save)
-        except OSError:
-            self._set_back(uid, before)
-            raise
+            self._records.pop(uid, None)
+        finally:
+            self._leaving.discard(uid)
+        self._notify()
 
     def _set_back(self, uid: str, before: PreparedClaim | None) -> None:
         if before is None:
@@ -239,7 +253,12 @@ class PreparedClaims:
 
     def _save(self) -> None:
         """Always all that is known when the thread comes to it, so that no later call is undone by an earlier one."""
-        replace_file(self._path, msgspec.json.encode(_File(list(self._records.values()))), mode=FILE_MODE, durable=True)
+        replace_file(
+            self._path,
+            msgspec.json.encode(_File([each for uid, each in self._records.items() if uid not in self._leaving])),
+            mode=FILE_MODE,
+            durable=True,
+        )
 
 
 def _read_records(path: Path) -> list[PreparedClaim]:

@@ -1,6 +1,7 @@
 """Prepares and unprepares ResourceClaims: the same answers of the sharing modes as on the classic path, by CDI.
 
     prepare: read the claim -> already prepared: the same answer again
+                            -> prepared with other devices: refused, whatever the claim says by now
                             -> fits on its cards (`arbiter`) -> hand over each request -> record -> CDI spec -> answer
     unprepare: CDI spec and record go; the reconciler then releases what the mode holds
 
@@ -19,14 +20,17 @@ import structlog
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS, RESOURCE_CLAIMS
-from tessera.node.dra.arbiter import Arbiter
+from tessera.node.arbiter import Arbiter
 from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, claims_of, read_claim
 from tessera.node.dra.consumers import find_conflict, other_claims
+from tessera.node.dra.offers import Offer, offers
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims, cdi_device, cdi_kind, checked_uid
-from tessera.node.handover.claims import PodKey
+from tessera.node.fleet import Fleet
+from tessera.node.handover.claims import Holding, PodKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import CDI_VERSION, Document, edits
 from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.resource_api import AllocatedDevice, ClaimingPod, ResourceClaim
 
 log = structlog.get_logger(__name__)
@@ -44,6 +48,7 @@ class ClaimPreparer:
         self,
         client: KubeClient,
         settings: AgentSettings,
+        fleet: WatchedValue[Fleet],
         *,
         mode: SharingMode,
         arbiter: Arbiter,
@@ -53,6 +58,7 @@ class ClaimPreparer:
         """`boot` changes with every boot of the machine."""
         self._client = client
         self._settings = settings
+        self._fleet = fleet
         self._mode = mode
         self._arbiter = arbiter
         self._prepared = prepared
@@ -95,20 +101,23 @@ class ClaimPreparer:
         devices = by_request(allocated_here(claim, node=self._settings.node_name))
         known = self._prepared.get(key.uid)
         try:
-            if known is not None and known.boot == self._boot and known.devices == devices:
+            if known is not None and known.boot == self._boot:
+                if known.devices != devices:
+                    # Containers may use what they were given, whatever was written to the claim since.
+                    raise AllocationRefused(
+                        f"ResourceClaim {key} was allocated again before kubelet has unprepared it here"
+                    )
                 await self._prepared.restore_spec(known)
                 return known
-            if known is not None and known.devices != devices:
-                log.warning("a claim was allocated again before it was unprepared", claim=str(key))
-                await self._prepared.drop(key.uid)
             return await self._hand_over(claim, key)
         except OSError as error:
             raise AllocationRefused(f"ResourceClaim {key} cannot be recorded: {error}") from error
 
     async def _hand_over(self, claim: ResourceClaim, key: PodKey) -> PreparedClaim:
-        parts = read_claim(claim, self._arbiter.offered(), node=self._settings.node_name)
+        parts = read_claim(claim, self._offered(), node=self._settings.node_name)
         await self._check_consumers(claim, key, [part.name for part in parts])
-        await self._arbiter.admit(key, parts)
+        holding = Holding(key, claims_of(parts))
+        await self._arbiter.admit([holding], lambda: self._prepared.begin(holding))
         try:
             responses = {part.name: await self._respond(key, part) for part in parts}
             record = prepared_claim(key, parts, responses, boot=self._boot)
@@ -118,6 +127,10 @@ class ClaimPreparer:
             self._prepared.abandon(key.uid)
         log.info("claim prepared", claim=str(key), devices=[each.device for each in record.devices])
         return record
+
+    def _offered(self) -> dict[str, Offer]:
+        """All devices of the node, by name."""
+        return {each.name: each for each in offers(self._fleet.value, self._settings)}
 
     async def _respond(self, key: PodKey, part: RequestPart) -> ContainerResponse:
         if part.claim is None:
@@ -171,7 +184,7 @@ class ClaimPreparer:
     # -- at start
 
     async def recover(self) -> None:
-        """Finds out which claims an earlier process prepared, and removes what is left of claims that are gone.
+        """Finds out which claims an earlier process prepared, and removes what is left of claims of earlier boots.
 
         Raises AllocationRefused, KubeError or OSError; then nothing is known, and nothing may be released."""
         try:
@@ -181,11 +194,12 @@ class ClaimPreparer:
             log.error("the record of prepared claims is unreadable", moved_to=str(aside), error=str(error))
             await self._find_again()
         for record in self._prepared.all():
-            if await self._is_gone(record):
+            if record.boot == self._boot:
+                # Until kubelet unprepares it, containers may use it, whether or not the claim still exists.
+                await self._prepared.restore_spec(record)
+            elif await self._is_gone(record):
                 log.info("a claim is gone; what was prepared for it is removed", claim=str(record.key))
                 await self._prepared.drop(record.key.uid)
-            elif record.boot == self._boot:
-                await self._prepared.restore_spec(record)
         for uid in await self._prepared.spec_uids():
             if self._prepared.get(uid) is None:
                 await self._prepared.drop(uid)
@@ -200,7 +214,7 @@ class ClaimPreparer:
 
     async def _find_again(self) -> None:
         """The record is lost: a claim that the API shows on this node and that has a CDI spec was prepared."""
-        offered = self._arbiter.offered()
+        offered = self._offered()
         listed = await self._client.list(RESOURCE_CLAIMS.path(), ResourceClaim)
         claims = {each.metadata.uid: each for each in listed.items}
         for uid in await self._prepared.spec_uids():

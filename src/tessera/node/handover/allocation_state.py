@@ -39,6 +39,8 @@ class Allocation:
     """whether the slice is still being made ready, so that it may yet be refused"""
     doubted: bool = False
     """whether kubelet or the agent restarted since, so that kubelet may not have stored it"""
+    number: int = 0
+    """of the call that was answered with it, in order; 0 while none is, or an earlier process did"""
     holder: ContainerKey | None = None
     """who holds the devices, once kubelet has said so"""
     verified: bool = False
@@ -68,6 +70,7 @@ class DownwardApi:
 
     claim: Claim
     """the first of them"""
+    askers: tuple[Claim, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +157,17 @@ class AllocationState:
         pods: Iterable[BoundPod],
         count: int,
         *,
+        ids: Collection[str] = (),
         reused: Collection[str] = (),
+        after: int = 0,
         inherited: Collection[str] = (),
         lock_owner: tuple[str, str] | None = None,
     ) -> Match:
-        """`pods` in the order of binding. `reused`: those of the asked devices that kubelet may take over from init
-        containers of the same pod. `inherited`: uids of pods that an earlier process may have answered. `lock_owner`:
-        the pod that HAMi's node lock names."""
-        waiting = [pod for pod in pods if self._is_waiting(pod)]
+        """`pods` in the order of binding. `ids`: the asked devices. `reused`: those of them that kubelet may take over
+        from init containers of the same pod. `after`: the last call that was answered before kubelet asked.
+        `inherited`: uids of pods that an earlier process may have answered. `lock_owner`: the pod that HAMi's node lock
+        names."""
+        waiting = [pod for pod in pods if self._is_waiting(pod) and not self._is_elsewhere(pod, ids, after)]
         owner = next((pod for pod in waiting if pod.key[:2] == lock_owner), None)
         inits, are_fresh = self._init_ids(waiting), not reused
         # Beside other devices, those of an init container may be free ones: the pod that had them was given up.
@@ -192,11 +198,45 @@ class AllocationState:
             mine = [claim for claim in asked if claim.pod == owner.key]
             asked, others = (mine, []) if mine else (asked, others)
         if asked:
-            return _same_slice(asked, others)
+            found = _same_slice(asked, others)
+            return NotFound() if isinstance(found, Found) and self._all_answered(found) else found
         if not others:
             return NotFound()
         unsure = tuple(pod.key for pod in dependent if self._may_be_further(pod, count))
-        return Ambiguous(unsure) if unsure else DownwardApi(others[0])
+        return Ambiguous(unsure) if unsure else DownwardApi(others[0], tuple(others))
+
+    def _is_elsewhere(self, pod: BoundPod, ids: Collection[str], after: int) -> bool:
+        """Whether kubelet cannot be asking for the next container of this pod: it waits for the answer for one before
+        it asks for the next, and gives on the devices of init containers only."""
+        mine = [
+            (each, at)
+            for each in self._allocations
+            if each.is_settled and each.claim is not None
+            for uid, at in each.askers
+            if uid == pod.key.uid
+        ]
+        return any(
+            each.number > after or (at not in pod.unlisted and not each.ids.isdisjoint(ids)) for each, at in mine
+        )
+
+    def _all_answered(self, found: Found) -> bool:
+        """Whether as many answers were given as containers can have asked for them."""
+        askers = {claim.key for claim in found.askers}
+        open_ = [each for each in self._allocations if each.claim is not None and len(each.askers) > 1]
+        return sum(each.askers <= askers and not each.doubted for each in open_) >= len(askers)
+
+    def answered_after(self, number: int) -> list[Allocation]:
+        """The answers that kubelet had not got when it asked."""
+        return [each for each in self._allocations if each.number > number]
+
+    def may_hold(self, pod: BoundPod, *, inherited: Collection[str]) -> list[Claim]:
+        """What containers of the pod may have got: all but those that certainly wait. Which pod that uses the downward
+        API asked is not known, so all of them may."""
+        every = pod.every_claim()
+        if pod.started or not self.depends_on_allocate(pod) or self.has_no_record(pod.key.uid, inherited):
+            return every
+        last, unsettled = self._last_done(pod), self._unsettled(pod)
+        return [claim for claim in every if claim.position <= last or claim.position in unsettled]
 
     def _may_be_further(self, pod: BoundPod, count: int) -> bool:
         """Whether a container of a dependent pod wants so many devices and cannot be ruled out.

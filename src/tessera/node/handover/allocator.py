@@ -9,9 +9,10 @@ written to the API before the answer; with one, HAMi's protocol is kept to the l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter
@@ -29,6 +30,7 @@ from tessera.node.handover.allocation_state import (
 )
 from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.checkpoint import Checkpoint, Record
+from tessera.node.handover.claims import Claim, Holding
 from tessera.node.handover.pod_cache import Owner, PodCache
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
@@ -53,6 +55,15 @@ less what the watch may be behind"""
 Ids = Sequence[str]
 
 
+class Admission(Protocol):
+    """The account of the node, `Arbiter`."""
+
+    async def admit(self, askers: Sequence[Holding], begin: Callable[[], None]) -> None:
+        """Calls `begin` if what each of them asks for fits beside everything that was handed out, with no pause in
+        between. Raises AllocationRefused."""
+        ...
+
+
 class Result(Enum):
     """How an Allocate ended, for one container; the value is the metric's label."""
 
@@ -70,7 +81,10 @@ class Result(Enum):
 class _Call:
     containers: Sequence[Ids]
     answer: asyncio.Future[list[ContainerResponse]]
+    after: int
+    """the last call that was answered before this one came"""
     allocations: list[Allocation] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     pods: dict[str, BoundPod] = field(default_factory=dict)
     """by uid: those that were certainly meant"""
 
@@ -103,6 +117,8 @@ class SliceAllocator:
     ) -> None:
         self.mode = mode
         """may be changed between calls"""
+        self.admission: Admission | None = None
+        """the same; None while the mode refuses everything"""
         self._pods = pods
         self._state = state
         self._writer = writer
@@ -115,10 +131,12 @@ class SliceAllocator:
             self._results.labels(result.value)
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(MOST_CALLS)
         self._question: _Question | None = None
+        self._answered = 0
+        """calls"""
 
     async def allocate(self, containers: Sequence[Ids]) -> list[ContainerResponse]:
         """One answer for each container's device ids. Raises AllocationRefused."""
-        call = _Call(containers, asyncio.get_running_loop().create_future())
+        call = _Call(containers, asyncio.get_running_loop().create_future(), after=self._answered)
         try:
             self._calls.put_nowait(call)
         except asyncio.QueueFull:
@@ -128,7 +146,13 @@ class SliceAllocator:
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:
         """Devices of the cards that the next container's slices are on; none where that is not known. Never raises."""
         self._question = _Question(frozenset(available), frozenset(must_include), count)
-        found = self._match(self._pods.all(), count, frozenset(must_include), self._pods.node_view.lock_owner)
+        found = self._match(
+            self._pods.all(),
+            count,
+            reused=frozenset(must_include),
+            after=self._answered,
+            lock_owner=self._pods.node_view.lock_owner,
+        )
         # Where only pods that use the downward API can ask, the first one to be bound is the best guess.
         if not isinstance(found, Found | DownwardApi):
             return ()
@@ -160,8 +184,9 @@ class SliceAllocator:
                 # kubelet went away and will ask again.
                 self._take_back(call)
                 return
+            self._answered += 1
             for each in call.allocations:
-                each.in_progress = False
+                each.in_progress, each.number = False, self._answered
             await self._write(call)
         except Exception as error:
             # A fault in one call must not end the calls of other pods.
@@ -180,25 +205,45 @@ class SliceAllocator:
     async def _answer(self, call: _Call, ids: Ids) -> ContainerResponse:
         found, pods = await self._find(call, ids)
         if isinstance(found, DownwardApi):
+            welcome = Allocation(frozenset(ids), frozenset({found.claim.key}))
+            await self._admit(call, welcome, found.askers, pods)
             self._count(Result.WELCOMED)
-            self._add(call, Allocation(frozenset(ids), frozenset({found.claim.key})))
             return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
         if not isinstance(found, Found):
             raise await self._refusal(found, len(ids))
-        pod = None
-        self._count(Result.HANDED_OVER if found.is_certain else Result.UNCERTAIN)
-        if found.is_certain:
-            pod = next(each for each in pods if each.key == found.claim.pod)
-            call.pods[pod.key.uid] = pod
+        pod = next(each for each in pods if each.key == found.claim.pod) if found.is_certain else None
         allocation = Allocation(frozenset(ids), frozenset(claim.key for claim in found.askers), found.claim)
-        self._add(call, allocation)
+        try:
+            await self._admit(call, allocation, found.askers, pods)
+        except AllocationRefused:
+            await self._fail(pod)
+            raise
+        self._count(Result.HANDED_OVER if found.is_certain else Result.UNCERTAIN)
+        if pod is not None:
+            call.pods[pod.key.uid] = pod
         # A later process must know the answer as soon as kubelet does: it would give this slice to the next container.
         record = Record(tuple(sorted(ids)), found.claim, tuple(sorted(allocation.askers)))
+        call.records.append(record)
         kept = asyncio.ensure_future(self._checkpoint.add(record))
         try:
             return await self._made_ready(self.mode.hand_over(found.claim, ids, certain=found.is_certain), pod)
         finally:
             await asyncio.wait([kept], timeout=CHECKPOINT_S)
+
+    async def _admit(
+        self, call: _Call, allocation: Allocation, askers: Sequence[Claim], pods: Sequence[BoundPod]
+    ) -> None:
+        """Counts the answer as given. Raises AllocationRefused if it does not fit for one that can have asked."""
+        if self.admission is None:
+            self._add(call, allocation)
+            return
+        spans = {pod.key.uid: pod.spans for pod in pods}
+        wanted = [Holding(claim.pod, (claim,), spans.get(claim.pod.uid, ())) for claim in askers]
+        try:
+            await self.admission.admit(wanted, lambda: self._add(call, allocation))
+        except AllocationRefused:
+            self._count(Result.REFUSED)
+            raise
 
     def _add(self, call: _Call, allocation: Allocation) -> None:
         allocation.in_progress = True
@@ -252,13 +297,19 @@ class SliceAllocator:
         wanted = frozenset(ids)
         reused = question.must_include if question is not None and question.is_about(wanted) else wanted
         await self._synced()
+        # kubelet cannot have stored what was answered after it asked.
+        undelivered = [*call.allocations, *self._state.answered_after(call.after)]
         if self._state.is_unsettled or not self._verifier.has_asked:
-            await self._verifier.confirm(call.allocations)
+            await self._verifier.confirm(undelivered)
+
+        def match(pods: Sequence[BoundPod], lock_owner: Owner | None) -> Match:
+            return self._match(pods, len(ids), ids=wanted, reused=reused, after=call.after, lock_owner=lock_owner)
+
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WATCH_LAG_S
         while True:
             version, pods = self._pods.version.value, self._pods.all()
-            found = self._match(pods, len(ids), reused, self._pods.node_view.lock_owner)
+            found = match(pods, self._pods.node_view.lock_owner)
             if await self._is_proven(found):
                 return found, pods
             is_behind = isinstance(found, NotFound | WrongCount | Ambiguous) or self._lock_is_ahead()
@@ -270,13 +321,7 @@ class SliceAllocator:
             await asyncio.sleep(deadline - loop.time())
             current = await self._pods.read_all()
         pods = self._pods.all() if current is None else current
-        owner = await self._lock_owner()
-        found = self._match(pods, len(ids), reused, owner)
-        if isinstance(found, NotFound):
-            # kubelet may have lost its last answer and ask again.
-            self._state.doubt()
-            if await self._verifier.confirm(call.allocations):
-                found = self._match(pods, len(ids), reused, owner)
+        found = match(pods, await self._lock_owner())
         if current is None and isinstance(found, Found):
             # The pod may be gone, and another one that is not known here may be asking.
             self._count(Result.REFUSED)
@@ -322,9 +367,25 @@ class SliceAllocator:
             self._count(Result.REFUSED)
             raise AllocationRefused(f"the pods of node {self._pods.node} are not known yet") from None
 
-    def _match(self, pods: Sequence[BoundPod], count: int, reused: frozenset[str], lock_owner: Owner | None) -> Match:
-        inherited = self._pods.inherited
-        return self._state.find(pods, count, reused=reused, inherited=inherited, lock_owner=lock_owner)
+    def _match(
+        self,
+        pods: Sequence[BoundPod],
+        count: int,
+        *,
+        ids: frozenset[str] = frozenset(),
+        reused: frozenset[str],
+        after: int,
+        lock_owner: Owner | None,
+    ) -> Match:
+        return self._state.find(
+            pods,
+            count,
+            ids=ids,
+            reused=reused,
+            after=after,
+            inherited=self._pods.inherited,
+            lock_owner=lock_owner,
+        )
 
     # -- afterwards
 
@@ -359,3 +420,5 @@ class SliceAllocator:
     def _take_back(self, call: _Call) -> None:
         for allocation in call.allocations:
             self._state.take_back(allocation)
+        for record in call.records:
+            self._checkpoint.discard(record)

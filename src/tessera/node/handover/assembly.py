@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry, Counter
 from tessera.kube.client import KubeClient
 from tessera.kube.reflector import Reflector
 from tessera.node.handover.allocation_state import Allocation, AllocationState
-from tessera.node.handover.allocator import SliceAllocator
+from tessera.node.handover.allocator import Admission, SliceAllocator
 from tessera.node.handover.checkpoint import Checkpoint
+from tessera.node.handover.holdings import Holdings
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.handover.pod_cache import PodCache, node_reflector, pod_reflector
 from tessera.node.handover.status_writer import StatusWriter
@@ -47,13 +48,14 @@ class NodeHandover:
             settings.node_name,
             cluster,
             time=lambda: asyncio.get_running_loop().time(),
-            on_gone=self._state.forget,
+            on_gone=self._on_gone,
         )
         self.checkpoint = checkpoint if checkpoint is not None else Checkpoint(settings.paths.state)
         self._writer = StatusWriter(cluster, self.pods, self._state)
         self._verifier = Verifier(
             self.pods, self._state, self._writer, resources=resources, report=report, registry=registry
         )
+        self.holdings = Holdings(self.pods, self._state, checkpoint=self.checkpoint, verifier=self._verifier)
         self.allocator = SliceAllocator(
             mode,
             self.pods,
@@ -75,10 +77,11 @@ class NodeHandover:
         """By resource, seconds since its watch last said something."""
         return {resource: watch.age for resource, watch in self._watches.items()}
 
-    def use(self, settings: AgentSettings, mode: SharingMode) -> None:
-        """From the next call on."""
+    def use(self, settings: AgentSettings, mode: SharingMode, admission: Admission | None) -> None:
+        """From the next call on. `admission` says what fits; None where the mode refuses everything."""
         self._state.downward_api = settings.uses_downward_api
         self.allocator.mode = mode
+        self.allocator.admission = admission
 
     def on_new_kubelet(self) -> None:
         """kubelet has restarted."""
@@ -90,7 +93,9 @@ class NodeHandover:
 
     async def run(self, client: KubeClient | None = None) -> None:
         """Until cancelled. `client` is for the watches; without one, the caller feeds `pods`."""
-        for record in await self.checkpoint.load():
+        records = await self.checkpoint.load()
+        self.holdings.restore(records)
+        for record in records:
             self._state.add(Allocation(frozenset(record.ids), frozenset(record.askers), record.claim))
         self._state.doubt()
         async with asyncio.TaskGroup() as tasks:
@@ -111,8 +116,15 @@ class NodeHandover:
         ended = await self._verifier.end_late_handovers()
         self._repairs.labels("handover").inc(ended)
         self._repairs.labels("lock").inc(await self._writer.release_stale_lock())
+        await self.holdings.refresh()
         answered = self._state.uids()
-        await self.checkpoint.prune(lambda uid: uid in answered or self.pods.get(uid) is not None)
+        await self.checkpoint.prune(
+            lambda uid: uid in answered or self.pods.get(uid) is not None or self.holdings.has_departed(uid)
+        )
+
+    def _on_gone(self, uid: str) -> None:
+        self.holdings.on_gone(uid)
+        self._state.forget(uid)
 
     async def _sweep_regularly(self) -> None:
         await self.pods.ready.wait()

@@ -48,6 +48,8 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._records: list[Record] = []
+        self._discarded = False
+        """whether the file has records that do not count"""
         # One thread: a line is never lost to a rewrite that began before it.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._before_record = failpoint(Failpoint.BEFORE_RECORD)
@@ -69,11 +71,16 @@ class Checkpoint:
         await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
         self._after_record()
 
+    def discard(self, record: Record) -> None:
+        """The answer never left this process. The file says so from the next `prune` on."""
+        self._records = [each for each in self._records if each is not record]
+        self._discarded = True
+
     async def prune(self, is_there: Callable[[str], bool]) -> None:
         """Forget answers that concern no pod that exists, by uid; never raises."""
         kept = [each for each in self._records if any(is_there(uid) for uid, _ in each.askers)][-MOST_RECORDS:]
-        if kept != self._records:
-            self._records = kept
+        if kept != self._records or self._discarded:
+            self._records, self._discarded = kept, False
             await self._write(_rewrite, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
     async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None:

@@ -1,10 +1,11 @@
-"""The slices that one container of a pod on this node is to get, as the pod's annotations say."""
+"""The slices that one container of a pod on this node is to get, and what a pod or ResourceClaim has of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tessera.core.grants import Span
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
 
@@ -50,3 +51,15 @@ class Claim:
     def what(self) -> tuple[object, ...]:
         """Everything that the answer to Allocate depends on, apart from whose it is."""
         return self.slices, tuple(each.slot for each in self.mig), self.uncontrolled
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The slices of one pod or ResourceClaim."""
+
+    key: PodKey
+    claims: tuple[Claim, ...]
+    spans: tuple[Span, ...] = ()
+    """when the containers run; none if all run at once"""
+    problem: str = ""
+    """why it is unknown what it holds"""

@@ -41,7 +41,7 @@ class PodCache:
     def __init__(
         self, node: str, cluster: KubeCluster, *, time: Callable[[], float], on_gone: Callable[[str], None]
     ) -> None:
-        """`on_gone` is called with the uid of a pod that does not exist any more."""
+        """`on_gone` is called with the uid of a pod that does not exist any more, before it is forgotten here."""
         self.node = node
         self._cluster = cluster
         self._time = time
@@ -83,11 +83,12 @@ class PodCache:
             self._notify()
 
     def drop(self, key: str) -> None:
-        pod = self._pods.pop(key, None)
+        pod = self._pods.get(key)
         if pod is not None:
+            self._on_gone(pod.key.uid)
+            del self._pods[key]
             for memory in (self._keys, self._since, self._logged):
                 memory.pop(pod.key.uid, None)
-            self._on_gone(pod.key.uid)
             self._notify()
 
     def synced(self) -> None:

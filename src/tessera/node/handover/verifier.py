@@ -89,7 +89,7 @@ class Verifier:
 
     async def confirm(self, undelivered: Collection[Allocation] | None = None) -> bool:
         """Ask kubelet which container holds which devices (see `AllocationState.confirm`); whether it said so."""
-        held = await self._held()
+        held = await self.held()
         self.has_asked = True
         if held is not None:
             self._state.confirm(held, self._pods.all(), inherited=self._pods.inherited, undelivered=undelivered)
@@ -133,8 +133,13 @@ class Verifier:
             for each in waits:
                 each.cancel()
 
-    async def _held(self) -> Held | None:
-        """None where kubelet does not say."""
+    @property
+    def can_ask(self) -> bool:
+        """Whether kubelet is to be asked at all."""
+        return self._resources is not None
+
+    async def held(self) -> Held | None:
+        """Which container holds which devices; None where kubelet does not say."""
         if self._resources is None:
             return None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.dra import prepared_claims
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.claims import Holding, PodKey
 from tessera.wire.mig import MigAllocation
 from tessera.wire.resource_api import DRIVER, AllocatedDevice
 from tests.support.sharing_modes import A, claim
@@ -71,7 +72,7 @@ async def test_a_claim_is_live_from_its_beginning_to_its_end(claims: PreparedCla
     assert claims.live_claims() is None
     claims.open()
     assert claims.live_claims() == []
-    claims.begin("a", record("a").claims)
+    claims.begin(Holding(record("a").key, record("a").claims))
     assert claims.live_claims() == list(record("a").claims)
     await claims.put(record("a"))
     assert claims.live_claims() == list(record("a").claims)
@@ -79,9 +80,31 @@ async def test_a_claim_is_live_from_its_beginning_to_its_end(claims: PreparedCla
     await claims.drop("a")
     assert claims.live_claims() == []
     assert claims.version.value > version
-    claims.begin("b", record("b").claims)
+    claims.begin(Holding(record("b").key, record("b").claims))
     claims.abandon("b")
     assert claims.live_claims() == []
+
+
+async def test_a_claim_counts_until_its_end_is_written(claims: PreparedClaims, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If that fails, the claim is still there, and its room must not have been given away meanwhile."""
+    claims.open()
+    await claims.put(record("a"))
+    began, go_on = threading.Event(), threading.Event()
+
+    def full(*_args: Any, **_more: Any) -> None:
+        began.set()
+        go_on.wait()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared_claims, "replace_file", full)
+        dropping = asyncio.create_task(claims.drop("a"))
+        await asyncio.to_thread(began.wait)
+        assert claims.live_claims() == list(record("a").claims)
+        go_on.set()
+        with pytest.raises(OSError, match="No space"):
+            await dropping
+    assert claims.live_claims() == list(record("a").claims)
 
 
 async def test_what_cannot_be_written_did_not_happen(claims: PreparedClaims, monkeypatch: pytest.MonkeyPatch) -> None:

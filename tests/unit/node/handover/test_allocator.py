@@ -140,6 +140,7 @@ async def test_kubelet_gets_again_what_it_lost_in_a_restart() -> None:
         await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "success"
+        world.agent.on_new_kubelet()
         assert (await world.ask("GPU-a-3"))["pod"] == "p"
 
 

@@ -324,15 +324,6 @@ async def test_a_question_about_other_devices_says_nothing() -> None:
         assert (await world.ask("i"))["container"] == "c1"
 
 
-@in_fake_time
-async def test_kubelet_gets_again_what_it_lost_though_the_handover_has_ended() -> None:
-    async with HandoverNode(bound("p", A)).running() as world:
-        await world.ask("GPU-a-0")
-        await world.at_rest()
-        assert world.api.phase("p") == "success"
-        assert (await world.ask("GPU-a-3"))["pod"] == "p"
-
-
 @pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
 def test_a_pod_past_every_scheduler_does_not_get_the_slice_of_the_last_one(speaks: bool) -> None:
     @in_fake_time

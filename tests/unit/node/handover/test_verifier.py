@@ -335,7 +335,7 @@ async def test_settings_and_mode_may_change_between_calls() -> None:
     async with world.running():
         assert await world.gets("p", "c0", "GPU-a-0") == {"welcome": "yes"}
         await world.at_rest()
-        world.agent.use(AgentSettings(node_name=NODE, pass_device_specs=True), Mode())
+        world.agent.use(AgentSettings(node_name=NODE, pass_device_specs=True), Mode(), None)
         assert (await world.ask("GPU-a-1"))["pod"] == "q"
 
 

@@ -1,0 +1,109 @@
+"""What containers of this node's pods hold: what they were answered, whatever the API says of it by now.
+
+An answer counts until its pod has ended. A pod that the API does not show any more counts until kubelet does not list
+it either; where kubelet cannot be asked, it is gone. A pod without a record counts with what its annotations say, as
+soon as one of its containers may have been answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tessera.node.handover.allocation_state import AllocationState
+from tessera.node.handover.bound_pod import BoundPod
+from tessera.node.handover.checkpoint import Checkpoint, Record
+from tessera.node.handover.claims import Claim, Holding
+from tessera.node.handover.pod_cache import PodCache
+from tessera.node.handover.verifier import Verifier
+from tessera.node.watched_value import WatchedValue
+
+
+class Holdings:
+    """Of the pods of one node. Used from the event loop only."""
+
+    def __init__(self, pods: PodCache, state: AllocationState, *, checkpoint: Checkpoint, verifier: Verifier) -> None:
+        self._pods = pods
+        self._state = state
+        self._checkpoint = checkpoint
+        self._verifier = verifier
+        self._departed: dict[str, Holding] = {}
+        """by uid: pods that went from the API before they had ended, as far as is known here"""
+        self._empty: frozenset[str] = frozenset()
+        """uids of unreadable pods that hold nothing, as kubelet says"""
+
+    @property
+    def version(self) -> WatchedValue[int]:
+        """What changes when a pod does."""
+        return self._pods.version
+
+    # -- what is held
+
+    def all(self, pods: Sequence[BoundPod] | None = None) -> list[Holding]:
+        """Of every pod. `pods` as the API shows them, if they were just read from it."""
+        shown = self._pods.all() if pods is None else pods
+        recorded: dict[str, dict[int, Claim]] = {}
+        for record in self._checkpoint:
+            if len(record.askers) == 1:
+                ((uid, position),) = record.askers
+                recorded.setdefault(uid, {})[position] = record.claim
+        live = [self._holding(pod, recorded.get(pod.key.uid, {})) for pod in shown if not pod.terminal]
+        known = {pod.key.uid for pod in shown}
+        return [*live, *(each for uid, each in self._departed.items() if uid not in known)]
+
+    async def read(self) -> list[Holding] | None:
+        """The same, with the pods as the API shows them now; None where it cannot be asked."""
+        pods = await self._pods.read_all()
+        return None if pods is None else self.all(pods)
+
+    def _holding(self, pod: BoundPod, recorded: dict[int, Claim]) -> Holding:
+        uid, inherited = pod.key.uid, self._pods.inherited
+        found = {claim.position: claim for claim in self._state.may_hold(pod, inherited=inherited)} | recorded
+        claims = tuple(found[position] for position in sorted(found))
+        # A pod that cannot be read is answered nothing.
+        is_unknown = bool(pod.claims_problem) and not found and (pod.started or uid in inherited)
+        problem = pod.claims_problem if is_unknown and uid not in self._empty else ""
+        return Holding(pod.key, claims, pod.spans, problem)
+
+    # -- pods that are gone
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """The answers of an earlier process: their pods may have gone while no agent was there."""
+        if self._verifier.can_ask:
+            for each in records:
+                if len(each.askers) == 1:
+                    key = each.claim.pod
+                    before = self._departed.get(key.uid, Holding(key, ()))
+                    self._departed[key.uid] = Holding(key, (*before.claims, each.claim))
+
+    def on_gone(self, uid: str) -> None:
+        """Call it before the pod is forgotten."""
+        pod = self._pods.get(uid)
+        holding = next((each for each in self.all() if each.key.uid == uid), None)
+        self._departed.pop(uid, None)
+        if self._verifier.can_ask and pod is not None and holding is not None and holding.claims:
+            self._departed[uid] = holding
+
+    def has_departed(self, uid: str) -> bool:
+        return uid in self._departed
+
+    async def refresh(self) -> bool:
+        """Asks kubelet about pods that only it can know of; whether that may have changed something."""
+        unknown = {each.key.uid for each in self.all() if each.problem}
+        if not self._departed and not unknown:
+            return False
+        before = self._departed.keys() | unknown
+        held = await self._verifier.held()
+        names = {holder[:2] for holder in held or ()}
+        self._departed = {
+            uid: each
+            for uid, each in self._departed.items()
+            if each.key[:2] in names and self._pods.named(*each.key[:2]) is None
+        }
+        if held is not None:
+            self._empty = frozenset(
+                pod.key.uid
+                for pod in self._pods.all()
+                # Init containers are not shown.
+                if pod.claims_problem and pod.key[:2] not in names and (pod.started or not pod.unlisted)
+            )
+        return self._departed.keys() | (unknown - self._empty) != before
