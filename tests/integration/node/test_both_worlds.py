@@ -97,6 +97,7 @@ async def test_a_pod_and_a_claim_on_one_card_get_each_its_own_slice(tmp_path: Pa
 async def test_a_claim_that_another_scheduler_allocated_cannot_exceed_the_card(tmp_path: Path) -> None:
     async with claim_node(tmp_path, flags=BOTH) as node:
         await node.agent.bound_pod("classic", [[node.agent.slice(0, memory=CARD_MIB - 1000)]])
+        await node.agent.allocate(1)
         fits = await node.claim("fits", node.part(0, memory=600))
         await node.prepare(fits)
         stray = await node.claim("stray", node.part(0, memory=500))
@@ -115,8 +116,7 @@ async def test_a_claim_waits_for_a_holder_that_is_about_to_be_gone(
     monkeypatch.setattr(arbiter, "LEAVING_S", (60.0,))
     async with claim_node(tmp_path, flags=BOTH) as node:
         await node.agent.bound_pod("classic", [[node.agent.slice(0, memory=CARD_MIB)]])
-        pods = node.agent.process.around.handover.pods
-        await node.agent.until(pods.all)
+        await node.agent.allocate(1)
         claim = await node.claim("c", node.part(0, memory=1000))
         asking = asyncio.create_task(node.prepare(claim))
         await delete_pod(node, "classic")

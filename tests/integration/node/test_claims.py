@@ -294,11 +294,15 @@ async def test_a_claim_of_an_unhealthy_card_waits(tmp_path: Path) -> None:
         assert "takes no work" in await node.refusal(claim)
 
 
-async def test_a_claim_allocated_anew_gets_what_is_allocated_now(tmp_path: Path) -> None:
+async def test_a_claim_allocated_anew_gets_what_is_allocated_now_once_it_was_unprepared(tmp_path: Path) -> None:
     async with claim_node(tmp_path) as node:
         claim = await node.claim("c", node.part(0, memory=1000))
         await node.prepare(claim)
+        env = node.env(claim)
         await node.allocate("c", node.part(1, memory=2000))
+        assert "before kubelet has unprepared it" in await node.refusal(claim)
+        assert node.env(claim) == env
+        await node.unprepare(claim)
         (device,) = await node.prepare(claim)
         assert device.device_name == node.name(1)
         assert node.env(claim)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
@@ -441,6 +445,8 @@ async def test_an_instance_outlives_the_agent_and_not_its_claim(tmp_path: Path) 
         await node.agent.kill()
         await node.delete_claim("gone")
         await node.agent.start()
+        # kubelet asks until it is answered.
+        await node.unprepare(gone)
         await node.agent.until(lambda: len(node.agent.hardware.instances(uuid)) == 1)
         assert node.specs() == [kept.uid]
         assert gone.uid not in node.specs()

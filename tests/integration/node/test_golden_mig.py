@@ -47,7 +47,10 @@ async def test_golden_37_a_reservation_becomes_that_instance_is_used_again_and_g
         (written,) = loads(node.annotations("p")[MIG_ALLOCATIONS])
         identity = (written["migUUID"], written["gpuInstanceID"], written["computeInstanceID"])
         assert identity == (made.mig_uuid, made.gpu_instance, made.compute_instance)
-        # kubelet lost what it had been given and asks again.
+        # kubelet lost what it had been given in a restart and asks again.
+        await node.kubelet.restart()
+        await node.kubelet.registered(2)
+        await node.kubelet.listed()
         again = await node.allocate(1)
         assert again.envs["NVIDIA_VISIBLE_DEVICES"] == made.mig_uuid
         assert node.hardware.instances(uuid) == [made]
