@@ -12,16 +12,18 @@ import time
 from collections import Counter, defaultdict
 from typing import Any
 
-from tessera.kube.resources import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from tessera.kube.resources import NODES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera.lab.sandbox.objects import annotations_of, uid_of
+from tessera.lab.sandbox.objects import annotations_of, phase_of, uid_of
 from tessera.node.dra.prepared_claims import FILE
 from tessera.node.modes.mig.records import FILE as MIG_FILE
+from tessera.wire import keys
 from tessera.wire.quantity import Whole, read
 from tessera.wire.resource_api import API_VERSION, DRIVER
 from tests.e2e.node.agent import CARDS, CDI, MEMORY
 from tests.e2e.node.cluster import PATIENCE_S, Node, NodeCluster, shared_cluster
+from tests.e2e.node.control_plane import NODE
 from tests.e2e.node.shapes import talking
 from tests.e2e.replica import until
 from tests.support.product import container, pod
@@ -38,6 +40,7 @@ SETTINGS = {
 }
 SHARES = (CARDS - len(WHOLE)) * SPLIT + len(WHOLE)
 PROFILE, PROFILE_MIB = "1g.10gb", 9000
+REGISTER = "hami.io/node-nvidia-register"
 OWN = f"device.attributes['{DRIVER}']"
 MIB = 1 << 20
 
@@ -249,3 +252,63 @@ async def test_requests_become_claims_and_replicas_have_their_own(node: Node) ->
             assert "CUDA_DEVICE_MEMORY_LIMIT_0" not in seen[uid_of(each), "without"]
         await found.at_rest()
         await found.api.delete(f"/apis/apps/v1/namespaces/{found.namespace}/replicasets/r")
+
+
+async def test_a_claim_that_its_tenant_deletes_keeps_its_card_while_its_pod_runs(node: Node) -> None:
+    """Pods are then bound to the same card by hand, past every scheduler: the node has the last word."""
+    async with shared_cluster(node, {"operatingmode": "none"}, shares=CARDS) as found:
+        # The first two pods ask for whole cards: this one with a claim.
+        await run(found, range(1, 2))
+        (claim,) = await claims_of(found)
+        (device,) = claim["status"]["allocation"]["devices"]["results"]
+        name = claim["metadata"]["name"]
+        answer = await found.tenant.delete(RESOURCE_CLAIMS.path(found.namespace, name))
+        assert answer.status == 200, answer.body
+        # Whoever removes the finalizer as well: a tenant may.
+        await found.tenant.patch(RESOURCE_CLAIMS.path(found.namespace, name), {"metadata": {"finalizers": None}})
+
+        async def claim_is_gone() -> bool:
+            return not await claims_of(found)
+
+        await until(claim_is_gone, what="the claim to be gone")
+        for number, after in enumerate((found.restart_agent, found.restart_kubelet, None)):
+            stray = f"stray{number}"
+            await bind_by_hand(found, stray, device["device"])
+            status = await refused(found, stray)
+            assert status["reason"] == "UnexpectedAdmissionError"
+            assert f"pod {found.namespace}/{stray} does not fit" in status["message"]
+            assert phase_of(found.pod("p001")) == "Running"
+            if after is not None:
+                await after()
+
+
+async def refused(found: NodeCluster, name: str) -> Json:
+    """The status of a pod that kubelet does not admit."""
+    await found.wait_for(lambda: phase_of(found.pod(name)) == "Failed", what=f"the refusal of {name}")
+    status: Json = found.pod(name)["status"]
+    return status
+
+
+async def bind_by_hand(found: NodeCluster, name: str, device: str) -> None:
+    """A pod without claims on the card of this device, as an administrator can forge it."""
+    made = talking(pod(name, container("c", gpu=1)))
+    made["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
+    made["spec"]["schedulerName"] = "by-hand"
+    await found.create(made)
+    registered = json.loads(annotations_of(await found.api.get(NODES.path(name=NODE), dict[str, Any]))[REGISTER])
+    (card,) = (each for each in registered if each["id"].lower() == device)
+    text, now = f"{card['id']},NVIDIA,{card['devmem']},100:;", str(int(time.time()))
+    await found.api.bind(
+        found.namespace,
+        name,
+        uid=uid_of(found.pod(name)),
+        node=NODE,
+        annotations={
+            keys.ASSIGNED_NODE: NODE,
+            keys.ASSIGNED_TIME: now,
+            keys.BIND_TIME: now,
+            keys.BIND_PHASE: keys.PHASE_ALLOCATING,
+            "hami.io/vgpu-devices-to-allocate": text,
+            ALLOCATED: text,
+        },
+    )
