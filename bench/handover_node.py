@@ -1,6 +1,6 @@
 """A node with the agent's own handover in mode hami-core, without a cluster: one new pod after the other.
 
-Before each call of kubelet a new pod is bound and the one before it is deleted, so that each Allocate has exactly one
+Before each call of kubelet a new pod is bound, and the one before it has ended and is deleted, so that each Allocate has exactly one
 pod to find beside those that run. The API accepts every write at once.
 """
 
@@ -19,6 +19,8 @@ from prometheus_client import CollectorRegistry
 from tessera.host.cards import CardFacts
 from tessera.host.simulated.hardware import no_cards
 from tessera.kube.errors import ApiError
+from tessera.node.arbiter import Arbiter
+from tessera.node.dra.prepared_claims import PreparedClaims
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
@@ -28,12 +30,15 @@ from tessera.node.kubelet.service import Allocator
 from tessera.node.modes.base import ContainerResponse, HostMount
 from tessera.node.modes.factory import build_mode
 from tessera.node.settings import AgentSettings, Paths
+from tessera.node.watched_value import WatchedValue
 from tessera.wire import keys
 from tessera.wire.objects import Node as NodeObject
 from tessera.wire.objects import Pod
 
 NAME = "bench"
 CARDS = 8
+MEMORY = 141 << 30
+"""bytes"""
 RUNNING = 16
 """pods that were handed over before"""
 WAYS = ("env", "answer")
@@ -103,7 +108,9 @@ class Node:
 
     FLEET = Fleet(
         tuple(
-            CardState(CardFacts(f"GPU-{n:08x}-207a-2038-9b45-23cac89cb67a", n, "NVIDIA H200", minor=n))
+            CardState(
+                CardFacts(f"GPU-{n:08x}-207a-2038-9b45-23cac89cb67a", n, "NVIDIA H200", minor=n, memory_bytes=MEMORY)
+            )
             for n in range(CARDS)
         )
     )
@@ -124,6 +131,10 @@ class Node:
             report=lambda *_: None,
             registry=CollectorRegistry(),
         )
+        self._prepared = PreparedClaims(self.settings.paths.state, self.settings.paths.cdi)
+        self._arbiter = Arbiter(
+            self.settings, WatchedValue(self.fleet), holdings=self._handover.holdings, prepared=self._prepared
+        )
         self._allocator: Allocator = NullAllocator() if way == "nothing" else self._handover.allocator
         self._task: asyncio.Task[None] | None = None
 
@@ -137,6 +148,8 @@ class Node:
             self._bind(f"running-{number}", phase="Running", left=False)
         self._handover.pods.node_view.synced()
         self._handover.pods.synced()
+        self._prepared.open()
+        self._handover.use(self.settings, self._mode, self._arbiter)
         self._task = asyncio.create_task(self._handover.run())
         return self
 
@@ -147,20 +160,22 @@ class Node:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._mode.stop()
+        await self._prepared.close()
 
     async def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
         return await self._allocator.allocate(containers)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:
         if self._last:
+            self._bind(self._last, phase="Succeeded", left=False)
             self._handover.pods.drop(f"default/{self._last}")
             del self._api.pods[self._last]
-        self._last = f"p{next(self._numbers)}"
+        self._last = f"p-{next(self._numbers)}"
         self._bind(self._last, phase="Pending", left=True)
         return self._allocator.prefer(available, must_include, count)
 
     def _bind(self, name: str, *, phase: str, left: bool) -> None:
-        card = self.fleet.cards[hash(name) % CARDS].facts.uuid
+        card = self.fleet.cards[int(name.rpartition("-")[2]) % CARDS].facts.uuid
         text = f"{card},NVIDIA,3000,30:;"
         path = f"metadata.annotations['{keys.visible_devices(0)}']"
         env = [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}}]

@@ -41,6 +41,8 @@ class Arbiter:
         self._fleet = fleet
         self._holdings = holdings
         self._prepared = prepared
+        self._registered: tuple[Fleet, Mapping[str, Device]] = Fleet(), {}
+        """the devices of the last fleet, by uuid"""
 
     async def admit(self, askers: Sequence[Holding], begin: Callable[[], None]) -> None:
         """Calls `begin`, which makes the slices count, if they fit. Raises AllocationRefused.
@@ -67,13 +69,18 @@ class Arbiter:
         claims = self._prepared.holdings()
         if claims is None:
             return "it is unknown which ResourceClaims are prepared here"
-        devices = {each.uuid: each for each in registrable(self._fleet.value, self._settings).devices}
         for asker in askers:
-            problem = find_excess(asker, devices, pods=pods, claims=claims)
+            problem = find_excess(asker, self._devices(), pods=pods, claims=claims)
             if problem:
                 kind = "ResourceClaim" if _is_claim(asker) else "pod"
                 return f"{kind} {asker.key} does not fit: {problem}; another scheduler allocated it"
         return ""
+
+    def _devices(self) -> Mapping[str, Device]:
+        fleet = self._fleet.value
+        if self._registered[0] is not fleet:
+            self._registered = fleet, {each.uuid: each for each in registrable(fleet, self._settings).devices}
+        return self._registered[1]
 
 
 def _is_claim(holding: Holding) -> bool:

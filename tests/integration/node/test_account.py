@@ -15,6 +15,7 @@ from grpc import aio
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.kube.resources import PODS
 from tessera.node import agent, arbiter, cleanup
+from tessera.node.handover import allocator
 from tessera.node.handover.checkpoint import Checkpoint
 from tessera.node.modes.mps import mode as mps
 from tessera.wire.keys import MIG_ALLOCATIONS
@@ -165,7 +166,7 @@ async def test_an_edited_annotation_frees_nothing(tmp_path: Path, monkeypatch: p
         await bind(node, "hami-core", "p")
         await node.agent.allocate(1, holder=("p", "c0"))
         await node.agent.phase_is("p", "success")
-        for name, text in {"empty": ";", "unreadable": "nonsense", "missing": None}.items():
+        for name, text in {"empty": ";", "unreadable": "x,NVIDIA,x,1:;", "missing": None}.items():
             await node.agent.plane.client.patch(
                 PODS.path("default", "p"), {"metadata": {"annotations": {ALLOCATED: text}}}
             )
@@ -227,6 +228,23 @@ async def test_of_pods_and_claims_that_ask_at_once_as_many_get_room_as_there_is(
         assert len(node.specs()) <= 3
         await asyncio.gather(*(node.unprepare(each) for each in claims), node.unprepare(*claims))
         assert node.specs() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_of_eight_allocates_for_one_pod_at_once_one_is_answered(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocator, "WATCH_LAG_S", 0.05)
+    async with node_in(tmp_path, mode, monkeypatch) as node:
+        await bind(node, mode, "p")
+        ids = [each for each in node.agent.kubelet.health if node.agent.card(0).uuid in each]
+        answers = await asyncio.gather(
+            *(node.agent.kubelet.allocate([ids[number % len(ids)]]) for number in range(8)), return_exceptions=True
+        )
+        assert sum(not isinstance(each, BaseException) for each in answers) == 1
+        assert all("no binding pod" in str(each) for each in answers if isinstance(each, BaseException))
+        assert len(node.agent.hardware.instances(node.agent.card(0).uuid)) == (mode == "mig")
+        await node.agent.phase_is("p", "success")
 
 
 async def test_an_answer_that_kubelet_never_got_counts_until_its_pod_has_failed(
