@@ -1,7 +1,7 @@
 """A node with the agent's own handover in mode hami-core, without a cluster: one new pod after the other.
 
-Before each call of kubelet a new pod is bound, and the one before it has ended and is deleted, so that each Allocate has exactly one
-pod to find beside those that run. The API accepts every write at once.
+Before each call of kubelet a new pod is bound, and the one before it ends and is deleted, so that each Allocate has
+exactly one pod to find beside those that run. The API accepts every write at once.
 """
 
 from __future__ import annotations

@@ -116,9 +116,7 @@ class NodeHandover:
         ended = await self._verifier.end_late_handovers()
         self._repairs.labels("handover").inc(ended)
         self._repairs.labels("lock").inc(await self._writer.release_stale_lock())
-        if self.allocator.admission is not None:
-            # Earlier, kubelet may not be reachable yet.
-            await self.holdings.refresh()
+        await self.holdings.refresh(patient=True)
         answered = self._state.uids()
         await self.checkpoint.prune(
             lambda uid: uid in answered or self.pods.get(uid) is not None or self.holdings.has_departed(uid)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import BoundPod
-from tessera.node.handover.checkpoint import Checkpoint, Record
+from tessera.node.handover.checkpoint import MOST_RECORDS, Checkpoint, Record
 from tessera.node.handover.claims import Claim, Holding
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.verifier import Verifier
@@ -82,17 +82,22 @@ class Holdings:
         self._departed.pop(uid, None)
         if self._verifier.can_ask and pod is not None and holding is not None and holding.claims:
             self._departed[uid] = holding
+            for oldest in list(self._departed)[:-MOST_RECORDS]:
+                del self._departed[oldest]
 
     def has_departed(self, uid: str) -> bool:
         return uid in self._departed
 
-    async def refresh(self) -> bool:
-        """Asks kubelet about pods that only it can know of; whether that may have changed something."""
+    async def refresh(self, *, patient: bool = False) -> bool:
+        """Asks kubelet about pods that only it can know of; whether that may have changed something. A kubelet that
+        does not answer may be asked again later by a `patient` caller; otherwise these pods are gone."""
         unknown = {each.key.uid for each in self.all() if each.problem}
         if not self._departed and not unknown:
             return False
         before = self._departed.keys() | unknown
         held = await self._verifier.held()
+        if held is None and patient:
+            return False
         names = {holder[:2] for holder in held or ()}
         self._departed = {
             uid: each
