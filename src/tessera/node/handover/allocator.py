@@ -208,6 +208,7 @@ class SliceAllocator:
             welcome = Allocation(frozenset(ids), frozenset({found.claim.key}))
             await self._admit(call, welcome, found.askers, pods)
             self._count(Result.WELCOMED)
+            self._checkpoint.note(found.askers)
             return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
         if not isinstance(found, Found):
             raise await self._refusal(found, len(ids))

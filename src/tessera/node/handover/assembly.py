@@ -96,7 +96,8 @@ class NodeHandover:
         records = await self.checkpoint.load()
         self.holdings.restore(records)
         for record in records:
-            self._state.add(Allocation(frozenset(record.ids), frozenset(record.askers), record.claim))
+            if record.ids:
+                self._state.add(Allocation(frozenset(record.ids), frozenset(record.askers), record.claim))
         self._state.doubt()
         async with asyncio.TaskGroup() as tasks:
             if client is not None:

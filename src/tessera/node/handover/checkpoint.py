@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ class Record:
     """One answer with a slice."""
 
     ids: tuple[str, ...]
+    """none where it is not known whether the container was answered"""
     claim: Claim
     askers: tuple[ContainerKey, ...]
     """the containers that can have asked"""
@@ -48,6 +49,8 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._records: list[Record] = []
+        self._behind: set[asyncio.Task[None]] = set()
+        """writes that nothing waits for"""
         self._discarded = False
         """whether the file has records that do not count"""
         # One thread: a line is never lost to a rewrite that began before it.
@@ -70,6 +73,18 @@ class Checkpoint:
         # A line break ahead as well: a line that a full disk cut off would spoil this one.
         await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
         self._after_record()
+
+    def note(self, claims: Iterable[Claim]) -> None:
+        """One of these containers was answered, and reads its slices from its own pod. Written behind the answer: until
+        then the pod itself tells."""
+        known = {key for each in self._records for key in each.askers}
+        added = [Record((), claim, (claim.key,)) for claim in claims if claim.key not in known]
+        if added:
+            self._records += added
+            lines = b"".join(b"\n" + msgspec.json.encode(each) + b"\n" for each in added)
+            task = asyncio.ensure_future(self._write(_append, lines))
+            self._behind.add(task)
+            task.add_done_callback(self._behind.discard)
 
     def discard(self, record: Record) -> None:
         """The answer never left this process. The file says so from the next `prune` on."""

@@ -70,10 +70,13 @@ async def test_a_pod_of_an_earlier_process_counts_with_its_record_or_with_all_th
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["seen", "while no agent was there"])
-def test_a_pod_that_is_gone_from_the_api_counts_until_kubelet_does_not_list_it(restarts: bool) -> None:
+@pytest.mark.parametrize("downward_api", [[], [0]], ids=["depends on Allocate", "downward API"])
+def test_a_pod_that_is_gone_from_the_api_counts_until_kubelet_does_not_list_it(
+    downward_api: list[int], restarts: bool
+) -> None:
     @in_fake_time
     async def check() -> None:
-        world = HandoverNode(bound("p", A))
+        world = HandoverNode(bound("p", A, downward_api=downward_api))
         async with world.running():
             await world.gets("p", "c0", "i")
             if not restarts:
