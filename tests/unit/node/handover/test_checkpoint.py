@@ -51,6 +51,26 @@ async def test_failpoints_are_right_before_and_after_the_answer_is_on_disk(
     assert was_there == [False, True]
 
 
+async def test_an_answer_that_never_left_is_not_on_record(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    refused = record("a")
+    await checkpoint.add(refused)
+    checkpoint.discard(refused)
+    assert list(checkpoint) == []
+    await checkpoint.prune(lambda _uid: True)
+    assert await loaded(tmp_path) == []
+
+
+async def test_containers_that_may_have_been_answered_are_noted_once(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    await checkpoint.add(record("a"))
+    for _ in range(2):
+        checkpoint.note([P, Q])
+    assert list(checkpoint) == [record("a"), record(claim=Q)]
+    await asyncio.gather(*checkpoint._behind)
+    assert await loaded(tmp_path) == [record("a"), record(claim=Q)]
+
+
 async def test_answers_of_pods_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     shared = Record(("s",), P, (P.key, Q.key))
