@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,8 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._records: list[Record] = []
+        self._claims: dict[str, dict[int, Claim]] = {}
+        """by uid and position: the last record of each container that certainly asked"""
         self._behind: set[asyncio.Task[None]] = set()
         """writes that nothing waits for"""
         self._discarded = False
@@ -63,12 +65,27 @@ class Checkpoint:
 
     async def load(self) -> Sequence[Record]:
         """The answers of an earlier process, oldest first."""
-        self._records = (await asyncio.to_thread(_read, self._path))[-MOST_RECORDS:]
+        self._keep((await asyncio.to_thread(_read, self._path))[-MOST_RECORDS:])
         return tuple(self._records)
+
+    def claims_of(self, uid: str) -> Mapping[int, Claim]:
+        """The slices on record of containers of a pod, by position."""
+        return self._claims.get(uid, {})
+
+    def _keep(self, records: Iterable[Record]) -> None:
+        self._records, self._claims = [], {}
+        for each in records:
+            self._put(each)
+
+    def _put(self, record: Record) -> None:
+        self._records.append(record)
+        if len(record.askers) == 1:
+            ((uid, position),) = record.askers
+            self._claims.setdefault(uid, {})[position] = record.claim
 
     async def add(self, record: Record) -> None:
         """A later process knows the answer as soon as this returns; never raises."""
-        self._records.append(record)
+        self._put(record)
         self._before_record()
         # A line break ahead as well: a line that a full disk cut off would spoil this one.
         await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
@@ -77,10 +94,11 @@ class Checkpoint:
     def note(self, claims: Iterable[Claim]) -> None:
         """One of these containers was answered, and reads its slices from its own pod. Written behind the answer: until
         then the pod itself tells."""
-        known = {key for each in self._records for key in each.askers}
-        added = [Record((), claim, (claim.key,)) for claim in claims if claim.key not in known]
+        new = [claim for claim in claims if claim.position not in self.claims_of(claim.pod.uid)]
+        added = [Record((), claim, (claim.key,)) for claim in new]
         if added:
-            self._records += added
+            for each in added:
+                self._put(each)
             lines = b"".join(b"\n" + msgspec.json.encode(each) + b"\n" for each in added)
             task = asyncio.ensure_future(self._write(_append, lines))
             self._behind.add(task)
@@ -88,14 +106,15 @@ class Checkpoint:
 
     def discard(self, record: Record) -> None:
         """The answer never left this process. The file says so from the next `prune` on."""
-        self._records = [each for each in self._records if each is not record]
+        self._keep([each for each in self._records if each is not record])
         self._discarded = True
 
     async def prune(self, is_there: Callable[[str], bool]) -> None:
         """Forget answers that concern no pod that exists, by uid; never raises."""
         kept = [each for each in self._records if any(is_there(uid) for uid, _ in each.askers)][-MOST_RECORDS:]
         if kept != self._records or self._discarded:
-            self._records, self._discarded = kept, False
+            self._keep(kept)
+            self._discarded = False
             await self._write(_rewrite, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
     async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None:

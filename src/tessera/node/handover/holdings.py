@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.checkpoint import MOST_RECORDS, Checkpoint, Record
-from tessera.node.handover.claims import Claim, Holding
+from tessera.node.handover.claims import Holding
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.verifier import Verifier
 from tessera.node.watched_value import WatchedValue
@@ -41,13 +41,8 @@ class Holdings:
     def all(self, pods: Sequence[BoundPod] | None = None) -> list[Holding]:
         """Of every pod. `pods` as the API shows them, if they were just read from it."""
         shown = self._pods.all() if pods is None else pods
-        recorded: dict[str, dict[int, Claim]] = {}
-        for record in self._checkpoint:
-            if len(record.askers) == 1:
-                ((uid, position),) = record.askers
-                recorded.setdefault(uid, {})[position] = record.claim
-        live = [self._holding(pod, recorded.get(pod.key.uid, {})) for pod in shown if not pod.terminal]
-        known = {pod.key.uid for pod in shown}
+        live = [self._holding(pod) for pod in shown if not pod.terminal]
+        known = {pod.key.uid for pod in shown} if self._departed else ()
         return [*live, *(each for uid, each in self._departed.items() if uid not in known)]
 
     async def read(self) -> list[Holding] | None:
@@ -55,9 +50,10 @@ class Holdings:
         pods = await self._pods.read_all()
         return None if pods is None else self.all(pods)
 
-    def _holding(self, pod: BoundPod, recorded: dict[int, Claim]) -> Holding:
+    def _holding(self, pod: BoundPod) -> Holding:
         uid, inherited = pod.key.uid, self._pods.inherited
-        found = {claim.position: claim for claim in self._state.may_hold(pod, inherited=inherited)} | recorded
+        found = {claim.position: claim for claim in self._state.may_hold(pod, inherited=inherited)}
+        found |= self._checkpoint.claims_of(uid)
         claims = tuple(found[position] for position in sorted(found))
         # A pod that cannot be read is answered nothing.
         is_unknown = bool(pod.claims_problem) and not found and (pod.started or uid in inherited)
@@ -78,9 +74,11 @@ class Holdings:
     def on_gone(self, uid: str) -> None:
         """Call it before the pod is forgotten."""
         pod = self._pods.get(uid)
-        holding = next((each for each in self.all() if each.key.uid == uid), None)
         self._departed.pop(uid, None)
-        if self._verifier.can_ask and pod is not None and holding is not None and holding.claims:
+        if not self._verifier.can_ask or pod is None or pod.terminal:
+            return
+        holding = self._holding(pod)
+        if holding.claims:
             self._departed[uid] = holding
             for oldest in list(self._departed)[:-MOST_RECORDS]:
                 del self._departed[oldest]

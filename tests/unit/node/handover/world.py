@@ -238,7 +238,7 @@ class MemoryCheckpoint(Checkpoint):
         self._earlier = earlier
 
     async def load(self) -> Sequence[Record]:
-        self._records = list(self._earlier)
+        self._keep(self._earlier)
         return self._earlier
 
     async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None: ...
