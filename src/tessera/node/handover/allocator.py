@@ -9,7 +9,7 @@ written to the API before the answer; with one, HAMi's protocol is kept to the l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
+from tessera.core.grants import Span
 from tessera.kube.errors import KubeError
 from tessera.node.handover.allocation_state import (
     Allocation,
@@ -204,18 +205,19 @@ class SliceAllocator:
 
     async def _answer(self, call: _Call, ids: Ids) -> ContainerResponse:
         found, pods = await self._find(call, ids)
+        spans = {pod.key.uid: pod.spans for pod in pods}
         if isinstance(found, DownwardApi):
             welcome = Allocation(frozenset(ids), frozenset({found.claim.key}))
-            await self._admit(call, welcome, found.askers, pods)
+            await self._admit(call, welcome, found.askers, spans)
             self._count(Result.WELCOMED)
-            self._checkpoint.note(found.askers)
+            self._checkpoint.note(found.askers, spans)
             return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
         if not isinstance(found, Found):
             raise await self._refusal(found, len(ids))
         pod = next(each for each in pods if each.key == found.claim.pod) if found.is_certain else None
         allocation = Allocation(frozenset(ids), frozenset(claim.key for claim in found.askers), found.claim)
         try:
-            await self._admit(call, allocation, found.askers, pods)
+            await self._admit(call, allocation, found.askers, spans)
         except AllocationRefused:
             await self._fail(pod)
             raise
@@ -223,7 +225,8 @@ class SliceAllocator:
         if pod is not None:
             call.pods[pod.key.uid] = pod
         # A later process must know the answer as soon as kubelet does: it would give this slice to the next container.
-        record = Record(tuple(sorted(ids)), found.claim, tuple(sorted(allocation.askers)))
+        own = spans[found.claim.pod.uid]
+        record = Record(tuple(sorted(ids)), found.claim, tuple(sorted(allocation.askers)), own)
         call.records.append(record)
         kept = asyncio.ensure_future(self._checkpoint.add(record))
         try:
@@ -232,14 +235,13 @@ class SliceAllocator:
             await asyncio.wait([kept], timeout=CHECKPOINT_S)
 
     async def _admit(
-        self, call: _Call, allocation: Allocation, askers: Sequence[Claim], pods: Sequence[BoundPod]
+        self, call: _Call, allocation: Allocation, askers: Sequence[Claim], spans: Mapping[str, tuple[Span, ...]]
     ) -> None:
         """Counts the answer as given. Raises AllocationRefused if it does not fit for one that can have asked."""
         if self.admission is None:
             self._add(call, allocation)
             return
-        spans = {pod.key.uid: pod.spans for pod in pods}
-        wanted = [Holding(claim.pod, (claim,), spans.get(claim.pod.uid, ())) for claim in askers]
+        wanted = [Holding(claim.pod, (claim,), spans[claim.pod.uid]) for claim in askers]
         try:
             await self.admission.admit(wanted, lambda: self._add(call, allocation))
         except AllocationRefused:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tessera.core.grants import Span
 from tessera.host.atomic_file import replace_file
 from tessera.node.handover.claims import Claim, ContainerKey
 from tessera.services.failpoints import Failpoint, failpoint
@@ -41,6 +42,8 @@ class Record:
     claim: Claim
     askers: tuple[ContainerKey, ...]
     """the containers that can have asked"""
+    spans: tuple[Span, ...] = ()
+    """when the containers of the claim's pod run; unknown in records of older agents"""
 
 
 class Checkpoint:
@@ -91,11 +94,11 @@ class Checkpoint:
         await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
         self._after_record()
 
-    def note(self, claims: Iterable[Claim]) -> None:
+    def note(self, claims: Iterable[Claim], spans: Mapping[str, tuple[Span, ...]]) -> None:
         """One of these containers was answered, and reads its slices from its own pod. Written behind the answer: until
-        then the pod itself tells."""
+        then the pod itself tells. `spans` by uid."""
         new = [claim for claim in claims if claim.position not in self.claims_of(claim.pod.uid)]
-        added = [Record((), claim, (claim.key,)) for claim in new]
+        added = [Record((), claim, (claim.key,), spans.get(claim.pod.uid, ())) for claim in new]
         if added:
             for each in added:
                 self._put(each)

@@ -69,7 +69,7 @@ class Holdings:
                 if len(each.askers) == 1:
                     key = each.claim.pod
                     before = self._departed.get(key.uid, Holding(key, ()))
-                    self._departed[key.uid] = Holding(key, (*before.claims, each.claim))
+                    self._departed[key.uid] = Holding(key, (*before.claims, each.claim), each.spans)
 
     def on_gone(self, uid: str) -> None:
         """Call it before the pod is forgotten."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tessera.core.grants import Span
+from tessera.core.requests import Role
 from tessera.node.handover import checkpoint as checkpoint_module
 from tessera.node.handover.checkpoint import FILE, MOST_RECORDS, Checkpoint, Record
 from tessera.node.handover.claims import Claim
@@ -18,10 +20,11 @@ from tests.unit.node.handover.world import bound, claims
 MIG = '[{"gpuUUID":"GPU-a","profile":"1g.18gb+me","placement":{"start":2,"size":1}}]'
 (P,) = claims(bound("p", "a/1/1", annotations={keys.MIG_ALLOCATIONS: MIG}))
 (Q,) = claims(bound("q", "a/1/1"))
+SPANS = (Span(Role.INIT, finished=True), Span(Role.APP))
 
 
 def record(*ids: str, claim: Claim = P) -> Record:
-    return Record(ids, claim, (claim.key,))
+    return Record(ids, claim, (claim.key,), SPANS)
 
 
 async def loaded(folder: Path) -> list[Record]:
@@ -65,7 +68,7 @@ async def test_containers_that_may_have_been_answered_are_noted_once(tmp_path: P
     checkpoint = Checkpoint(tmp_path)
     await checkpoint.add(record("a"))
     for _ in range(2):
-        checkpoint.note([P, Q])
+        checkpoint.note([P, Q], {"uid-q": SPANS})
     assert list(checkpoint) == [record("a"), record(claim=Q)]
     await asyncio.gather(*checkpoint._behind)
     assert await loaded(tmp_path) == [record("a"), record(claim=Q)]
