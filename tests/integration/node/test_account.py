@@ -4,7 +4,7 @@ that has ended is free at once. The scheduler and both sides of kubelet are play
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tessera.node.modes.mps import mode as mps
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
-from tests.support.agent import ALLOCATED
+from tests.support.agent import ALLOCATED, Json
 from tests.support.agent_api import pod_ended
 from tests.support.dra import ClaimNode, claim_node
 from tests.support.fake_mps import FakeMps
@@ -125,7 +125,7 @@ async def test_no_claim_gets_what_a_pod_still_holds(tmp_path: Path, mode: str, m
         await node.prepare(claim)
 
 
-EDITS = {
+EDITS: dict[str, Callable[[ClaimNode], list[Json]]] = {
     "another card": lambda node: [node.part(1, memory=1000)],
     "more": lambda node: [node.part(0, memory=2000)],
     "nothing": lambda _node: [],
