@@ -100,9 +100,15 @@ def find_excess(
     unreadable = next((each for each in others if each.problem), None)
     if unreadable is not None:
         return f"it is unknown what pod {unreadable.key} holds ({unreadable.problem})"
-    positions = {claim.position for claim in asked.claims}
-    own = () if _is_claim(asked) else next((each.claims for each in pods if each.key.uid == asked.key.uid), ())
-    before = replace(asked, claims=tuple(claim for claim in own if claim.position not in positions))
+    before = replace(asked, claims=())
+    own = next((each for each in pods if each.key.uid == asked.key.uid), before)
+    if not _is_claim(asked):
+        # What only counts for safety has never been asked for, so it is asked for now.
+        positions = {claim.position for claim in asked.claims}
+        others_of_pod = [claim for claim in own.claims if claim.position not in positions]
+        assumed = tuple(claim for claim in others_of_pod if claim.position in own.assumed)
+        before = replace(before, claims=tuple(claim for claim in others_of_pod if claim not in assumed))
+        asked = replace(asked, claims=(*asked.claims, *assumed))
     prepared = [each for each in claims if each.key.uid != asked.key.uid]
     for uuid in sorted({_card(each.uuid) for claim in asked.claims for each in claim.slices}):
         device = devices.get(uuid)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tessera.kube.client import KubeClient
@@ -308,7 +308,28 @@ def key(name: str) -> PodKey:
     return PodKey("default", name, f"uid-{name}")
 
 
+FOUND = (
+    [
+        Bind(((0, 1, 0), (0, 1, 0)), 0, downward_api=True),
+        Act("force delete", 0),
+        Bind(((0, 1, 0),), 0, downward_api=False),
+        Act("restart", 0),
+        Prepare(((0, 1, 0),)),
+    ],
+    [
+        Bind(((0, 1, 0), (0, 1, 0), (0, 1, 0)), 1, downward_api=False),
+        Act("force delete", 0),
+        Act("restart", 0),
+        Bind(((0, 1, 0),), 0, downward_api=False),
+    ],
+    [Bind(((0, 1, 0), (0, 1, 0)), 0, downward_api=False), Bind(((0, 9, 0), (0, 9, 0)), 1, downward_api=True)],
+)
+
+
 @examples(2, deadline=None)
+@example(FOUND[0], SHARED)
+@example(FOUND[1], SHARED)
+@example(FOUND[2], SHARED)
 @given(steps, st.sampled_from([SHARED, WHOLE]))
 def test_what_is_handed_out_never_exceeds_a_card_and_what_fits_is_not_refused(
     plan: list[Step], node: NodeSettings

@@ -90,6 +90,13 @@ def claim(*parts: Claim, uid: str = "c") -> Holding:
         (pod(HALF + 2, at=1, spans=(INIT, APP)), [pod(HALF)], [claim(part(slice_of(A, HALF)))], "and 2 more"),
         # What takes nothing more is not refused for what others have too much.
         (pod(HALF, at=1, spans=(INIT, APP)), [pod(HALF, spans=(INIT, APP)), pod(H200_MIB, uid="q")], [], ""),
+        # What a pod was only assumed to have is asked for with the rest.
+        (
+            pod(HALF, spans=(INIT, APP)),
+            [pod(HALF, at=1, spans=(INIT, APP), assumed=frozenset({1})), pod(HALF + 2, uid="q")],
+            [],
+            f"hold {HALF + 2} of it",
+        ),
         (claim(part(slice_of("GPU-x", 1))), [], [], "not among those that this node offers"),
     ],
 )

@@ -61,5 +61,7 @@ class Holding:
     claims: tuple[Claim, ...]
     spans: tuple[Span, ...] = ()
     """when the containers run; none if all run at once"""
+    assumed: frozenset[int] = frozenset()
+    """positions that count although no record shows that they were handed out"""
     problem: str = ""
     """why it is unknown what it holds"""

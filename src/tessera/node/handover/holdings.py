@@ -53,12 +53,13 @@ class Holdings:
     def _holding(self, pod: BoundPod) -> Holding:
         uid, inherited = pod.key.uid, self._pods.inherited
         found = {claim.position: claim for claim in self._state.may_hold(pod, inherited=inherited)}
-        found |= self._checkpoint.claims_of(uid)
+        recorded = self._checkpoint.claims_of(uid)
+        found |= recorded
         claims = tuple(found[position] for position in sorted(found))
         # A pod that cannot be read is answered nothing.
         is_unknown = bool(pod.claims_problem) and not found and (pod.started or uid in inherited)
         problem = pod.claims_problem if is_unknown and uid not in self._empty else ""
-        return Holding(pod.key, claims, pod.spans, problem)
+        return Holding(pod.key, claims, pod.spans, frozenset(found.keys() - recorded.keys()), problem)
 
     # -- pods that are gone
 
@@ -66,10 +67,9 @@ class Holdings:
         """The answers of an earlier process: their pods may have gone while no agent was there."""
         if self._verifier.can_ask:
             for each in records:
-                if len(each.askers) == 1:
-                    key = each.claim.pod
-                    before = self._departed.get(key.uid, Holding(key, ()))
-                    self._departed[key.uid] = Holding(key, (*before.claims, each.claim), each.spans)
+                claims = tuple(self._checkpoint.claims_of(each.claim.pod.uid).values())
+                if claims:
+                    self._departed[each.claim.pod.uid] = Holding(each.claim.pod, claims, each.spans)
 
     def on_gone(self, uid: str) -> None:
         """Call it before the pod is forgotten."""
