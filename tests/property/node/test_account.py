@@ -179,6 +179,8 @@ class Life:
         self.running = world.running()
         await self.running.__aenter__()
         await self.preparer.recover()
+        # Nothing is served before the checkpoint is read.
+        await world.at_rest(0.001)
         world.agent.use(self.settings, world.mode, arbiter)
 
     async def stop(self) -> None:
