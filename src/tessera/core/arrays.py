@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tessera.core import published_cards
 from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.mig import bits
 from tessera.core.node_info import Card
@@ -76,7 +77,7 @@ class CardArrays:
         self.epoch = 0
         """changes when a column appears, disappears or the arrays grow: columns that a reader keeps are void then"""
         self.kinds: list[CardKind] = []
-        self._published = PublishedCards()
+        self.published_cards = PublishedCards((devices, nodes))
         self.names: list[str] = []
         """by column; empty if the column is free"""
         self.log: list[int] = []
@@ -167,10 +168,12 @@ class CardArrays:
 
     def selected(self, accepts: CardFilter, columns: Ints | slice) -> Bools:
         """Which cards of some columns are published for claims and accepted."""
-        if accepts.reads_own:
-            return self._published.mask(accepts, self.kind.shape)[:, columns]
-        found: Bools = self._published.table(accepts)[self.published[:, columns]]
+        found: Bools = self.filter_codes(accepts, columns) == published_cards.ACCEPTED
         return found
+
+    def filter_codes(self, accepts: CardFilter, columns: Ints | slice) -> npt.NDArray[np.uint8]:
+        """What a filter says of the cards of some columns (`published_cards`)."""
+        return self.published_cards.codes(accepts, self.published[:, columns], columns)
 
     @property
     def order(self) -> NameOrder:
@@ -264,7 +267,7 @@ class CardArrays:
     def _put_card(self, row: int, place: int, card: Card) -> None:
         device = card.device
         self.kind[place, row] = self._kind_of(device)
-        self.published[place, row] = self._published.put(place, row, device)
+        self.published[place, row] = self.published_cards.put(place, row, device)
         self.slots[place, row] = device.slots
         self.memory[place, row] = device.memory
         self.cores[place, row] = device.cores
@@ -325,7 +328,7 @@ class CardArrays:
 
     def _clear(self, row: int) -> None:
         self.kind[:, row] = self.published[:, row] = -1
-        self._published.clear(row)
+        self.published_cards.clear(row)
         for array in (self.slots, self.memory, self.cores, self.used, self.used_memory, self.used_cores, self.taken):
             array[:, row] = 0
         self.sick[:, row] = False
@@ -339,7 +342,7 @@ class CardArrays:
         devices = max(len(self.kind), 1 << (devices - 1).bit_length())
         old = {name: getattr(self, name) for name in _ARRAYS}
         self._allocate(devices, nodes)
-        self._published.forget_masks()
+        self.published_cards.resize((devices, nodes))
         for name, array in old.items():
             target = getattr(self, name)
             target[tuple(slice(0, size) for size in array.shape)] = array

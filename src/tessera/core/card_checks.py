@@ -18,7 +18,7 @@ from tessera.core.devices import MIG, WHOLE, Device, MigProfile
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.node_info import Card
-from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.core.requests import WHOLE_CARD_CORES, CardFilter, Request
 
 if TYPE_CHECKING:
     from tessera.core.device_rules import Ask, Rules
@@ -46,9 +46,16 @@ def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     if not rules.accepts_uuid(device.uuid, ask.constraint):
         return CardMisfit(device.uuid, Reason.CARD_UUID_MISMATCH)
     selector = ask.constraint.filter
-    if selector is not None and not any(selector.accepts(published) for _, published in device.published):
-        return CardMisfit(device.uuid, Reason.CARD_SELECTOR_MISMATCH)
-    return None
+    return None if selector is None else _refuse_published(selector, device)
+
+
+def _refuse_published(selector: CardFilter, device: Device) -> CardMisfit | None:
+    answers = [selector.answer(published) for _, published in device.published]
+    if any(answer.accepts for answer in answers):
+        return None
+    is_too_costly = any(answer.is_too_costly for answer in answers)
+    reason = Reason.CARD_SELECTOR_TOO_COSTLY if is_too_costly else Reason.CARD_SELECTOR_MISMATCH
+    return CardMisfit(device.uuid, reason)
 
 
 def refuse_sharing(ask: Ask, card: Card) -> CardMisfit | None:
@@ -174,7 +181,7 @@ def instance_profiles(ask: Ask, device: Device) -> Sequence[MigProfile]:
     selector = ask.constraint.filter
     if selector is None:
         return device.mig_profiles
-    accepted = {profile for profile, published in device.published if selector.accepts(published)}
+    accepted = {profile for profile, published in device.published if selector.answer(published).accepts}
     cores = ask.request.cores
     return [each for each in device.mig_profiles if each.name in accepted and each.cores >= cores]
 

@@ -298,7 +298,8 @@ def _accepted_models(counted: CountedRequest, arrays: CardArrays, rules: Mapping
     if vendor not in rules:
         return {kind.model for kind in kinds}
     accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
-    if counted.constraint.filter is not None:
+    # A filter that was dropped meanwhile, because there were many others, is not asked again just for that.
+    if counted.constraint.filter is not None and arrays.published_cards.is_asked(counted.constraint.filter):
         selected = arrays.kind[arrays.selected(counted.constraint.filter, slice(None))]
         accepted &= {arrays.kinds[number].sample.model for number in np.unique(selected).tolist()}
     return accepted

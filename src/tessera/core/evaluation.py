@@ -2,8 +2,9 @@
 
 A shape is judged once on all nodes; afterwards only the columns that changed are judged again. Where the arrays cannot
 decide (MIG nodes, several containers, NUMA binding, vendors with rules of their own) they only rule out, and the plain
-rule decides node by node, on demand and cached until the node changes. That is the only cost here that grows with nodes
-times containers, so it can be limited: `OutOfWork` is raised, and the same question asked again goes on from there.
+rule decides node by node, on demand and cached until the node changes. That, and asking the filters of claims, are the
+only costs here that grow with nodes times containers, so they can be limited: `OutOfWork` is raised, and the same
+question asked again goes on from there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import UNREGISTERED, Misfit
 from tessera.core.policies import device_policy
-from tessera.core.requests import PodRequest, Request
+from tessera.core.published_cards import CARD_COST, CLUSTER_COST
+from tessera.core.requests import CardFilter, PodRequest, Request
 
 REBUILD_SHARE = 0.25
 """share of changed columns from which judging everything is cheaper than picking columns"""
@@ -31,6 +33,12 @@ LINKS_WORK = 32
 
 WORDS_OF_A_CHECK = 64
 """to compare a card with so many words of annotations takes as long as a check of it"""
+
+MISFITS_OF_A_CHECK = 8
+"""to say why so many columns do not fit takes as long as one check of the plain rule"""
+
+UNITS_OF_A_CHECK = 130
+"""of a filter's work (`FilterAnswer.cost`): as long as a check of one request on one card"""
 
 NO_ROOMS: QuotaRooms = MappingProxyType({})
 
@@ -99,6 +107,11 @@ class Evaluation:
         by_links = device_policy(pod.device_policy).chooses_by_links
         words = sum(constraint.words for _, constraint in pod.constraints)
         self._work_per_card = self.requests * ((LINKS_WORK if by_links else 1) + words // WORDS_OF_A_CHECK)
+        self._filter_work = 0
+        """the same for filters that the plain rule may have to ask again"""
+        self._filters = _filters(pod)
+        self.too_costly: int | None = None
+        """position of a container whose filter takes too much work, together with those before: on all cards, or one"""
         self.work_left: float = math.inf
         """checks of one request on one card that the plain rule may still make; no limit while catching up"""
         self._misfits: dict[int, Misfit] = {}
@@ -112,6 +125,25 @@ class Evaluation:
         """Whether the arrays alone decide, except on odd nodes. After `catch_up`."""
         pod = self._pod
         return self._arrays_are_exact and self._has_one_request and not pod.numa_bind and not pod.matches
+
+    def ask_filters(self, work: float) -> float:
+        """Ask the filters of the requests about all cards that they were not asked about yet; how many checks of the
+        plain rule that is worth. Raises OutOfWork after `work`: the next call goes on from there."""
+        cards = self._ledger.arrays.published_cards
+        self.too_costly, self._filter_work = None, 0
+        spent, total, dearest = 0.0, 0, 0
+        for position, accepts in self._filters:
+            spent += cards.ask(accepts, (work - spent) * UNITS_OF_A_CHECK) / UNITS_OF_A_CHECK
+            if not cards.is_asked(accepts):
+                raise OutOfWork
+            total += cards.cost(accepts)
+            dearest += cards.dearest(accepts)
+            if total > CLUSTER_COST or (dearest > CARD_COST and len(self._filters) > 1):
+                self.too_costly = position
+                break
+            if accepts.reads_own:
+                self._filter_work += cards.dearest(accepts) // UNITS_OF_A_CHECK
+        return spent
 
     def catch_up(self) -> int:
         """Judge the columns that changed since the last time; how many. Comes before everything else."""
@@ -146,7 +178,7 @@ class Evaluation:
         node = self._ledger.node(self._ledger.arrays.names[row])
         if node is None:
             return UNREGISTERED
-        self.work_left -= self._work_per_card * len(node.cards)
+        self.work_left -= (self._work_per_card + self._filter_work) * len(node.cards)
         return fit_pod(node, self._pod, self._ledger.rules, rooms)
 
     def vendor_score(self, row: int, rooms: QuotaRooms) -> float:
@@ -166,6 +198,7 @@ class Evaluation:
         missing = [row for row in wanted if row not in verdicts]
         if missing:
             verdicts.update(zip(missing, self._find_misfits(missing), strict=True))
+            self.work_left -= len(missing) / MISFITS_OF_A_CHECK
         return [verdicts[row] for row in wanted]
 
     def quota_misfits(self, rows: Ints, rooms: QuotaRooms, short: tuple[Request, int, int]) -> list[Misfit]:
@@ -285,6 +318,16 @@ class Evaluation:
             assert isinstance(answer, Misfit)  # callers ask only where the pod does not fit
             found[i] = answer
         return [found[i] for i in range(len(rows))]
+
+
+def _filters(pod: PodRequest) -> tuple[tuple[int, CardFilter], ...]:
+    """Each different one once, with the first container that has it."""
+    found: dict[CardFilter, int] = {}
+    for position, request in pod.requests:
+        accepts = pod.constraint_of(request).filter
+        if accepts is not None:
+            found.setdefault(accepts, position)
+    return tuple((position, accepts) for accepts, position in found.items())
 
 
 def _distinct(pod: PodRequest) -> list[tuple[int, Request]]:

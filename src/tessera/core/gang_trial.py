@@ -84,6 +84,8 @@ class GangTrial:
         self._ledger = selector.ledger
         self.members = members
         self._work = work
+        self._asked = 0.0
+        """of the members' filters"""
         self._card_choice = card_choice
         self._name = name or self._trial_name
         self.held: list[Placed] = []
@@ -193,6 +195,9 @@ class GangTrial:
         request, candidates = self.members[position]
         tried = _with_card_choice(request, self._card_choice)
         answer = self._selector.select_within(tried, self.among(candidates, within), self._work)
+        self._asked += self._selector.asked
+        if self._asked > self._work:
+            return Unfinished()  # Answers are kept: the next plan goes on from there.
         if isinstance(answer, Selected):
             named = self._name(request)
             self._ledger.reserve(named, answer.placement, deadline=math.inf)

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     VENDOR_UNKNOWN = "Device type not found"
     GANG_WAITING = "GangWaiting"
     CLAIM_ELSEWHERE = "ClaimOnAnotherNode"
+    SELECTORS_TOO_COSTLY = "SelectorsTooCostly"
 
     CARD_NOT_HEALTHY = "CardNotHealth"
     CARD_UNHEALTHY = "CardUnhealthy"
@@ -30,6 +31,7 @@ class Reason(StrEnum):
     CARD_TYPE_MISMATCH = "CardTypeMismatch"
     CARD_UUID_MISMATCH = "CardUuidMismatch"
     CARD_SELECTOR_MISMATCH = "CardSelectorMismatch"
+    CARD_SELECTOR_TOO_COSTLY = "CardSelectorTooCostly"
     NUMA_NOT_FIT = "NumaNotFit"
     CARD_SLOTS_EXHAUSTED = "CardTimeSlicingExhausted"
     EXCLUSIVE_CONFLICT = "ExclusiveDeviceAllocateConflict"
@@ -54,6 +56,7 @@ NODE_REASONS = frozenset(
         Reason.VENDOR_UNKNOWN,
         Reason.GANG_WAITING,
         Reason.CLAIM_ELSEWHERE,
+        Reason.SELECTORS_TOO_COSTLY,
     }
 )
 
@@ -64,6 +67,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.NODE_UNAVAILABLE: "the node's cards or allocations cannot be read",
         Reason.NODE_INSUFFICIENT_DEVICE: "the node has fewer cards than requested",
         Reason.CLAIM_ELSEWHERE: "a ResourceClaim of the pod is allocated on another node",
+        Reason.SELECTORS_TOO_COSTLY: "the selectors of a claim take too much work on the cards of this cluster",
         Reason.VENDOR_UNKNOWN: "the device configuration has no such cards",
         Reason.CARD_NOT_HEALTHY: "the card is unhealthy, or its use is uncertain",
         Reason.CARD_UNHEALTHY: "the card is unhealthy",
@@ -71,6 +75,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.CARD_TYPE_MISMATCH: "the pod does not accept this model or sharing mode",
         Reason.CARD_UUID_MISMATCH: "the pod asks for other cards by UUID",
         Reason.CARD_SELECTOR_MISMATCH: "the card is not for claims, or the claim's selectors or class do not match it",
+        Reason.CARD_SELECTOR_TOO_COSTLY: "the claim's selectors take too much work on the card",
         Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
         Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
         Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
@@ -128,7 +133,7 @@ class Misfit:
     def text(self) -> str:
         """HAMi's wire form: `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`, entries sorted as strings."""
         first = self.counts[0][0] if self.counts else Reason.NODE_UNAVAILABLE
-        if first in (Reason.GANG_WAITING, Reason.CLAIM_ELSEWHERE):
+        if first in (Reason.GANG_WAITING, Reason.CLAIM_ELSEWHERE, Reason.SELECTORS_TOO_COSTLY):
             return self.detail  # One reason for all nodes, which kube-scheduler shows.
         if first in NODE_REASONS:
             return first.value

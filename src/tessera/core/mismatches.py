@@ -18,6 +18,7 @@ from tessera.core.arrays import Ints
 from tessera.core.device_rules import Rules
 from tessera.core.devices import Device
 from tessera.core.ledger import Ledger
+from tessera.core.published_cards import CLUSTER_COST
 from tessera.core.requests import CardFilter, Constraint, PodRequest, container_title
 
 LISTED = 6
@@ -65,7 +66,9 @@ def unmet_selectors(ledger: Ledger, pod: PodRequest, rows: Ints) -> Iterator[Unm
     arrays = ledger.arrays
     for position, request in pod.requests:
         selectors = pod.constraint_of(request).filter
-        if selectors is None or arrays.selected(selectors, rows).any():
+        if selectors is None or arrays.published_cards.cost(selectors) > CLUSTER_COST:
+            continue  # Whether they match is not known.
+        if arrays.selected(selectors, rows).any():
             continue
         published = int((arrays.published[:, rows] >= 0).sum())
         yield UnmetSelectors(container_title(pod.containers[position].name), request.vendor, selectors, published)

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tessera.core.demand_forecast import DemandForecast
 from tessera.core.devices import MigSlot, Published
@@ -70,6 +70,16 @@ class Role(Enum):
     """no container, but a request of a ResourceClaim: held from before the first container to the end of the pod"""
 
 
+class FilterAnswer(NamedTuple):
+    """What a filter says of one card."""
+
+    accepts: bool
+    cost: int
+    """units of work, of about a tenth of a microsecond; it depends on the filter and the card alone"""
+    is_too_costly: bool = False
+    """it would be more than a filter may do for one card"""
+
+
 class CardFilter(Protocol):
     """Which of the cards that are published for claims a request accepts. Equal ones accept the same cards."""
 
@@ -77,7 +87,10 @@ class CardFilter(Protocol):
     def reads_own(self) -> bool:
         """Whether the answer depends on what no two cards have in common (`Published.own`)."""
 
-    def accepts(self, published: Published) -> bool: ...
+    def reads(self, published: Published) -> Hashable:
+        """What the answer depends on: cards of which it is equal have the same answer."""
+
+    def answer(self, published: Published) -> FilterAnswer: ...
 
     def __hash__(self) -> int: ...
 

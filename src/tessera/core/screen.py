@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tessera.core import published_cards
 from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.device_rules import Rules
 from tessera.core.devices import MIG
@@ -34,6 +35,7 @@ REASONS: tuple[Reason | None, ...] = (
     Reason.CARD_TYPE_MISMATCH,
     Reason.CARD_UUID_MISMATCH,
     Reason.CARD_SELECTOR_MISMATCH,
+    Reason.CARD_SELECTOR_TOO_COSTLY,
     Reason.CARD_SLOTS_EXHAUSTED,
     Reason.EXCLUSIVE_CONFLICT,
     Reason.CARD_INSUFFICIENT_MEMORY,
@@ -43,8 +45,10 @@ REASONS: tuple[Reason | None, ...] = (
 )
 """by code"""
 
-_SICK, _CORDONED, _MODEL, _UUID, _SELECTOR, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _EXHAUSTED = range(1, 12)
-LAST_IDENTITY = _SELECTOR
+_SICK, _CORDONED, _MODEL, _UUID, _SELECTOR, _COSTLY, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _EXHAUSTED = range(
+    1, 13
+)
+LAST_IDENTITY = _COSTLY
 """codes up to this one are about the card itself, not about its use"""
 BEFORE_QUOTA = _MUTEX
 """codes up to this one are checked before quota"""
@@ -76,7 +80,9 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     if not question.request.is_admin:
         _refuse_use(arrays, question, columns, codes)
     if question.constraint.filter is not None:
-        np.copyto(codes, _SELECTOR, where=~arrays.selected(question.constraint.filter, columns))
+        said = arrays.filter_codes(question.constraint.filter, columns)
+        np.copyto(codes, _SELECTOR, where=said != published_cards.ACCEPTED)
+        np.copyto(codes, _COSTLY, where=said == published_cards.TOO_COSTLY)
     _refuse_uuids(arrays, question, columns, codes)
     accepted = _accepted_kinds(arrays, question)[kind]
     np.copyto(codes, _MODEL, where=accepted == _MODEL)

@@ -27,7 +27,7 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import UNREGISTERED, Misfit, Reason, node_misfit
 from tessera.core.policies.base import Floats, Ranking
-from tessera.core.requests import PodRequest
+from tessera.core.requests import PodRequest, container_title
 
 SHAPES = 256
 """shapes of pods that are cached, or fewer where they have several requests: a request costs one byte per card"""
@@ -201,6 +201,10 @@ class Selector:
         self.ledger = ledger
         self._shapes: OrderedDict[Hashable, ShapeCache] = OrderedDict()
         self._cached_requests = 0
+        self.asked = 0.0
+        """of the work of the last decision, what filters took; also if it is not finished"""
+        self.spent = 0.0
+        """all of its work, if it is finished"""
 
     def forget(self) -> None:
         """Drop everything that is cached, because the vendors' rules changed."""
@@ -228,11 +232,21 @@ class Selector:
     def select_within(
         self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float
     ) -> Selected | Refused | Unfinished:
-        """The same, but `Unfinished` after `work` checks of one request on one card by the plain rule."""
+        """The same, but `Unfinished` after `work` checks of one request on one card by the plain rule, or as much work
+        of filters."""
         try:
             return self._select(pod, candidates, work)
         except OutOfWork:
             return Unfinished()
+
+    def ask_filters(self, pod: PodRequest, work: float) -> bool:
+        """Ask the filters of a pod about the cards that they were not asked about yet: whether that is done. Then the
+        decision takes no time for them."""
+        try:
+            self._cache_of(pod).evaluation.ask_filters(work)
+        except OutOfWork:
+            return False
+        return True
 
     def _select(self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float) -> Selected | Refused:
         ledger = self.ledger
@@ -242,10 +256,16 @@ class Selector:
             candidates = self.candidates(candidates.names)
         cache = self._cache_of(pod)
         evaluation = cache.evaluation
+        self.asked = self.spent = work
+        self.asked = self.spent = evaluation.ask_filters(work)
+        if (position := evaluation.too_costly) is not None:
+            resolved = candidates.resolve()
+            return _refused(resolved, [_too_costly(pod, position)] * len(resolved.rows))
         evaluation.work_left = math.inf
         judged = evaluation.catch_up()
         # Judging and ranking many columns takes its time as well, but must not leave nothing for the plain rule.
-        evaluation.work_left = max(work - judged * evaluation.requests / COLUMNS_OF_A_CHECK, work * LEAST_OF_WORK)
+        self.spent += judged * evaluation.requests / COLUMNS_OF_A_CHECK
+        evaluation.work_left = before = max(work - self.spent, work * LEAST_OF_WORK)
         if evaluation.unknown_vendor is not None:
             unknown = node_misfit(Reason.VENDOR_UNKNOWN, vendor=evaluation.unknown_vendor)
             resolved = candidates.resolve()
@@ -257,7 +277,9 @@ class Selector:
                 resolved = candidates.resolve()
                 return _refused(resolved, evaluation.quota_misfits(resolved.rows, rooms, short))
             rooms = quota.rooms_that_may_refuse(pod, rooms, ledger.arrays, ledger.rules)
-        return self._choose(pod, candidates, cache, rooms) or self._refuse(candidates.resolve(), cache, rooms)
+        found = self._choose(pod, candidates, cache, rooms) or self._refuse(candidates.resolve(), cache, rooms)
+        self.spent += before - evaluation.work_left if before < math.inf else 0.0
+        return found
 
     # -- choosing
 
@@ -370,6 +392,12 @@ def best_first(preference: Floats) -> Iterator[int]:
 def _refused(candidates: Candidates, misfits: Sequence[Misfit]) -> Refused:
     by_name = dict(zip(candidates.registered, misfits, strict=True))
     return Refused(by_name | dict.fromkeys(candidates.unregistered, UNREGISTERED))
+
+
+def _too_costly(pod: PodRequest, position: int) -> Misfit:
+    title = container_title(pod.containers[position].name)
+    text = f"{title}: its selectors take too much work on the cards of this cluster; see docs/selectors.md"
+    return node_misfit(Reason.SELECTORS_TOO_COSTLY, container=position, detail=text)
 
 
 def _misfit(answer: Placement | Misfit) -> Misfit:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tessera.core import mismatches
 from tessera.core.devices import Device
 from tessera.core.ledger import Ledger
+from tessera.core.published_cards import COST_AT_ONCE
 from tessera.core.requests import PodRequest, Request, Role
 from tessera.core.selection import Candidates
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -106,12 +107,16 @@ def _asked(claim: str, name: str, request: Request) -> ContainerSummary:
 
 def unmet_selectors(ledger: Ledger, pod: PodRequest, candidates: Candidates) -> Iterator[str]:
     """One sentence for each request of a claim that accepts no card of these nodes, with what there is instead."""
-    rows = candidates.rows
+    rows, cards_of, left = candidates.rows, ledger.arrays.published_cards, COST_AT_ONCE
     for unmet in mismatches.unmet_selectors(ledger, pod, rows):
         if not unmet.published or not isinstance(unmet.selectors, AllOf):
             continue
         alone = [AllOf(unmet.selectors.driver, (text,)) for text in unmet.selectors.texts]
-        failing = [each.texts[0] for each in alone if not ledger.arrays.selected(each, rows).any()]
+        failing = []
+        for each in alone:
+            left -= cards_of.ask(each, left)
+            if cards_of.is_asked(each) and not ledger.arrays.selected(each, rows).any():
+                failing.append(each.texts[0])
         what = f"no card matches {' nor '.join(failing)}" if failing else "no card matches all of its selectors"
         cards = [device for node in candidates.names for device in ledger.devices(node).values() if device.published]
         yield f"{unmet.title}: {what}; there are {_kinds(cards)}"

@@ -38,6 +38,9 @@ from tessera.wire.pod_groups import PodGroup, read_pod_group
 MAX_COPIES = 10_000
 """how many copies are tried at most when counting how many fit"""
 
+FILTER_STEP = 200
+"""of the work of selectors between two pauses, as much as so many checks of a card: 3 ms"""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPlacement:
@@ -158,6 +161,8 @@ def simulate_in_steps(
                 break
             names_within = [pinned]
             within = cluster.engine.selector.candidates(names_within)
+        for variant in prepared.variants:
+            yield from _ask_filters(cluster, variant)
         request, answer = _select(cluster, prepared, within)
         if number <= manifest.count:
             cluster.observe_request(request)
@@ -225,6 +230,7 @@ def simulate_gangs_in_steps(
                 continue  # `simulate` says so.
             prepared = cluster.prepare(msgspec.convert(with_claims, Pod))
             if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
+                yield from _ask_filters(cluster, prepared.request)
                 members.append((prepared.request, document))
             yield
     found = []
@@ -234,6 +240,12 @@ def simulate_gangs_in_steps(
             found.append((yield from steps))
     claims.undo()
     return found
+
+
+def _ask_filters(cluster: OfflineCluster, request: PodRequest) -> Generator[None, None, None]:
+    """In steps of some milliseconds, before a decision that depends on the answers."""
+    while not cluster.engine.selector.ask_filters(request, FILTER_STEP):
+        yield
 
 
 def _select(

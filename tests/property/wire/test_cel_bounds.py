@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.devices import Attribute, Published
 from tessera.wire.cel import Selector, compile_selector
+from tessera.wire.cel.costs import Meter
 from tessera.wire.cel.patterns import BadPattern, compile_pattern
+from tessera.wire.cel.selectors import EVERYTHING
 
 DRIVER = "gpu.tessera.io"
 MOST_CALLS = 100_000
@@ -21,7 +24,7 @@ WORDS = st.sampled_from(
     ["device", ".attributes", ".driver", "['gpu.tessera.io']", ".model", ".uuid", ".index", "(", ")", "[", "]", ",",
      "'a'", "1", "true", "false", "&&", "||", "!", "==", "<", "in", "+", "*", "?", ":", "-", "has(", "cel.bind(", "x",
      ".exists(x,", ".all(x,", ".matches(", "'(a*)*$'", "size(", "quantity('1Gi')", "semver('1.2.3')", ".compareTo(",
-     " ", "//", "\n", "'"]
+     " in device.attributes", "'gpu.tessera.io'", "'other.example'", " ", "//", "\n", "'"]
 )  # fmt: skip
 
 
@@ -31,6 +34,10 @@ def card(model: str = "H200", uuid: str = "GPU-1") -> Published:
         own=(Attribute(f"{DRIVER}/uuid", "string", uuid),),
         capacity=((f"{DRIVER}/memory", 2**30),),
     )
+
+
+def meter() -> Meter:
+    return Meter(100_000)
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -87,7 +94,7 @@ def test_texts_that_double_and_double_do_not_grow(depth: int) -> None:
 def test_any_pattern_is_answered_at_little_cost(pattern: str, text: str) -> None:
     def search() -> None:
         with suppress(BadPattern):
-            compile_pattern.__wrapped__(pattern).is_in(text)
+            compile_pattern(pattern, meter()).is_in(text, meter())
 
     assert calls_of(search) < MOST_CALLS
 
@@ -99,3 +106,11 @@ def test_a_selector_that_does_not_read_what_is_the_cards_own_does_not_depend_on_
         whole = card(model)
         shared = Published(common=whole.common, capacity=whole.capacity)
         assert found.accepts(whole, driver=DRIVER) is found.accepts(shared, driver=DRIVER)
+
+
+@given(st.lists(WORDS, max_size=30).map("".join))
+def test_what_is_not_read_does_not_matter(text: str) -> None:
+    found = compile_selector(text)
+    if isinstance(found, Selector):
+        whole = replace(card(), common=(*card().common, Attribute("other.example/x", "int", 1)))
+        assert found.answer(whole, driver=DRIVER) is found.evaluate(EVERYTHING.at(whole).values(DRIVER))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tessera.core.audit import audit
+from tessera.core.evaluation import UNITS_OF_A_CHECK
+from tessera.inspect import simulation
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict, explain
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
@@ -284,3 +289,30 @@ async def test_a_trial_knows_the_claims_of_the_cluster_and_changes_nothing() -> 
 def test_a_claim_without_a_name_is_refused() -> None:
     with pytest.raises(InspectionError, match="a ResourceClaim has no name"):
         read_claim_manifests("{kind: ResourceClaim, spec: {}}", file="f", namespace="default")
+
+
+# -- selectors that take long
+
+
+async def test_a_selector_that_takes_long_is_tried_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What-if on the page of a scheduler runs beside its decisions, on the same event loop."""
+    monkeypatch.setattr(simulation, "FILTER_STEP", 2)
+    nodes = [node(f"n{number}").gpus(8, memory=20000) for number in range(8)]
+    dear = "[1,2,3].all(i, device.attributes['gpu.tessera.io'].uuid.matches('^n[0-9]-[0-9]$'))"
+    dra = claim_objects(nodes, [resource_claim("c", memory=1000, selector=dear)], templates=[])
+    trial = OfflineCluster(state_of(nodes, [], dra=dra))
+    cards = trial.engine.ledger.arrays.published_cards
+    [manifest] = read_manifests(
+        json.dumps(claiming(pod("p"), "c").manifest()), file="p", namespace="default", count=1, trusted=True
+    )
+    steps = simulation.simulate_in_steps(trial, manifest, most=1)
+    accepts, costs = None, [0]
+    with suppress(StopIteration):
+        while True:
+            next(steps)
+            [accepts] = cards._answers
+            costs.append(cards.cost(accepts))
+    assert accepts is not None
+    dearest = cards.dearest(accepts)
+    assert costs[-1] > 40 * 1000
+    assert max(after - before for before, after in pairwise(costs)) <= 2 * UNITS_OF_A_CHECK + dearest

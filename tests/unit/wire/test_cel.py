@@ -9,9 +9,10 @@ import pytest
 
 from tessera.core.devices import Attribute, Published
 from tessera.wire.cel import AllOf, Selector, compile_selector
+from tessera.wire.cel.costs import Meter
 from tessera.wire.cel.functions import FUNCTIONS, METHODS
 from tessera.wire.cel.patterns import BadPattern, compile_pattern
-from tessera.wire.cel.syntax import MAX_LENGTH
+from tessera.wire.cel.syntax import MAX_LENGTH, MAX_PARTS
 from tests.support.cel_selectors import FAILED, FALSE, TRUE, G
 
 DRIVER = "gpu.tessera.io"
@@ -60,7 +61,13 @@ REFUSED = {
     "1" + "+1" * 100 + " == 1": "steps deep",
     "true" + " " * MAX_LENGTH: "characters",
     "true \\ false": "cannot be read",
+    f"'{'a' * 4000}'.matches('(a{{50}}){{10}}')": "too much work",
+    f"[{'1,' * MAX_PARTS}].exists(x, x == 2)": "parts",
 }
+
+
+def meter() -> Meter:
+    return Meter(100_000)
 
 
 def selector(text: str) -> Selector:
@@ -111,9 +118,9 @@ def test_what_is_the_cards_own_is_known_to_be_read(text: str, reads_own: bool) -
 
 
 def test_several_selectors_must_all_match() -> None:
-    assert AllOf(DRIVER, ("true", f"{G}.index == 1")).accepts(CARD)
-    assert not AllOf(DRIVER, ("true", f"{G}.index == 2")).accepts(CARD)
-    assert AllOf(DRIVER).accepts(CARD)
+    assert AllOf(DRIVER, ("true", f"{G}.index == 1")).answer(CARD).accepts
+    assert not AllOf(DRIVER, ("true", f"{G}.index == 2")).answer(CARD).accepts
+    assert AllOf(DRIVER).answer(CARD).accepts
 
 
 # -- regular expressions
@@ -151,8 +158,8 @@ def test_patterns_match_as_pythons_do(pattern: str) -> None:
         "a{,2}",
         "ü",
     ]
-    ours, theirs = compile_pattern(pattern), re.compile(pattern)
-    assert [ours.is_in(text) for text in texts] == [theirs.search(text) is not None for text in texts]
+    ours, theirs = compile_pattern(pattern, meter()), re.compile(pattern)
+    assert [ours.is_in(text, meter()) for text in texts] == [theirs.search(text) is not None for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -162,13 +169,12 @@ def test_patterns_match_as_pythons_do(pattern: str) -> None:
 )  # fmt: skip
 def test_other_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(BadPattern):
-        compile_pattern(pattern)
+        compile_pattern(pattern, meter())
 
 
 def test_a_pattern_that_would_take_pythons_engine_years_is_answered_at_once() -> None:
-    assert compile_pattern("^(a+)+$").is_in("a" * 60 + "b") is False
-    assert compile_pattern("a{,2}").is_in("aa") is False  # As RE2 reads it: letters.
-    assert not selector(f"'{'a' * 4000}'.matches('(a{{50}}){{10}}')").accepts(CARD, driver=DRIVER)  # too much work
+    assert compile_pattern("^(a+)+$", meter()).is_in("a" * 60 + "b", meter()) is False
+    assert compile_pattern("a{,2}", meter()).is_in("aa", meter()) is False  # As RE2 reads it: letters.
 
 
 # -- the page that lists what is there

@@ -88,7 +88,7 @@ def _check_classes(cluster: OfflineCluster) -> Iterator[Finding]:
                 why="pods whose claims name the class are left to the default scheduler",
                 fix="write it with what docs/dra.md lists",
             )
-        elif is_our_class(found) and devices and not any(AllOf(DRIVER, texts).accepts(each) for each in devices):
+        elif is_our_class(found) and devices and not any(AllOf(DRIVER, texts).answer(each).accepts for each in devices):
             yield AREA.warning(
                 f"DeviceClass {name} matches none of the devices that nodes publish",
                 why="pods whose claims name the class wait for ever",

@@ -1,11 +1,14 @@
-"""Functions, operators and methods that expressions may use, of values alone."""
+"""Functions, operators and methods that expressions may use: of the meter and their values, and of nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from string import ascii_letters
 
+from tessera.wire.cel.costs import CHANGED_CHARACTERS, NUMBERS, READ_TEXT, SEARCHED, VERSION_CHARACTER, Meter
 from tessera.wire.cel.values import (
+    MAX_VERSION,
     Failed,
     Quantity,
     Semver,
@@ -22,10 +25,10 @@ from tessera.wire.cel.values import (
 )
 
 Pure = Callable[..., Value]
-"""of values; raises Failed for those that it does not take"""
+"""of the meter and values; raises Failed for those that it does not take"""
 
 
-def _of_the_compiler(*values: Value) -> Value:
+def _of_the_compiler(meter: Meter, *values: Value) -> Value:
     raise AssertionError("this method is compiled in a way of its own")
 
 
@@ -35,40 +38,50 @@ def _text(value: Value) -> str:
     return value
 
 
-def _not(value: Value) -> bool:
+def _not(meter: Meter, value: Value) -> bool:
     if not isinstance(value, bool):
         raise Failed("! takes true or false")
     return not value
 
 
-def _negate(value: Value) -> int:
+def _negate(meter: Meter, value: Value) -> int:
     if type(value) is not int:
         raise Failed("- takes a whole number")
     return whole(-value)
 
 
-def _size(value: Value) -> int:
+def _size(meter: Meter, value: Value) -> int:
     if isinstance(value, str | tuple):
         return len(value)
     raise Failed("size() takes a text or a list")
 
 
-def _quantity(value: Value) -> Quantity:
-    found = quantity(_text(value))
+def _read_quantity(meter: Meter, value: Value) -> Quantity | None:
+    meter.spend(READ_TEXT)
+    return quantity(_text(value))
+
+
+def _quantity(meter: Meter, value: Value) -> Quantity:
+    found = _read_quantity(meter, value)
     if found is None:
         raise Failed("not a quantity")
     return found
 
 
-def _semver(value: Value) -> Semver:
-    found = semver(_text(value))
+def _read_semver(meter: Meter, value: Value) -> Semver | None:
+    meter.spend(READ_TEXT + VERSION_CHARACTER * min(len(_text(value)), MAX_VERSION))
+    return semver(_text(value))
+
+
+def _semver(meter: Meter, value: Value) -> Semver:
+    found = _read_semver(meter, value)
     if found is None:
         raise Failed("not a semantic version")
     return found
 
 
 def _version_part(place: int) -> Pure:
-    def part(value: Value) -> int:
+    def part(meter: Meter, value: Value) -> int:
         if not isinstance(value, Semver):
             raise Failed("takes a version")
         return value.numbers[place]
@@ -82,49 +95,86 @@ def _as_quantity(value: Value) -> Quantity:
     return value
 
 
-def _amount(value: Value) -> Fraction:
-    """Of a quantity, or of a whole number beside one."""
-    return Fraction(value) if type(value) is int else _as_quantity(value).value
+def _integer(meter: Meter, value: Value) -> int:
+    meter.spend(NUMBERS)
+    return integer(_as_quantity(value))
+
+
+def _sum(sign: int) -> Pure:
+    """Of a quantity and another one, or a whole number."""
+
+    def apply(meter: Meter, one: Value, other: Value) -> Quantity:
+        meter.spend(NUMBERS)
+        amount = Fraction(other) if type(other) is int else _as_quantity(other).value
+        return Quantity(_as_quantity(one).value + sign * amount)
+
+    return apply
 
 
 def _letters(change: Callable[[str], str]) -> Pure:
     """Only letters of ASCII change."""
-    return lambda value: "".join([change(letter) if letter.isascii() else letter for letter in _text(value)])
+    changed = {ord(letter): change(letter) for letter in ascii_letters}
+
+    def apply(meter: Meter, value: Value) -> str:
+        text = _text(value)
+        if text.isascii():
+            meter.spend(1 + len(text) // CHANGED_CHARACTERS)
+            return change(text)
+        meter.spend(len(text))
+        return text.translate(changed)
+
+    return apply
+
+
+def _starts(meter: Meter, text: Value, start: Value) -> bool:
+    meter.spend_on_text(len(_text(start)))
+    return _text(text).startswith(_text(start))
+
+
+def _ends(meter: Meter, text: Value, end: Value) -> bool:
+    meter.spend_on_text(len(_text(end)))
+    return _text(text).endswith(_text(end))
+
+
+def _has_part(meter: Meter, text: Value, part: Value) -> bool:
+    meter.spend_on_text(len(_text(text)))
+    meter.spend(len(_text(text)) * len(_text(part)) // SEARCHED)
+    return _text(part) in _text(text)
 
 
 FUNCTIONS: Mapping[str, tuple[int, Pure]] = {
     "==": (2, equal),
-    "!=": (2, lambda one, other: not equal(one, other)),
+    "!=": (2, lambda meter, one, other: not equal(meter, one, other)),
     "<": (2, less),
-    ">": (2, lambda one, other: less(other, one)),
-    "<=": (2, lambda one, other: not less(other, one)),
-    ">=": (2, lambda one, other: not less(one, other)),
+    ">": (2, lambda meter, one, other: less(meter, other, one)),
+    "<=": (2, lambda meter, one, other: not less(meter, other, one)),
+    ">=": (2, lambda meter, one, other: not less(meter, one, other)),
     "+": (2, add),
-    **{sign: (2, lambda one, other, sign=sign: calculate(sign, one, other)) for sign in "-*/%"},
+    **{sign: (2, lambda meter, one, other, sign=sign: calculate(sign, one, other)) for sign in "-*/%"},
     "!": (1, _not),
     "negate": (1, _negate),
     "size": (1, _size),
     "quantity": (1, _quantity),
-    "isQuantity": (1, lambda value: quantity(_text(value)) is not None),
+    "isQuantity": (1, lambda meter, value: _read_quantity(meter, value) is not None),
     "semver": (1, _semver),
-    "isSemver": (1, lambda value: semver(_text(value)) is not None),
+    "isSemver": (1, lambda meter, value: _read_semver(meter, value) is not None),
 }
 METHODS: Mapping[str, tuple[int, Pure]] = {
-    "startsWith": (1, lambda text, start: _text(text).startswith(_text(start))),
-    "endsWith": (1, lambda text, end: _text(text).endswith(_text(end))),
-    "contains": (1, lambda text, part: _text(part) in _text(text)),
+    "startsWith": (1, _starts),
+    "endsWith": (1, _ends),
+    "contains": (1, _has_part),
     "matches": (1, _of_the_compiler),
     "lowerAscii": (0, _letters(str.lower)),
     "upperAscii": (0, _letters(str.upper)),
     "size": (0, _size),
     "compareTo": (1, compare),
-    "isGreaterThan": (1, lambda one, other: compare(one, other) > 0),
-    "isLessThan": (1, lambda one, other: compare(one, other) < 0),
+    "isGreaterThan": (1, lambda meter, one, other: compare(meter, one, other) > 0),
+    "isLessThan": (1, lambda meter, one, other: compare(meter, one, other) < 0),
     "major": (0, _version_part(0)),
     "minor": (0, _version_part(1)),
     "patch": (0, _version_part(2)),
-    "isInteger": (0, lambda value: _as_quantity(value).value.denominator == 1),
-    "asInteger": (0, lambda value: integer(_as_quantity(value))),
-    "add": (1, lambda one, other: Quantity(_as_quantity(one).value + _amount(other))),
-    "sub": (1, lambda one, other: Quantity(_as_quantity(one).value - _amount(other))),
+    "isInteger": (0, lambda meter, value: _as_quantity(value).value.denominator == 1),
+    "asInteger": (0, _integer),
+    "add": (1, _sum(1)),
+    "sub": (1, _sum(-1)),
 }

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+
+from tessera.wire.cel.costs import LETTER, PATTERN_CHARACTER, PATTERN_STATE, STATE, Meter
 
 MAX_STATES = 1000
 MAX_REPEATS = 100
@@ -34,6 +35,8 @@ class BadPattern(Exception):
 @dataclass(frozen=True, slots=True)
 class _Letter:
     accepts: Accepts
+    weight: int = 1
+    """comparisons that it takes, at most"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,12 @@ class _Repeat:
 _Tree = _Letter | _Anchor | _Sequence | _Choice | _Repeat
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _State:
     accepts: Accepts | None = None
     """consumes one letter; None: none"""
+    cost: int = STATE
+    """of being there: of the comparison with a letter, and of following what comes next"""
     anchor: str = ""
     """goes on at the start (`^`) or at the end (`$`) only"""
     then: list[_State] = field(default_factory=list)
@@ -73,83 +78,76 @@ class _State:
 class Pattern:
     """A compiled pattern."""
 
-    def __init__(self, tree: _Tree) -> None:
+    def __init__(self, tree: _Tree, meter: Meter) -> None:
         self._states = 0
-        self._end = self._state()
-        self._start = self._build(tree, self._end)
+        self._end = self._state(meter)
+        self._start = self._build(tree, self._end, meter)
 
-    def work(self, text: str) -> int:
-        """States that a search in this text looks at, at most."""
-        return self._states * (len(text) + 1)
-
-    def is_in(self, text: str) -> bool:
-        """Whether some part of the text matches."""
-        now: dict[int, _State] = {}
-        for place, letter in enumerate((*text, "")):
-            self._enter(self._start, now, place, len(text))
-            if id(self._end) in now:
-                return True
-            after: dict[int, _State] = {}
-            for state in now.values() if letter else ():
-                if state.accepts is not None and state.accepts(letter):
-                    for each in state.then:
-                        self._enter(each, after, place + 1, len(text))
-            now = after
+    def is_in(self, text: str, meter: Meter) -> bool:
+        """Whether some part of the text matches. Each letter and each state that the search enters are charged, and no
+        cache changes that."""
+        size, end = len(text), self._end
+        now: list[_State] = []
+        """states that wait for the letter at `place`"""
+        for place in range(size + 1):
+            meter.spend(LETTER)
+            waiting = [self._start, *now]
+            seen: set[_State] = set()
+            now = []
+            while waiting:
+                each = waiting.pop()
+                meter.spend(each.cost)
+                if each in seen or (each.anchor == "^" and place) or (each.anchor == "$" and place < size):
+                    continue
+                if each is end:
+                    return True
+                seen.add(each)
+                if each.accepts is None:
+                    waiting += each.then
+                elif place < size and each.accepts(text[place]):
+                    now += each.then
         return False
 
-    @staticmethod
-    def _enter(state: _State, now: dict[int, _State], place: int, size: int) -> None:
-        """Go to a state, and on from there as far as no letter is consumed."""
-        waiting = [state]
-        while waiting:
-            each = waiting.pop()
-            if id(each) in now or (each.anchor == "^" and place) or (each.anchor == "$" and place < size):
-                continue
-            now[id(each)] = each
-            if each.accepts is None:
-                waiting += each.then
-
-    def _state(self, *then: _State, accepts: Accepts | None = None, anchor: str = "") -> _State:
+    def _state(
+        self, meter: Meter, *then: _State, accepts: Accepts | None = None, weight: int = 0, anchor: str = ""
+    ) -> _State:
         self._states += 1
+        meter.spend(PATTERN_STATE)
         if self._states > MAX_STATES:
             raise BadPattern("it is too large")
-        return _State(accepts, anchor, list(then))
+        return _State(accepts, STATE * (1 + weight), anchor, list(then))
 
-    def _build(self, tree: _Tree, end: _State) -> _State:
+    def _build(self, tree: _Tree, end: _State, meter: Meter) -> _State:
         """The state from which a part leads to `end`."""
         match tree:
-            case _Letter(accepts):
-                return self._state(end, accepts=accepts)
+            case _Letter(accepts, weight):
+                return self._state(meter, end, accepts=accepts, weight=weight)
             case _Anchor(sign):
-                return self._state(end, anchor=sign)
+                return self._state(meter, end, anchor=sign)
             case _Sequence(parts):
                 for part in reversed(parts):
-                    end = self._build(part, end)
+                    end = self._build(part, end, meter)
                 return end
             case _Choice(parts):
-                return self._state(*(self._build(part, end) for part in parts))
+                return self._state(meter, *(self._build(part, end, meter) for part in parts))
             case _Repeat(part, least, most):
                 if most is None:
-                    loop = self._state(end)
-                    loop.then.append(self._build(part, loop))
+                    loop = self._state(meter, end)
+                    loop.then.append(self._build(part, loop, meter))
                     start = loop
                 else:
                     start = end
                     for _ in range(most - least):
-                        start = self._state(self._build(part, start), end)
+                        start = self._state(meter, self._build(part, start, meter), end)
                 for _ in range(least):
-                    start = self._build(part, start)
+                    start = self._build(part, start, meter)
                 return start
 
 
-@lru_cache(maxsize=256)
-def compile_pattern(text: str) -> Pattern:
+def compile_pattern(text: str, meter: Meter) -> Pattern:
     """Raises BadPattern."""
-    reader = _Reader(text)
-    tree = reader.choice()
-    if not reader.at_end:
-        raise BadPattern("a bracket is closed that was not opened")
-    return Pattern(tree)
+    meter.spend(PATTERN_CHARACTER * (1 + len(text)))
+    return Pattern(_Reader(text).read(), meter)
 
 
 class _Reader:
@@ -159,12 +157,19 @@ class _Reader:
         self._nesting = 0
         self._ignores_case = self._accept("(?i)")
 
+    def read(self) -> _Tree:
+        """The tree of the whole pattern."""
+        found = self._choice()
+        if not self._at_end:
+            raise BadPattern("a bracket is closed that was not opened")
+        return found
+
     @property
-    def at_end(self) -> bool:
+    def _at_end(self) -> bool:
         return self._place >= len(self._text)
 
     def _take(self) -> str:
-        if self.at_end:
+        if self._at_end:
             raise BadPattern("it ends too early")
         self._place += 1
         return self._text[self._place - 1]
@@ -175,7 +180,7 @@ class _Reader:
             return True
         return False
 
-    def choice(self) -> _Tree:
+    def _choice(self) -> _Tree:
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             raise BadPattern("it is nested too deeply")
@@ -187,7 +192,7 @@ class _Reader:
 
     def _sequence(self) -> _Tree:
         parts: list[_Tree] = []
-        while not self.at_end and self._text[self._place] not in "|)":
+        while not self._at_end and self._text[self._place] not in "|)":
             parts.append(self._repeated(self._atom()))
         return _Sequence(tuple(parts))
 
@@ -196,7 +201,7 @@ class _Reader:
         if limits is None:
             return part
         self._accept("?")  # The shortest match, or the longest: it matches all the same.
-        if not self.at_end and (self._text[self._place] in "*+?" or _LIMITS.match(self._text, self._place)):
+        if not self._at_end and (self._text[self._place] in "*+?" or _LIMITS.match(self._text, self._place)):
             raise BadPattern("two repetitions follow one another")
         if isinstance(part, _Anchor):
             raise BadPattern("an anchor is repeated")
@@ -224,7 +229,7 @@ class _Reader:
         if letter == "(":
             if self._accept("?") and not self._accept(":"):
                 raise BadPattern("groups with flags or names")
-            part = self.choice()
+            part = self._choice()
             if not self._accept(")"):
                 raise BadPattern("a bracket is not closed")
             return part
@@ -253,15 +258,16 @@ class _Reader:
 
     def _class(self) -> _Tree:
         is_negated = self._accept("^")
-        members: list[Accepts] = []
-        while not members or not self._accept("]"):
+        letters: set[str] = set()
+        others: list[Accepts] = []
+        while not (letters or others) or not self._accept("]"):
             letter = self._take()
             if letter == "[" and self._accept(":"):
                 raise BadPattern("classes by name")
             if letter == "\\":
                 following = self._text[self._place : self._place + 1]
                 if following.lower() in _CLASSES:
-                    members.append(self._escape())
+                    others.append(self._escape())
                     continue
                 letter = _escaped(self._take())
             if (
@@ -273,10 +279,16 @@ class _Reader:
                 last = _escaped(self._take()) if last == "\\" else last
                 if last < letter:
                     raise BadPattern(f"the range {letter}-{last}")
-                members.append(self._range(letter, last))
+                others.append(self._range(letter, last))
             else:
-                members.append(self._same(letter))
-        return _Letter(lambda found: any(member(found) for member in members) != is_negated)
+                letters.add(letter.lower() if self._ignores_case else letter)
+        ignores_case = self._ignores_case
+
+        def accepts(found: str) -> bool:
+            is_member = (found.lower() if ignores_case else found) in letters
+            return (is_member or any(other(found) for other in others)) != is_negated
+
+        return _Letter(accepts, 2 + len(others))
 
     def _range(self, first: str, last: str) -> Accepts:
         if self._ignores_case:

@@ -1,4 +1,7 @@
-"""Values of expressions and what is done with them, typed as in CEL: nothing is converted, and 1 is not true."""
+"""Values of expressions and what is done with them, typed as in CEL: nothing is converted, and 1 is not true.
+
+Whatever takes longer with larger values says so to the meter, before it does it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from tessera.wire.cel.costs import COPIED_ITEMS, ITEM, NUMBERS, Meter
 from tessera.wire.quantity import NotAQuantity, Whole, read
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_TEXT = 4096
 """characters of a text and items of a list that an expression may build; attributes have 64"""
+
+MAX_VERSION = 256
+"""characters of a semantic version, as in the API"""
 
 
 class Failed(Exception):
@@ -48,7 +55,7 @@ _SEMVER = re.compile(
 @lru_cache(maxsize=1024)
 def semver(text: str) -> Semver | None:
     """A version; None if the text is none."""
-    found = _SEMVER.fullmatch(text) if len(text) <= 256 else None
+    found = _SEMVER.fullmatch(text) if len(text) <= MAX_VERSION else None
     if found is None or any(len(number) > 19 for number in found.groups()[:3]):
         return None
     parts = tuple(filter(None, (found[4] or "").split(".")))
@@ -65,44 +72,70 @@ def quantity(text: str) -> Quantity | None:
     return None if isinstance(found, NotAQuantity) else Quantity(Fraction(found.value))
 
 
-def equal(one: Value, other: Value) -> bool:
-    """Values of different types are different."""
+def equal(meter: Meter, one: Value, other: Value) -> bool:
+    """Values of different types are different. Lists that share their parts are compared part by part all the same, so
+    each pair of items that is looked at counts."""
+    meter.spend(ITEM)
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return type(one) is type(other) and one == other
+        meter.spend(ITEM)
+        return len(one) == len(other) and all(equal(meter, *pair) for pair in zip(one, other, strict=True))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, str) and isinstance(other, str):
+        meter.spend_on_text(min(len(one), len(other)))
+    elif isinstance(one, Quantity | Semver):
+        meter.spend(NUMBERS)
+    return one == other
 
 
-def less(one: Value, other: Value) -> bool:
-    if type(one) is type(other) and isinstance(one, str | int) and isinstance(other, str | int):
-        return one < other  # type: ignore[operator]  # of one type
+def less(meter: Meter, one: Value, other: Value) -> bool:
+    if isinstance(one, str) and isinstance(other, str):
+        meter.spend_on_text(min(len(one), len(other)))
+        return one < other
+    if type(one) is type(other) and isinstance(one, int) and isinstance(other, int):
+        return one < other
     raise Failed("values of these types have no order")
 
 
-def contains(container: Value, item: Value) -> bool:
+def contains(meter: Meter, container: Value, item: Value) -> bool:
     if isinstance(container, Mapping):
-        return isinstance(item, str) and item in container
+        if not isinstance(item, str):
+            return False
+        meter.spend_on_text(len(item))
+        return item in container
     if isinstance(container, tuple):
-        return any(equal(item, each) for each in container)
+        return any(equal(meter, item, each) for each in container)
     raise Failed("`in` takes a list or a map")
 
 
-def compare(one: Value, other: Value) -> int:
+def compare(meter: Meter, one: Value, other: Value) -> int:
     """-1, 0 or 1 for quantities and for versions."""
+    meter.spend(NUMBERS)
     if isinstance(one, Quantity) and isinstance(other, Quantity):
         return (one.value > other.value) - (one.value < other.value)
     if isinstance(one, Semver) and isinstance(other, Semver):
+        meter.spend(ITEM * min(len(one.before), len(other.before)))
         return (one.order > other.order) - (one.order < other.order)
     raise Failed("compares two quantities or two versions")
 
 
-def add(one: Value, other: Value) -> Value:
+def add(meter: Meter, one: Value, other: Value) -> Value:
     if type(one) is int and type(other) is int:
         return whole(one + other)
-    if (isinstance(one, str) and isinstance(other, str)) or (isinstance(one, tuple) and isinstance(other, tuple)):
-        if len(one) + len(other) > MAX_TEXT:
-            raise Failed("too long")
-        return one + other  # type: ignore[operator]  # of one type
+    if isinstance(one, str) and isinstance(other, str):
+        _check_length(len(one) + len(other))
+        meter.spend_on_text(len(one) + len(other))
+        return one + other
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        _check_length(len(one) + len(other))
+        meter.spend(1 + (len(one) + len(other)) // COPIED_ITEMS)
+        return one + other
     raise Failed("+ takes two values of one type")
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_TEXT:
+        raise Failed("too long")
 
 
 def calculate(sign: str, one: Value, other: Value) -> int:
