@@ -173,6 +173,14 @@ class ClaimWorld(World):
         self.watch()
         return added
 
+    def claim_of(self, *requests: dict[str, Any]) -> ResourceClaim:
+        """A claim "c" with these requests."""
+        document = msgspec.to_builtins(resource_claim("c"))
+        document["spec"] = {"devices": {"requests": list(requests)}}
+        added = self.api.add_claim(msgspec.convert(document, ResourceClaim))
+        self.watch()
+        return added
+
     def stored(self, name: str) -> ResourceClaim:
         return self.api.claims[f"default/{name}"]
 

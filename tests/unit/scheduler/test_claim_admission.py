@@ -22,6 +22,7 @@ from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.wire.admission import decode_review
+from tessera.wire.cel import compile_selector
 from tessera.wire.claim_spec import ResourceClaimTemplate
 from tests.support.admission import Document, container, pod, vendors, verdict
 from tests.support.claim_scheduler import ClaimWorld, device_class
@@ -152,6 +153,48 @@ async def test_a_claim_is_ours_if_all_its_classes_are(plane: ControlPlane) -> No
     assert "class missing" in (await owner_of(plane, {"resourceClaimTemplateName": "classless"})).text
     # One that is not ours decides, whatever is unknown.
     assert (await owner_of(plane, {"resourceClaimName": "gone"}, theirs)).owner is Owner.OTHERS
+
+
+def selecting(*texts: str) -> Document:
+    selectors = [{"cel": {"expression": text}} for text in texts]
+    return {"exactly": {"deviceClassName": OURS, "selectors": selectors}}
+
+
+@pytest.mark.parametrize(
+    ("texts", "fault"),
+    [
+        (["device.attributes['x'].y.split(',') == []"], "is not supported: the method split() with 1 arguments"),
+        (["'a'.matches('(a{99}){9}') && " * 40 + "true"], "is not supported: it takes too much work"),
+        ([f"[{'1,' * 2000}] == []"], "is not supported: more than 1000 parts"),
+        ([f"'{number}{'x' * 9000}' != ''" for number in range(2)], "selectors with more than 16384 characters in all"),
+        (["[" + "1," * 800 + f"{number}] != []" for number in range(2)], "selectors with more than 1000 parts in all"),
+    ],
+)
+async def test_a_pod_whose_selectors_will_never_be_evaluated_is_refused(
+    plane: ControlPlane, texts: list[str], fault: str
+) -> None:
+    await plane.client.create(RESOURCE_CLAIM_TEMPLATES.path("default"), template("hostile", selecting(*texts)))
+    owner = await owner_of(plane, {"resourceClaimTemplateName": "hostile"})
+    assert owner.owner is Owner.OURS
+    assert owner.fault.startswith("ResourceClaimTemplate hostile: request q0: ")
+    assert fault in owner.fault
+    answer = verdict(claiming({"resourceClaimTemplateName": "hostile"}), claims=owner)
+    assert (answer.allowed, answer.message) == (False, owner.fault)
+    bound = claiming({"resourceClaimTemplateName": "hostile"})
+    bound["spec"]["nodeName"] = "n1"
+    assert verdict(bound, claims=owner).allowed, "another scheduler has placed it"
+
+
+async def test_the_claims_of_a_pod_are_read_until_one_is_wrong(plane: ControlPlane) -> None:
+    templates = ClaimTemplates(plane.client, now=Clock())
+    for number in range(3):
+        wrong = template(f"t{number}", selecting(f"{'x' * 9000} == {number}"))
+        templates.put(f"default/t{number}", msgspec.convert(wrong, ResourceClaimTemplate))
+    compile_selector.cache_clear()
+    claims = claiming(*({"resourceClaimTemplateName": f"t{number}"} for number in range(3)))
+    owner = await lookup(plane, templates).find_owner(decode_review(asked(claims)))
+    assert owner.fault.startswith("ResourceClaimTemplate t0: ")
+    assert compile_selector.cache_info().currsize == 2, "the class's, and one of the pod's"
 
 
 async def test_what_informers_show_is_not_read_again(plane: ControlPlane) -> None:

@@ -19,7 +19,6 @@ from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RES
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner, find_owner
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
 from tessera.scheduler.claims.book import ClaimBook
-from tessera.vendors.claims import is_our_class
 from tessera.wire.admission import Review
 from tessera.wire.claim_spec import ClaimSpec, DeviceClass, ResourceClaimTemplate
 from tessera.wire.resource_api import ClaimingPod, ResourceClaim
@@ -96,9 +95,8 @@ class _Sources:
     def template(self, namespace: str, name: str) -> ClaimSpec | None:
         return self._templates.get(namespace, name) or self._other("template", namespace, name, ClaimSpec)
 
-    def serves_class(self, name: str) -> bool | None:
-        found = self._book.classes.get(name) or self._other("class", "", name, DeviceClass)
-        return None if found is None else is_our_class(found)
+    def device_class(self, name: str) -> DeviceClass | None:
+        return self._book.classes.get(name) or self._other("class", "", name, DeviceClass)
 
     def _other(self, kind: str, namespace: str, name: str, expected: type[T]) -> T | None:
         key = kind, namespace, name

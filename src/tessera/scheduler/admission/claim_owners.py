@@ -1,7 +1,8 @@
 """Whose the claims of a new pod are: Tessera's, if every device that they may get is one of its driver.
 
 Pods whose claims are all ours go to Tessera. Pods that also claim devices of other drivers stay where they are, because
-Tessera allocates none of those. Pure: what claims ask for comes from `ClaimSources`.
+Tessera allocates none of those. A pod of ours with selectors that will never be evaluated is refused. Pure: what claims
+ask for comes from `ClaimSources`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from tessera.wire.claim_spec import ClaimSpec
+from tessera.vendors.claims import ClaimSelectors, is_our_class, selector_fault
+from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.objects import PodClaim
 from tessera.wire.resource_api import ClaimingPod
 
@@ -31,6 +33,8 @@ class ClaimOwner:
     owner: Owner = Owner.NONE
     text: str = ""
     """which claim is not ours, or not known, and why"""
+    fault: str = ""
+    """why a claim of ours will never be served"""
 
 
 NO_CLAIMS = ClaimOwner()
@@ -43,25 +47,24 @@ class ClaimSources(Protocol):
 
     def template(self, namespace: str, name: str) -> ClaimSpec | None: ...
 
-    def serves_class(self, name: str) -> bool | None:
-        """Whether all devices of a class are ours; None if there is no such class."""
-        ...
+    def device_class(self, name: str) -> DeviceClass | None: ...
 
 
 def find_owner(pod: ClaimingPod, namespace: str, sources: ClaimSources) -> ClaimOwner:
     """Claims of others count more than unknown ones: the pod cannot be ours whatever these ask for."""
     claims = pod.spec.resource_claims or ()
-    judged = [_judge(each, namespace, sources) for each in claims]
+    reading = ClaimSelectors()
+    judged = [_judge(each, namespace, sources, reading) for each in claims]
     if not judged:
         return NO_CLAIMS
     for owner in (Owner.OTHERS, Owner.UNKNOWN):
         for each in judged:
             if each.owner is owner:
                 return each
-    return ClaimOwner(Owner.OURS)
+    return next((each for each in judged if each.fault), ClaimOwner(Owner.OURS))
 
 
-def _judge(claim: PodClaim, namespace: str, sources: ClaimSources) -> ClaimOwner:
+def _judge(claim: PodClaim, namespace: str, sources: ClaimSources, reading: ClaimSelectors) -> ClaimOwner:
     if claim.resource_claim_name:
         what, spec = f"ResourceClaim {claim.resource_claim_name}", sources.claim(namespace, claim.resource_claim_name)
     else:
@@ -69,16 +72,18 @@ def _judge(claim: PodClaim, namespace: str, sources: ClaimSources) -> ClaimOwner
         what, spec = f"ResourceClaimTemplate {name}", sources.template(namespace, name)
     if spec is None:
         return ClaimOwner(Owner.UNKNOWN, f"{what} does not exist")
-    classes = list(dict.fromkeys(_classes(spec)))
+    classes = {name: sources.device_class(name) for name in _classes(spec)}
     if not classes:
         return ClaimOwner(Owner.OTHERS, f"{what} asks for no device of a class")
-    for each in classes:
-        if sources.serves_class(each) is False:
-            return ClaimOwner(Owner.OTHERS, f"{what} asks for devices of class {each}, which are not Tessera's alone")
-    missing = [each for each in classes if sources.serves_class(each) is None]
-    if missing:
-        return ClaimOwner(Owner.UNKNOWN, f"{what} asks for class {missing[0]}, which does not exist")
-    return ClaimOwner(Owner.OURS)
+    known = {name: found for name, found in classes.items() if found is not None}
+    for name, found in known.items():
+        if not is_our_class(found):
+            return ClaimOwner(Owner.OTHERS, f"{what} asks for devices of class {name}, which are not Tessera's alone")
+    for name in classes:
+        if name not in known:
+            return ClaimOwner(Owner.UNKNOWN, f"{what} asks for class {name}, which does not exist")
+    fault = selector_fault(spec, known, reading)
+    return ClaimOwner(Owner.OURS, fault=f"{what}: {fault}" if fault else "")
 
 
 def _classes(spec: ClaimSpec) -> Iterator[str]:

@@ -141,7 +141,9 @@ def _complete(
             where = f"container {shortened(asked.container)}: " if asked.container else ""
             return admission.denied(where + asked.text)
         request = asked
-    elif claims.owner is Owner.OURS and settings.scheduler_name and not pod.spec.node_name:
+    if claims.owner is Owner.OURS and settings.scheduler_name and not pod.spec.node_name:
+        if claims.fault:
+            return admission.denied(claims.fault)
         changed = with_spec(changed, schedulerName=settings.scheduler_name)
     if warning := _claim_warning(claims, asks=asks):
         draft.warn(warning)

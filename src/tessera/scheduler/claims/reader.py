@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, WriteState, owner_uid
 from tessera.scheduler.claims.pod_claims import ClaimNotReady, ClaimUse, PodClaims
 from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.vendors.claims import BadClaim, ClaimAsk, with_claims
+from tessera.vendors.claims import BadClaim, ClaimAsk, selectors_excess, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod, PodClaim
 from tessera.wire.resource_api import DRIVER
@@ -70,6 +70,8 @@ class PodClaimReader:
             positions = range(position, position + len(ask.requests))
             position = positions.stop
             asks.append(ask)
+            if excess := selectors_excess(each for one in asks for each in one.selectors):
+                return BadPod("", excess)
             is_own = owner_uid(record.claim) == pod.metadata.uid
             uses.append(ClaimUse(record.key, record.uid, record.fence, ask, positions, is_own))
         if not uses:

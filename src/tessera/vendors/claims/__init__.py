@@ -12,12 +12,14 @@ from tessera.vendors.claims.allocations import (
     whole_amounts,
     with_parts,
 )
-from tessera.vendors.claims.asks import BadClaim, ClaimAsk, claim_grants, is_our_class, read_claim, with_claims
+from tessera.vendors.claims.asks import BadClaim, ClaimAsk, claim_grants, read_claim, with_claims
 from tessera.vendors.claims.pools import PoolDevice, PoolDevices, pool_devices, with_published
+from tessera.vendors.claims.selectors import ClaimSelectors, is_our_class, selector_fault, selectors_excess
 
 __all__ = [
     "BadClaim",
     "ClaimAsk",
+    "ClaimSelectors",
     "PoolDevice",
     "PoolDevices",
     "allocation",
@@ -29,6 +31,8 @@ __all__ = [
     "pool_devices",
     "read_claim",
     "read_claim_devices",
+    "selector_fault",
+    "selectors_excess",
     "shortfalls",
     "whole_amounts",
     "with_claims",

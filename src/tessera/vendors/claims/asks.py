@@ -27,18 +27,17 @@ from tessera.core.requests import (
     claim_and_request,
 )
 from tessera.vendors.claims.pools import MIB, full_name
+from tessera.vendors.claims.selectors import ClaimSelectors, is_our_class
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
-from tessera.wire.cel import AllOf, Selector, compile_selector
-from tessera.wire.cel.values import Failed, Value
+from tessera.wire.cel import AllOf
 from tessera.wire.claim_spec import (
     ALL,
     DeviceClass,
     DeviceConfiguration,
     DeviceConstraint,
     DeviceRequest,
-    DeviceSelector,
     DeviceToleration,
     ExactRequest,
 )
@@ -50,7 +49,6 @@ from tessera.wire.resource_api import CORES, DRIVER, MEMORY, SHARES, ResourceCla
 
 MAX_VARIANTS = 32
 """combinations of alternatives of one pod: each is placed like a pod of its own"""
-OTHER_DRIVER = "other.invalid"
 UUID = full_name("uuid")
 
 
@@ -76,6 +74,8 @@ class ClaimAsk:
     config: tuple[DeviceConfiguration, ...] = ()
     class_config: tuple[tuple[str, tuple[DeviceConfiguration, ...]], ...] = ()
     """of classes that have one"""
+    selectors: tuple[tuple[str, int], ...] = ()
+    """all different ones, and how many parts each has"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,34 +94,6 @@ class BadClaim:
         return f"ResourceClaim {self.claim}: {self.text}"
 
 
-# -- classes
-
-
-def is_our_class(device_class: DeviceClass) -> bool:
-    """Whether devices of our driver may be of this class, and no others. A class that cannot be read is not."""
-    selectors = [_compiled(each) for each in device_class.spec.selectors or ()]
-    known = [each for each in selectors if isinstance(each, Selector)]
-    if len(known) < len(selectors):
-        return False
-    ours, others = _Unknown(DRIVER), _Unknown(OTHER_DRIVER)
-    may_be_ours = all(each.evaluate(ours) is not False for each in known)
-    return may_be_ours and any(each.evaluate(others) is False for each in known)
-
-
-class _Unknown(dict[str, Value]):
-    """A device of which only the driver is known: whatever needs more has no value."""
-
-    def __init__(self, driver: str) -> None:
-        super().__init__(driver=driver)
-
-    def __missing__(self, key: str) -> Value:
-        raise Failed(f"device.{key} is not known")
-
-
-def _compiled(selector: DeviceSelector) -> Selector | str:
-    return compile_selector(selector.cel.expression) if selector.cel is not None else "a selector that is not CEL"
-
-
 # -- claims
 
 
@@ -129,8 +101,9 @@ def read_claim(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> Clai
     """What a claim asks for, or why it is not served."""
     name, spec = claim.metadata.name, claim.spec.devices
     requests: list[tuple[Alternative, ...]] = []
+    reading = ClaimSelectors()
     for request in spec.requests or ():
-        found = _alternatives(request, classes)
+        found = _alternatives(request, classes, reading)
         if isinstance(found, BadClaim):
             return replace(found, claim=name, text=f"request {request.name}: {found.text}")
         requests.append(found)
@@ -146,23 +119,28 @@ def read_claim(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> Clai
         constraints=spec.constraints or (),
         config=spec.config or (),
         class_config=tuple((each, found) for each, found in config.items() if found),
+        selectors=tuple(reading.parts.items()),
     )
 
 
-def _alternatives(request: DeviceRequest, classes: Mapping[str, DeviceClass]) -> tuple[Alternative, ...] | BadClaim:
+def _alternatives(
+    request: DeviceRequest, classes: Mapping[str, DeviceClass], reading: ClaimSelectors
+) -> tuple[Alternative, ...] | BadClaim:
     if request.exactly is not None:
-        only = _alternative(request.name, request.exactly, classes)
+        only = _alternative(request.name, request.exactly, classes, reading)
         return only if isinstance(only, BadClaim) else (only,)
     found: list[Alternative] = []
     for each in request.first_available or ():
-        one = _alternative(f"{request.name}/{each.name}", each, classes)
+        one = _alternative(f"{request.name}/{each.name}", each, classes, reading)
         if isinstance(one, BadClaim):
             return one
         found.append(one)
     return tuple(found) if found else BadClaim("", "it is of a kind that this version does not know")
 
 
-def _alternative(name: str, asked: ExactRequest, classes: Mapping[str, DeviceClass]) -> Alternative | BadClaim:
+def _alternative(
+    name: str, asked: ExactRequest, classes: Mapping[str, DeviceClass], reading: ClaimSelectors
+) -> Alternative | BadClaim:
     device_class = classes.get(asked.device_class_name)
     if device_class is None:
         return BadClaim("", f"the DeviceClass {quoted(asked.device_class_name)} does not exist", is_early=True)
@@ -171,12 +149,9 @@ def _alternative(name: str, asked: ExactRequest, classes: Mapping[str, DeviceCla
         return BadClaim("", f"{text}; leave pods with such claims to the default scheduler", is_foreign=True)
     if asked.allocation_mode == ALL:
         return BadClaim("", "allocationMode All is not supported; name a count")
-    selectors = (*(device_class.spec.selectors or ()), *(asked.selectors or ()))
-    for selector in selectors:
-        if isinstance(fault := _compiled(selector), str):
-            expression = selector.cel.expression if selector.cel is not None else ""
-            return BadClaim("", f"the selector {quoted(expression)} is not supported: {fault}")
-    texts = tuple(dict.fromkeys(each.cel.expression for each in selectors if each.cel is not None))
+    texts = reading.read(device_class, asked)
+    if isinstance(texts, str):
+        return BadClaim("", texts)
     amounts = _amounts((asked.capacity.requests or {}) if asked.capacity is not None else {})
     if isinstance(amounts, str):
         return BadClaim("", amounts)
