@@ -131,6 +131,7 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.dashboard --check
 	@$(BIN)/python -m bench.webhook --check
 	@$(BIN)/python -m bench.hostile --check
+	@$(BIN)/python -m bench.selector_costs --seconds 30 --check
 	@$(BIN)/python -m bench.flood --check
 	@$(BIN)/python -m bench.page --check
 

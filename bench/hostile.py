@@ -29,6 +29,7 @@ import structlog
 
 from bench.core import make_held, make_node
 from bench.hostile_gangs import gangs
+from bench.hostile_selectors import selector_costs
 from bench.measurement import Budget, progress, table
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.admission.webhook import Webhook
@@ -318,6 +319,7 @@ def measure() -> tuple[list[Cost], tuple[float, float], float]:
     for gang in gangs(pod, container):
         spent, calls, answer = bench.filter_gang(gang.members)
         found.append(Cost(gang.name, spent, calls, bench.admit(gang.members[0]), answer))
+    found += [Cost(*each) for each in selector_costs(NODES, CARDS)]
     return found, ordinary, bench.informer()
 
 
