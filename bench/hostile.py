@@ -28,6 +28,7 @@ import msgspec
 import structlog
 
 from bench.core import make_held, make_node
+from bench.hostile_budgets import budget_costs
 from bench.hostile_gangs import gangs
 from bench.hostile_selectors import selector_costs
 from bench.measurement import Budget, progress, table
@@ -290,6 +291,12 @@ class Stretches:
             yield waits_for
 
 
+def finished(work: Coroutine[Any, Any, bytes]) -> Stretches:
+    steps = Stretches(work)
+    asyncio.run(steps.run())
+    return steps
+
+
 async def _completed(answer: bytes) -> bytes:
     return answer
 
@@ -320,6 +327,9 @@ def measure() -> tuple[list[Cost], tuple[float, float], float]:
         spent, calls, answer = bench.filter_gang(gang.members)
         found.append(Cost(gang.name, spent, calls, bench.admit(gang.members[0]), answer))
     found += [Cost(*each) for each in selector_costs(NODES, CARDS)]
+    fits_nowhere = pod(container("a", gpu=8, gpumem=79_000))
+    for name, spent, steps, total in budget_costs(bench.engine, finished, fits_nowhere):
+        found.append(Cost(name, spent, steps, 0.0, f"/preempt, {total:.0f} ms in all"))
     return found, ordinary, bench.informer()
 
 

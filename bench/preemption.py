@@ -12,7 +12,7 @@ import gc
 import json
 import random
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import process_time
 
@@ -50,6 +50,9 @@ class Book:
 
     def members(self, group: str) -> Collection[str]:
         return ()
+
+    def match_budgets(self, uids: Iterable[str]) -> Generator[None, None, None]:
+        yield from ()
 
     def budgets(self, uid: str) -> tuple[str, ...]:
         return ()

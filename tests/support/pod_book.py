@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
@@ -31,6 +31,9 @@ class PlainBook:
 
     def members(self, group: str) -> Collection[str]:
         return sorted(uid for uid, traits in self.pods.items() if traits.group == group)
+
+    def match_budgets(self, uids: Iterable[str]) -> Generator[None, None, None]:
+        yield from ()
 
     def budgets(self, uid: str) -> tuple[str, ...]:
         return self.budgets_of.get(uid, ())

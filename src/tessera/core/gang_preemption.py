@@ -202,6 +202,7 @@ class _Draft:
                 search = NodeSearch(
                     self._cluster.ledger, self._cluster.book, member.request, priority=self._demand.priority, node=name
                 )
+                yield from search.match_budgets()
                 units = search.units()
                 pods = sum(unit.cost.pods for unit in units)
                 if (len(self._cluster.victims) + pods) * len(self._order) > MOST_TRIALS:

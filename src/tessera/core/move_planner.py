@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.core.grants import Placement
@@ -118,6 +118,9 @@ class _BookView:
 
     def members(self, group: str) -> Collection[str]:
         return self._book.members(group)
+
+    def match_budgets(self, uids: Iterable[str]) -> Generator[None, None, None]:
+        return self._book.match_budgets(uids)
 
     def budgets(self, uid: str) -> tuple[str, ...]:
         return self._book.budgets(uid)

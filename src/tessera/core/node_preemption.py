@@ -10,8 +10,9 @@ minimal: no pod of it could stay. A search pauses after some milliseconds, and t
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from tessera.core import quota
 from tessera.core.card_checks import instance_profiles, memory_wanted, offers, refuse
@@ -43,6 +44,8 @@ WORK_OF_A_POD = 2
 """to see whether it may leave"""
 PODS_OF_A_UNIT = 12
 """that are counted on their cards, at each step that `Pace` counts"""
+MOST_MATCHING = 16
+"""pauses in which the budgets of a node's pods are matched: pods that are left then are spared for now"""
 
 Search = Generator[None, None, VictimSet | None]
 """pauses at each yield; its return value is the result"""
@@ -106,7 +109,7 @@ class NodeSearch:
         """What a search has found, as it is now; None if it is not the best set any more, or, where sets are tried,
         if it is not enough or a pod of it could stay."""
         if self._cards_decide() and not self._limits():
-            again = self.run()
+            again = finish(self._steps())
             return again if again == found else None
         units = [unit for unit in self.units() if not frozenset(found.victims).isdisjoint(unit.uids)]
         placement = self._place(units)
@@ -117,6 +120,27 @@ class NodeSearch:
         return self._found(units, placement)
 
     def steps(self) -> Search:
+        placement = self._place(())
+        if placement is not None:
+            return self._found((), placement)
+        yield from self.match_budgets()
+        found = yield from self._steps()
+        return found
+
+    def match_budgets(self) -> Generator[None, None, None]:
+        """Comes before `units`."""
+        yield from islice(self._book.match_budgets(self._guarded()), MOST_MATCHING)
+
+    def _guarded(self) -> Iterator[str]:
+        """The pods whose budgets are asked for."""
+        yield from self._promised()
+        for entry in self._entries:
+            traits = self._book.traits(entry.facts.uid)
+            if traits is not None and traits.priority < self._priority:
+                yield from self._book.members(traits.group) if traits.group else (entry.facts.uid,)
+
+    def _steps(self) -> Search:
+        """As `steps`, with the budgets as far as they are matched."""
         placement = self._place(())
         if placement is not None:
             return self._found((), placement)

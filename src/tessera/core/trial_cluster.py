@@ -37,6 +37,9 @@ class _VictimBook:
     def members(self, group: str) -> Collection[str]:
         return self._book.members(group)
 
+    def match_budgets(self, uids: Iterable[str]) -> Generator[None, None, None]:
+        return self._book.match_budgets(uids)
+
     def budgets(self, uid: str) -> tuple[str, ...]:
         return self._book.budgets(uid)
 

@@ -17,7 +17,7 @@ sets for each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import NamedTuple, Protocol
 
 from tessera.core.grants import Placement
@@ -63,8 +63,13 @@ class PodBook(Protocol):
         """The pods of a group, on all nodes."""
         ...
 
+    def match_budgets(self, uids: Iterable[str]) -> Generator[None, None, None]:
+        """Find the budgets of these pods, with pauses. Before, or after a change, a pod may have one that allows no
+        eviction instead."""
+        ...
+
     def budgets(self, uid: str) -> tuple[str, ...]:
-        """The disruption budgets that hold for a pod."""
+        """The disruption budgets that hold for a pod; enough of them to see that there are several."""
         ...
 
     def disruptions_allowed(self, budget: str) -> int:

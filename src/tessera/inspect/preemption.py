@@ -7,7 +7,7 @@ pod. Other victims may be found by the time the scheduler looks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera.core import gang_preemption
@@ -122,6 +122,9 @@ class BudgetedBook:
     @property
     def lowest_priority(self) -> int | None:
         return self._book.lowest_priority
+
+    def match_budgets(self, uids: Iterable[str]) -> Generator[None, None, None]:
+        yield from ()
 
     def budgets(self, uid: str) -> tuple[str, ...]:
         return tuple(sorted(name for name, state in self._states.items() if uid in state.pods))

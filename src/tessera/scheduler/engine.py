@@ -261,8 +261,10 @@ class Engine:
         missing = self.missing()
         return _completed(encode_binding_result(missing)) if missing else self.binder.answer(body)
 
-    def answer_preempt(self, body: bytes) -> bytes:
-        return encode_preemption_result({}) if self.missing() else self.preempt_verb.answer(body)
+    async def answer_preempt(self, body: bytes) -> bytes:
+        """Between other requests."""
+        found = b"" if self.missing() else await self.preempt_verb.answer(body)
+        return encode_preemption_result({}) if self.missing() else found
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty if all are."""

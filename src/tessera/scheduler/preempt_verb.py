@@ -1,13 +1,15 @@
 """POST /preempt: kube-scheduler has found victims for CPU or memory, and asks where the devices fit too.
 
-For each node the pods that have to leave in addition are found by the exact rule, and only nodes where the pod fits
-then are answered. kube-scheduler chooses one of them, deletes its victims itself and asks for the pod again. A pod for
-which this scheduler preempts already gets no node: nothing is evicted twice for it. A member of a gang gets the nodes
-on which devices are held for it, so that its gang stays whole: none if the gang has no plan, since room for one member
-alone is of no use to it.
+For each node the pods that have to leave in addition are found by the exact rule, between other requests, and only
+nodes where the pod fits then are answered. kube-scheduler chooses one of them, deletes its victims itself and asks for
+the pod again. A pod for which this scheduler preempts already gets no node: nothing is evicted twice for it. A member
+of a gang gets the nodes on which devices are held for it, so that its gang stays whole: none if the gang has no plan,
+since room for one member alone is of no use to it.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
@@ -15,6 +17,7 @@ from tessera.scheduler.gangs.gang import Gang, GangState
 from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.preemptor import Preemptor
 from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
@@ -22,8 +25,7 @@ from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result
 
 MOST_TRIALS = 32
-"""of sets, by the plain rule, for one request: one answer is one step of the event loop, and kube-scheduler asks again
-if it gets no node"""
+"""of sets, by the plain rule, for one request: kube-scheduler waits for it, and asks again if it gets no node"""
 MOST_NODES = 64
 """looked at for one request, those with the fewest victims first: kube-scheduler chooses among what is answered"""
 
@@ -49,7 +51,7 @@ class PreemptVerb:
         self._preemptor = preemptor
         self._adds_victims = adds_victims
 
-    def answer(self, body: bytes) -> bytes:
+    async def answer(self, body: bytes) -> bytes:
         """The nodes on which a preemption helps; none if the request cannot be read."""
         try:
             args = decode_preemption_args(body)
@@ -60,18 +62,27 @@ class PreemptVerb:
             return encode_preemption_result({})
         if not prepared.needs_placement:
             return encode_preemption_result(args.victims)
-        cycle = self._cycles.get(prepared.request.uid)
-        if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
-            return encode_preemption_result({})
-        gang = self._gangs.of(prepared.request.uid)
-        if gang is not None and gang.state is not GangState.WHOLE:
-            return encode_preemption_result(_on_planned_nodes(gang, prepared.request, args.victims))
-        found = self._find(prepared.request, args.victims)
-        if found:
-            self._preemptor.defer(prepared.request.uid)
-        return encode_preemption_result(found)
+        request = prepared.request
+        settled = self._settled_answer(request, args.victims)
+        if settled is None:
+            found = await self._find(request, args.victims)
+            # This scheduler may have begun to preempt for the pod meanwhile.
+            settled = self._settled_answer(request, args.victims)
+            if settled is None and found:
+                self._preemptor.defer(request.uid)
+        return encode_preemption_result(found if settled is None else settled)
 
-    def _find(self, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims]:
+    def _settled_answer(self, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims] | None:
+        """What needs no search; None if one is needed."""
+        cycle = self._cycles.get(request.uid)
+        if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
+            return {}
+        gang = self._gangs.of(request.uid)
+        if gang is not None and gang.state is not GangState.WHOLE:
+            return _on_planned_nodes(gang, request, victims)
+        return None
+
+    async def _find(self, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims]:
         priority = request.preempts_below
         if priority is None:
             return {}
@@ -89,7 +100,8 @@ class PreemptVerb:
                 given=given.uids,
                 most_trials=MOST_TRIALS - trials,
             )
-            best = search.run()
+            best = await finish_in_slices(search.steps())
+            await asyncio.sleep(0)
             trials += search.trials
             if best is None or not (self._adds_victims or not best.victims):
                 continue

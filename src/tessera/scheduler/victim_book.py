@@ -1,19 +1,20 @@
 """What preemption knows about bound pods and disruption budgets, as the API shows them.
 
 `core.victims` explains the traits. A pod whose eviction was accepted counts as leaving before a watch shows it, so
-that nothing is evicted twice; one whose eviction was refused is left alone for a while. Budgets are matched when they
-are asked for, because few pods are ever looked at.
+that nothing is evicted twice; one whose eviction was refused is left alone for a while. Budgets are matched when a
+search looks at a pod, because few pods are ever looked at.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
 from tessera.core.holdings import PodFacts
 from tessera.core.victims import PodTraits
+from tessera.scheduler.disruption_budgets import DisruptionBudgets, Steps
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.wire import keys
 from tessera.wire.gobool import parse_bool
@@ -34,7 +35,6 @@ class _KnownPod(NamedTuple):
     traits: PodTraits
     """as the API shows them"""
     node: str
-    labels: Mapping[str, str]
 
 
 class VictimBook:
@@ -47,8 +47,7 @@ class VictimBook:
         self._pods: dict[str, _KnownPod] = {}
         self._groups: dict[str, set[str]] = {}
         self._priorities: Counter[int] = Counter()
-        self._budgets: dict[str, dict[str, PodDisruptionBudget]] = {}
-        """by namespace and name"""
+        self._budgets = DisruptionBudgets()
         self._evicted: dict[str, float] = {}
         """until when an accepted eviction counts"""
         self._spared: dict[str, tuple[float, str]] = {}
@@ -63,13 +62,13 @@ class VictimBook:
     def put_pod(self, pod: Pod, facts: PodFacts) -> None:
         """A bound pod that holds devices."""
         uid = facts.uid
-        found = _KnownPod(read_traits(pod), facts.node, pod.metadata.labels or {})
+        found = _KnownPod(read_traits(pod), facts.node)
         known = self._pods.get(uid)
-        if known is not None and known[:2] == found[:2]:
-            self.revision += known.labels != found.labels
-            self._pods[uid] = found
+        if known is not None and known != found:
+            self._forget(uid)
+        self.revision += self._budgets.put_pod(found.traits.namespace, uid, pod.metadata.labels or {})
+        if known == found:
             return
-        self.drop_pod(uid)
         self._pods[uid] = found
         self._priorities[found.traits.priority] += 1
         if found.traits.group:
@@ -79,9 +78,12 @@ class VictimBook:
     def drop_pod(self, uid: str) -> None:
         """It holds nothing any more."""
         known = self._pods.get(uid)
-        if known is None:
-            return
-        traits = known.traits
+        if known is not None:
+            self._forget(uid)
+            self._budgets.drop_pod(known.traits.namespace, uid)
+
+    def _forget(self, uid: str) -> None:
+        traits = self._pods[uid].traits
         self._evicted.pop(uid, None)
         self._spared.pop(uid, None)
         self._stuck.discard(uid)
@@ -96,16 +98,11 @@ class VictimBook:
         del self._pods[uid]
 
     def put_budget(self, key: str, budget: PodDisruptionBudget) -> None:
-        namespace, _, name = key.partition("/")
-        self._budgets.setdefault(namespace, {})[name] = budget
+        self._budgets.put(key, budget)
         self.revision += 1
 
     def drop_budget(self, key: str) -> None:
-        namespace, _, name = key.partition("/")
-        in_namespace = self._budgets.get(namespace, {})
-        in_namespace.pop(name, None)
-        if not in_namespace:
-            self._budgets.pop(namespace, None)
+        self._budgets.drop(key)
         self.revision += 1
 
     def note_evicted(self, uid: str) -> None:
@@ -173,21 +170,13 @@ class VictimBook:
 
     def budgets(self, uid: str) -> tuple[str, ...]:
         known = self._pods.get(uid)
-        namespace = "" if known is None else known.traits.namespace
-        of_namespace = self._budgets.get(namespace)
-        if not of_namespace or known is None:
-            return ()
-        matching = (
-            name
-            for name, budget in of_namespace.items()
-            if budget.spec.selector is not None and budget.spec.selector.matches(known.labels)
-        )
-        return tuple(f"{namespace}/{name}" for name in sorted(matching))
+        return () if known is None else self._budgets.of_pod(known.traits.namespace, uid)
+
+    def match_budgets(self, uids: Iterable[str]) -> Steps:
+        return self._budgets.settle((self._pods[uid].traits.namespace, uid) for uid in uids if uid in self._pods)
 
     def disruptions_allowed(self, budget: str) -> int:
-        namespace, _, name = budget.partition("/")
-        found = self._budgets.get(namespace, {}).get(name)
-        return 0 if found is None else found.status.disruptions_allowed
+        return self._budgets.disruptions_allowed(budget)
 
 
 class BudgetInformer(InformerHandler[PodDisruptionBudget]):

@@ -446,7 +446,7 @@ async def test_the_preempt_verb_names_no_node_while_the_gang_preempts_itself() -
     await cluster.runs(low("a"), low("b"))
     pods = gang(2)
     await cluster.preempts_for(pods)
-    assert cluster.preempt_verb(pods[0], {"n1": ["cpu-hog"]}) == {}
+    assert await cluster.preempt_verb(pods[0], {"n1": ["cpu-hog"]}) == {}
 
 
 async def test_the_preempt_verb_names_the_planned_nodes_of_a_gang_and_no_other() -> None:
@@ -457,7 +457,7 @@ async def test_the_preempt_verb_names_the_planned_nodes_of_a_gang_and_no_other()
     [planned] = [hold.placement.node for found in cluster.gang().holds.values() for hold in found]
     victims: dict[str, Sequence[str]] = {name: ["cpu-hog"] for name in ("n1", "n2", "n3")}
     assert first != planned
-    assert cluster.preempt_verb(pods[1], victims) == {planned: ["cpu-hog"]}
+    assert await cluster.preempt_verb(pods[1], victims) == {planned: ["cpu-hog"]}
 
 
 async def test_a_replacement_in_a_gang_that_runs_never_evicts_its_own_gang() -> None:

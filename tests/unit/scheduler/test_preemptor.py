@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.core import node_preemption
 from tessera.scheduler.evictor import SPARED_SECONDS
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState
@@ -93,10 +94,10 @@ class Cluster(World):
     def evictions(self) -> list[str]:
         return [write.name.removeprefix("default/") for write in self.api.writes if write.verb == "evict"]
 
-    def preempt_verb(self, pod: PodBuilder, victims: dict[str, Sequence[str]]) -> dict[str, list[str]]:
+    async def preempt_verb(self, pod: PodBuilder, victims: dict[str, Sequence[str]]) -> dict[str, list[str]]:
         meta = {name: {"Pods": [{"UID": one} for one in uids], "NumPDBViolations": 0} for name, uids in victims.items()}
         body = {"Pod": pod.manifest(), "NodeNameToVictims": None, "NodeNameToMetaVictims": meta}
-        answer = json.loads(self.engine.answer_preempt(json.dumps(body).encode()))["NodeNameToMetaVictims"]
+        answer = json.loads(await self.engine.answer_preempt(json.dumps(body).encode()))["NodeNameToMetaVictims"]
         return {name: [one["UID"] for one in found["Pods"]] for name, found in answer.items()}
 
 
@@ -425,27 +426,27 @@ async def test_the_preempt_verb_adds_the_pods_whose_devices_are_needed() -> None
     await cluster.runs(low("a"), low("b").with_priority(2000))
     taken = {cluster.placement(pod).node: uid(pod) for pod in (low("a"),)}
     [where] = taken
-    answer = cluster.preempt_verb(high(), {"n1": ["cpu-hog"], "n2": ["cpu-hog"]})
+    answer = await cluster.preempt_verb(high(), {"n1": ["cpu-hog"], "n2": ["cpu-hog"]})
     assert answer == {where: sorted(["cpu-hog", taken[where]])}
 
 
 async def test_the_preempt_verb_keeps_what_is_enough() -> None:
     cluster = Cluster(node("n1").gpus(1))
     await cluster.runs(low("a"))
-    assert cluster.preempt_verb(high(), {"n1": ["uid-a"]}) == {"n1": ["uid-a"]}
+    assert await cluster.preempt_verb(high(), {"n1": ["uid-a"]}) == {"n1": ["uid-a"]}
     assert cluster.evictions == [], "kube-scheduler deletes the victims itself"
 
 
 async def test_the_preempt_verb_passes_pods_without_devices_through() -> None:
     cluster = Cluster(node("n1").gpus(1))
-    assert cluster.preempt_verb(PodBuilder("plain"), {"n1": ["x"]}) == {"n1": ["x"]}
+    assert await cluster.preempt_verb(PodBuilder("plain"), {"n1": ["x"]}) == {"n1": ["x"]}
 
 
 async def test_the_preempt_verb_names_no_node_while_tessera_preempts_itself() -> None:
     cluster = Cluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
-    assert cluster.preempt_verb(high(), {"n1": ["uid-victim"]}) == {}
+    assert await cluster.preempt_verb(high(), {"n1": ["uid-victim"]}) == {}
 
 
 @in_fake_time
@@ -453,10 +454,53 @@ async def test_tessera_leaves_a_pod_to_kube_scheduler_that_was_told_of_victims()
     cluster = Cluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     cluster.refuse(high())
-    assert cluster.preempt_verb(high(), {"n1": ["uid-victim"]})
+    assert await cluster.preempt_verb(high(), {"n1": ["uid-victim"]})
     task = asyncio.ensure_future(cluster.engine.preemptor.run())
     await asyncio.sleep(5)
     assert cluster.evictions == []
     await asyncio.sleep(20)
     assert cluster.evictions == ["victim"], "kube-scheduler did nothing"
     task.cancel()
+
+
+async def test_the_preempt_verb_matches_many_budgets_between_other_requests() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    await cluster.runs(low("victim").labelled(app="x"))
+    for number in range(5_000):
+        cluster.engine.budgets.put(*budget(f"b{number}", 0, tier="x"))
+    cluster.engine.budgets.put(*budget("web", 1, app="x"))
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(count())
+    assert await cluster.preempt_verb(high(), {"n1": []}) == {"n1": ["uid-victim"]}
+    assert others > 1
+    task.cancel()
+
+
+async def test_the_preempt_verb_names_no_node_if_tessera_began_to_preempt_meanwhile() -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    await cluster.runs(low("victim"))
+    refused = cluster.refuse(high())
+    named = {f"n{i}": {"Pods": [], "NumPDBViolations": 0} for i in range(1, 50)}
+    body = {"Pod": high().manifest(), "NodeNameToMetaVictims": named}
+    answering = asyncio.ensure_future(cluster.engine.answer_preempt(json.dumps(body).encode()))
+    await cluster.engine.preemptor.preempt(refused)
+    assert not answering.done()
+    assert json.loads(await answering)["NodeNameToMetaVictims"] == {}
+
+
+async def test_a_pod_whose_budgets_take_too_long_to_match_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(node("n1").gpus(1))
+    await cluster.runs(low("victim").labelled(app="x"))
+    for number in range(5_000):
+        cluster.engine.budgets.put(*budget(f"b{number}", 1, tier="x"))
+    monkeypatch.setattr(node_preemption, "MOST_MATCHING", 1)
+    assert await cluster.preempt_verb(high(), {"n1": []}) == {}
+    monkeypatch.undo()
+    assert await cluster.preempt_verb(high(), {"n1": []}) == {"n1": ["uid-victim"]}

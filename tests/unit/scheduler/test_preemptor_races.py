@@ -135,8 +135,8 @@ async def test_the_preempt_verb_names_only_victims_on_the_node() -> None:
     """kube-scheduler ends its preemption with an error if it does not find a victim on the node."""
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2"))
-    assert cluster.preempt_verb(high(), {"n1": ["cpu-hog"]}) == {}
-    assert cluster.preempt_verb(high(), {"n1": ["cpu-hog"], "n2": ["cpu-hog"]}) == {}
+    assert await cluster.preempt_verb(high(), {"n1": ["cpu-hog"]}) == {}
+    assert await cluster.preempt_verb(high(), {"n1": ["cpu-hog"], "n2": ["cpu-hog"]}) == {}
 
 
 async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits() -> None:
@@ -144,7 +144,9 @@ async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits(
     pod = high("g-0").in_gang("g", 2)
     cluster.create(pod)
     assert cluster.filtered(pod)["NodeNames"] is None
-    assert cluster.preempt_verb(pod, {"n1": ["cpu-hog"]}) == {}, "the gang does not fit: they would leave for nothing"
+    assert await cluster.preempt_verb(pod, {"n1": ["cpu-hog"]}) == {}, (
+        "the gang does not fit: they would leave for nothing"
+    )
 
 
 async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_refused() -> None:
@@ -183,7 +185,7 @@ async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trial
             cluster.create(pod)
             assert await cluster.bound(pod, cluster.chosen(pod, [name])) == ""
             cluster.watch()
-    answer = cluster.preempt_verb(high(gpu=4, mem=60_000), {name: ["cpu-hog"] for name in names})
+    answer = await cluster.preempt_verb(high(gpu=4, mem=60_000), {name: ["cpu-hog"] for name in names})
     assert list(answer) == ["n0"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.core.steps import finish
 from tessera.scheduler.victim_book import DEFAULT_GRACE_S, LEAVING_S, OPTED_OUT, STUCK, VictimBook, read_traits
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.unit.scheduler.test_preemptor import budget
@@ -25,6 +26,11 @@ class Book(VictimBook):
     def put(self, *pods: PodBuilder) -> None:
         for pod in pods:
             self.put_pod(pod.api(), pod.facts())
+
+    def settled(self) -> VictimBook:
+        """As a search finds it."""
+        finish(self.match_budgets([*self._pods]))
+        return self
 
     def protection(self, name: str) -> str:
         traits = self.traits(f"uid-{name}")
@@ -62,17 +68,17 @@ def test_budgets_follow_the_labels_of_a_pod_and_come_and_go() -> None:
     book = Book(bound("a").labelled(app="web"), bound("b"))
     for made in (budget("web", 2, app="web"), budget("all", 0)):
         book.put_budget(*made)
-    assert book.budgets("uid-a") == ("default/all", "default/web")
+    assert book.settled().budgets("uid-a") == ("default/all", "default/web")
     assert book.budgets("uid-b") == ("default/all",)
     assert book.budgets("uid-unknown") == ()
     assert [book.disruptions_allowed(name) for name in ("default/web", "default/all", "default/none")] == [2, 0, 0]
     book.put(bound("b").labelled(app="web"))
-    assert book.budgets("uid-b") == ("default/all", "default/web"), "nothing else about it has changed"
+    assert book.settled().budgets("uid-b") == ("default/all", "default/web"), "nothing else about it has changed"
     book.drop_budget("default/all")
     book.drop_budget("default/never-there")
-    assert book.budgets("uid-a") == ("default/web",)
+    assert book.settled().budgets("uid-a") == ("default/web",)
     book.drop_budget("default/web")
-    assert (book.budgets("uid-a"), book.disruptions_allowed("default/web")) == ((), 0)
+    assert (book.settled().budgets("uid-a"), book.disruptions_allowed("default/web")) == ((), 0)
 
 
 def test_a_pod_whose_eviction_was_accepted_leaves_until_a_watch_should_have_shown_it() -> None:

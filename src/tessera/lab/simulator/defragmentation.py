@@ -7,7 +7,7 @@ for every placement of the simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.core.defragmentation import plan_room, plan_whole_cards
@@ -35,6 +35,9 @@ class _Book:
 
     def members(self, group: str) -> tuple[str, ...]:
         return ()
+
+    def match_budgets(self, uids: Iterable[str]) -> Generator[None, None, None]:
+        yield from ()
 
     def budgets(self, uid: str) -> tuple[str, ...]:
         return ()
