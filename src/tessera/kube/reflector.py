@@ -1,14 +1,15 @@
 """Keeps a sink equal to a resource: list, then watch, and start again after every fault.
 
-                  +-- 410, bad response, or 3 refusals --+
+                  +-- 410, bad response, 3 refusals, ----+
+                  |   or no event for 180 s              |
                   v                                      |
     start --> listing --> synced --> watching -- ended or cut off: back off, resume from the last version --+
                   ^ |                   ^                                                                   |
                   +-+ failed: back off  +-------------------------------------------------------------------+
 
 A watch that is silent for longer than bookmarks ever take ends (`transport`), and the next one goes on from the same
-version. A reflector keeps only the uid of each key: enough to report what was deleted between two watches, and what was
-replaced under the same name. It keeps no objects.
+version; if that one brings nothing either, the list is read again. A reflector keeps only the uid of each key: enough
+to report what was deleted between two watches, and what was replaced under the same name. It keeps no objects.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadResponse, KubeError
+from tessera.kube.transport import SILENT_SECONDS
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -40,6 +42,9 @@ MAX_RETRY_AFTER_SECONDS = 120.0
 """a server may slow the client down, but not stop it"""
 REFUSALS_BEFORE_LISTING = 3
 """a version that the server keeps refusing, for example after a restored backup, is given up"""
+
+MUTE_SECONDS = 2 * SILENT_SECONDS
+"""without an event, not even a bookmark: then watches are not trusted, and the list is read again"""
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +133,8 @@ class Reflector(Generic[T]):
         self._refusals = 0
         self._clock = asyncio.get_running_loop().time
         self._heard_at = self._clock()
+        self._told_at = self._heard_at
+        """when a list or an event came last"""
 
     @property
     def resource(self) -> str:
@@ -202,7 +209,7 @@ class Reflector(Generic[T]):
         # Last, so that an object that exists is never missing from the sink, not even for a moment.
         for key in [key for key, uid in self._known.items() if key not in seen and uid not in unreadable_uids]:
             self._drop(key)
-        self._version = version
+        self._version, self._told_at = version, self._clock()
         try:
             self._sink.synced()
         except Exception as error:
@@ -226,6 +233,8 @@ class Reflector(Generic[T]):
                     self._apply(event)
         finally:
             lasted = self._clock() - started >= HEALTHY_SECONDS
+            if lasted and self._clock() - self._told_at >= MUTE_SECONDS:
+                self._version = ""
             if lasted or self._version != version:
                 self._failures = 0
                 self._refusals = 0
@@ -235,6 +244,7 @@ class Reflector(Generic[T]):
         self._heard_at = self._clock()
 
     def _apply(self, event: WatchEvent[T]) -> None:
+        self._told_at = self._clock()
         if event.type in ("ADDED", "MODIFIED"):
             self._put(event.object)
         elif event.type == "DELETED":
@@ -245,6 +255,7 @@ class Reflector(Generic[T]):
 
     def _skip_unreadable(self, found: UnreadableObject) -> None:
         """Go on after an event whose object cannot be decoded; if it is a deletion, it still counts."""
+        self._told_at = self._clock()
         self._version = found.resource_version or self._version
         if found.type == "BOOKMARK":
             return

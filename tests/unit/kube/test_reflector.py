@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -371,9 +371,49 @@ async def test_a_watch_that_has_nothing_but_bookmarks_is_left_alone_and_one_with
     async with reflecting(page(pod("a")), bookmarking(3, apart=75), HOLD, world=world) as (server, _):
         await asyncio.sleep(3 * 75 + 1)
         assert kinds(server) == ["list", "watch 10"]
-        await server.wait_for(8)
+        await server.wait_for(3)
     assert world.errors == []
-    assert kinds(server) == ["list", "watch 10", *["watch 11"] * 6]
+    assert kinds(server) == ["list", "watch 10", "watch 11"]
+
+
+def trickling(exchange: Exchange) -> Awaitable[None]:
+    """A watch whose first line never ends."""
+
+    async def answer() -> None:
+        await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await exchange.send(b"1\r\n{\r\n")
+            await asyncio.sleep(60)
+
+    return answer()
+
+
+@pytest.mark.parametrize(
+    ("stalled", "watches", "within"),
+    [(HOLD, 2, 200), (stream(lasting=50), 4, 240), (trickling, 1, 700)],
+    ids=["silent", "ended by the server before it says anything", "a line that never ends"],
+)
+@in_fake_time
+async def test_after_two_windows_without_an_event_the_list_is_read_again(
+    stalled: Answer, watches: int, within: float
+) -> None:
+    world = World()
+    script = page(pod("a")), *[stalled] * watches, page(pod("b", version="20"), version="20"), HOLD
+    async with reflecting(*script, world=world) as (server, _):
+        await server.wait_for(watches + 3)
+        assert asyncio.get_running_loop().time() <= within
+    assert kinds(server) == ["list", *["watch 10"] * watches, "list", "watch 20"]
+    assert world.story == ["put a", "synced", "put b", "drop a", "synced"]
+
+
+@in_fake_time
+async def test_a_watch_that_goes_on_after_an_outage_needs_no_list() -> None:
+    world = World()
+    news = stream(NEWS, end="hold")
+    async with reflecting(page(pod("a")), *[close_at_once] * 30, news, world=world) as (server, _):
+        await server.wait_for(32)
+        assert asyncio.get_running_loop().time() > 300
+    assert kinds(server) == ["list", *["watch 10"] * 31]
 
 
 @in_fake_time
