@@ -92,12 +92,13 @@ def command(
 
 
 async def _print_json(records: AsyncIterator[Record], wanted: RecordFilter) -> None:
+    from tessera.services.terminal_json import escape_json
     from tessera.wire.journal import encode_record
 
     out = sys.stdout.buffer
     async for record in records:
         if wanted.selects(record):
-            out.write(encode_record(record))
+            out.write(escape_json(encode_record(record).decode()).encode())
             out.flush()
 
 

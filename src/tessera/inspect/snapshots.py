@@ -16,6 +16,7 @@ from tessera import __version__
 from tessera.core.requests import HostRequest
 from tessera.files.documents import DocumentError, read_documents
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
+from tessera.services.terminal_json import encode_json
 from tessera.wire.quotes import shortened
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -64,7 +65,7 @@ def encode_snapshot(state: ClusterState, *, hashed: bool = False, form: str = "j
     if form == "yaml":
         content = msgspec.to_builtins(snapshot)
         return yaml.dump(content, Dumper=_DUMPER, sort_keys=False, width=120, encoding="utf-8")
-    return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
+    return encode_json(snapshot, indent=1).encode()
 
 
 def decode_snapshot(data: bytes, *, file: str) -> ClusterState:

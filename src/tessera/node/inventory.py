@@ -19,6 +19,7 @@ from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.simulated.hardware import no_cards, simulated_hardware
 from tessera.node.registration.pair_scores import PairScores, pair_scores
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
+from tessera.services.terminal_json import encode_json
 from tessera.wire.documents import ConfigError
 
 PairLinks = Mapping[tuple[str, str], Links]
@@ -90,7 +91,7 @@ def as_json(
         "asymmetric": [list(pair) for pair in scores.asymmetric],
         "instances": msgspec.to_builtins([each for several in instances.values() for each in several]),
     }
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
+    return encode_json(whole, indent=2).rstrip("\n")
 
 
 def as_table(found: Sequence[Found], scores: PairScores, instances: Mapping[str, Sequence[MigInstance]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 import yaml
 
 from tessera.inspect.state import ClusterState, Json
+from tessera.services.terminal_json import encode_json
 
 API_VERSION = "tessera.io/v1"
 
@@ -31,9 +31,13 @@ def make_document(kind: str, state: ClusterState | None, content: Any) -> Json:
 
 def encode_document(content: Json, form: str, *, ascii_only: bool = False) -> str:
     """`ascii_only`: other characters are escaped, which changes nothing for programs."""
-    if form == "yaml":
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=not ascii_only, width=120)
-    return _json_text(msgspec.json.format(msgspec.json.encode(content), indent=2).decode(), ascii_only=ascii_only)
+    if form != "yaml":
+        return encode_json(content, indent=2, ascii_only=ascii_only)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=not ascii_only, width=120)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    # YAML takes characters for printable that steer a terminal.
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=False, width=120)
 
 
 def encode_stream_document(content: Json, form: str, *, taken: float, ascii_only: bool = False) -> str:
@@ -42,13 +46,7 @@ def encode_stream_document(content: Json, form: str, *, taken: float, ascii_only
     dated = {**content, "taken": moment}
     if form == "yaml":
         return "---\n" + encode_document(dated, form, ascii_only=ascii_only)
-    return _json_text(msgspec.json.encode(dated).decode(), ascii_only=ascii_only)
-
-
-def _json_text(text: str, *, ascii_only: bool) -> str:
-    # Only strings hold other characters, and JSON's escapes have four digits each.
-    escaped = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text) if ascii_only else text
-    return f"{escaped}\n"
+    return encode_json(dated, ascii_only=ascii_only)
 
 
 def _camel(value: Any) -> Any:

@@ -6,7 +6,6 @@ A screen only shows; it never touches the cluster.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from tessera.inspect.render.documents import encode_document, make_document
 from tessera.inspect.render.lines import bar
 from tessera.lab.demo.view import CardView, ClusterView
+from tessera.services.terminal_json import encode_json
 
 Echo = Callable[[str], None]
 
@@ -119,7 +119,7 @@ class DocumentScreen:
     def _write(self, kind: str, content: dict[str, Any]) -> None:
         made = make_document(kind, None, content)
         self._echo(
-            json.dumps(made)
+            encode_json(made, ascii_only=True).rstrip()
             if self._form == "json"
             else f"---\n{encode_document(made, 'yaml', ascii_only=True)}".rstrip()
         )

@@ -5,7 +5,6 @@ It reads arguments and prints results; progress goes to standard error.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import yaml
 
 from tessera.cli.sources import CommandError, as_ascii, ascii_only
 from tessera.lab.simulator.page import results_page
+from tessera.services.terminal_json import encode_json
 
 if TYPE_CHECKING:
     from tessera.lab.simulator.churn import ChurnOptions
@@ -215,7 +215,7 @@ def command(
             click.echo(f"interrupted; the same command goes on with the results in {results}", err=True)
         raise
     if output == "json":
-        click.echo(json.dumps(report, indent=2))
+        click.echo(encode_json(report, indent=2), nl=False)
     elif output == "yaml":
         click.echo(yaml.safe_dump(report, sort_keys=False, width=120), nl=False)
     else:
