@@ -21,8 +21,12 @@ from tessera.wire.objects import Partial, decode_object
 MAX_BODY = 7 * 2**20
 """bytes; more than twice the apiserver's limit for an object (object and oldObject)"""
 MAX_VALUES = 250_000
-"""in one review; the largest pod that etcd takes, 1.5 MB of environment variables, has 150,000. A value may need a
-hundred times the memory of its text, so that bytes alone limit nothing."""
+"""in one review. A value may need a hundred times the memory of its text, so that bytes alone limit nothing."""
+MAX_POD_BYTES = 4 << 20
+"""of JSON: an apiserver takes 3 MiB in a request, and etcd 1.5 MiB; escapes may make a pod longer"""
+MAX_POD_VALUES = 30_000
+"""in one pod: 10,000 variables, of which the policies of the apiserver allow some thousands. More would take the event
+loop for longer than others may wait"""
 
 CONTENT_TYPE = "application/json"
 KIND = "AdmissionReview"
@@ -108,14 +112,19 @@ def size_refusal(body: bytes) -> Verdict | None:
         return errored(BAD_REQUEST, "request body is empty")
     if len(body) > MAX_BODY:
         return errored(TOO_LARGE, f"request entity is too large; limit is {MAX_BODY} bytes")
-    # Every value but the first of a list or object follows a comma.
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+    if _count_values(body) > MAX_VALUES:
         return errored(TOO_LARGE, f"request entity is too large; limit is {MAX_VALUES} values")
     return None
 
 
-def container_refusal(review: Review) -> Verdict | None:
-    """Why a pod with so many containers is refused; empty if it is not, or if the object is not a pod."""
+def pod_refusal(review: Review) -> Verdict | None:
+    """Why a pod of this size is refused before it is read; empty if it is not, or if the object is not a pod."""
+    data = bytes(review.object)
+    if len(data) > MAX_POD_BYTES:
+        return denied(f"the pod has {len(data)} bytes; at most {MAX_POD_BYTES}")
+    values = _count_values(data)
+    if values > MAX_POD_VALUES:
+        return denied(f"the pod has {values} values (lists, objects and their members); at most {MAX_POD_VALUES}")
     try:
         spec = msgspec.json.decode(review.object, type=_ContainerLists).spec
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -123,6 +132,11 @@ def container_refusal(review: Review) -> Verdict | None:
     count = sum(len(each or ()) for each in (spec.containers, spec.init_containers, spec.ephemeral_containers))
     too_many = refuse_container_count(count)
     return denied(too_many) if too_many else None
+
+
+def _count_values(data: bytes) -> int:
+    """At most so many values are in a document: each but the first of a list or object follows a comma."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def decode_review(body: bytes) -> Review:

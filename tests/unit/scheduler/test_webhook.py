@@ -129,6 +129,40 @@ def test_a_fault_of_ours_is_an_answer_that_gives_nothing_away() -> None:
     assert response["status"] == {"code": 500, "message": "the webhook failed: ZeroDivisionError"}
 
 
+def variables(count: int) -> list[dict[str, str]]:
+    return [{"name": f"V{number}", "value": ""} for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"containers": [{"name": f"c{number}"} for number in range(70_000)]}, "values (lists, objects and their"),
+        ({"containers": [{"name": "c", "env": variables(10_001)}]}, "values (lists, objects and their"),
+        ({"nodeName": "n" * (4 << 20)}, "bytes; at most 4194304"),
+    ],
+    ids=["containers", "variables", "text"],
+)
+def test_a_pod_that_would_keep_others_waiting_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    request = recorded("kubectl-gpu")["request"]
+    request["object"]["spec"] |= change
+    monkeypatch.setattr("tessera.scheduler.admission.webhook.admit", None)
+    response = answer(asked(request))["response"]
+    assert (response["allowed"], response["status"]["code"]) == (False, 403)
+    assert message in response["status"]["message"]
+
+
+def test_a_pod_as_large_as_etcd_takes_is_completed() -> None:
+    request = recorded("kubectl-gpu")["request"]
+    spec = request["object"]["spec"]
+    spec["containers"][0] |= {"args": ["<" * 240_000] * 6, "env": variables(9_000)}
+    assert len(json.dumps(request)) > 1.5 * 2**20
+    response = answer(asked(request))["response"]
+    assert response["allowed"]
+    assert response["patch"]
+
+
 @pytest.mark.parametrize("field", ["containers", "initContainers", "ephemeralContainers"])
 def test_a_pod_with_more_containers_than_anybody_needs_is_refused(field: str) -> None:
     request = recorded("kubectl-gpu")["request"]

@@ -106,7 +106,7 @@ def _read(body: bytes, content_type: str) -> tuple[Review | None, Verdict | None
         asked = admission.decode_review(body)
     except WireError as error:
         return None, admission.errored(admission.BAD_REQUEST, str(error))
-    refused = admission.container_refusal(asked)
+    refused = admission.pod_refusal(asked)
     return asked, refused or (None if asked.operation == CREATE else admission.allowed())
 
 
