@@ -44,6 +44,7 @@ RESERVED = (
     *("hami.io/bind-time", "hami.io/vgpu-mig-allocations", "hami.io/Ascend910B3-devices-allocated"),
     *("tessera.io/c0.visible-devices", "tessera.io/c0.memory-limit-0", "tessera.io/c0.core-limit", "tessera.io/retry"),
 )
+SCHEDULER_ROLE = "tessera-scheduler"
 BOTH_WORLDS = "devicePlugin.dra.enabled=true,devicePlugin.dra.allocator=tessera,scheduler.dra.enabled=true"
 EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
 
@@ -484,19 +485,21 @@ async def test_a_tenant_can_neither_remove_an_allocation_nor_touch_the_label(
     tenant: Client, installed: ChartInstall
 ) -> None:
     path = await fresh(tenant, "victim", annotations={"mine": "1"})
-    granted = {"metadata": {"annotations": {ALLOCATED: "granted"}, "labels": {"hami.io/vgpu-node": "n1"}}}
+    labels = {"hami.io/vgpu-node": "n1", "tessera.io/fence": "2"}
+    granted = {"metadata": {"annotations": {ALLOCATED: "granted"}, "labels": labels}}
     async with speaking(installed, installed.plane.kubeconfig_of_account(SCHEDULER)) as scheduler:
         assert (await scheduler.patch(path, granted)).status == 200
     for change in (
         annotated({ALLOCATED: None}),
         {"metadata": {"annotations": None}},
         {"metadata": {"labels": {"hami.io/vgpu-node": "n2"}}},
+        {"metadata": {"labels": {"tessera.io/fence": None}}},
         {"metadata": {"labels": None}},
     ):
         assert (await tenant.patch(path, change)).status == 403, change
     found = await metadata_of(tenant, path)
     assert found["annotations"] == {"mine": "1", ALLOCATED: "granted"}
-    assert found["labels"] == {"hami.io/vgpu-node": "n1"}
+    assert found["labels"] == labels
 
 
 async def test_debugging_a_pod_is_possible_and_changes_no_allocation(tenant: Client) -> None:
@@ -583,11 +586,15 @@ async def test_an_agent_publishes_devices_of_its_own_node(tenant: Client, instal
 
 @pytest.fixture(scope="module")
 def guarded_devices(installed: ChartInstall, helm: Path) -> None:
-    """The policy about claims is there too."""
+    """The policies about claims are there too."""
+    names = ("tessera-managed-devices", "tessera-reserved-claim-annotations")
     rendered = chart.objects(helm, settings=BOTH_WORLDS)
-    policy = [each for each in rendered if each["metadata"]["name"] == "tessera-managed-devices"]
-    assert [each["kind"] for each in policy] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
-    apply(installed.plane, "managed-devices", policy)
+    policies = [each for each in rendered if each["metadata"]["name"] in names]
+    assert {each["kind"] for each in policies} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert len(policies) == 4
+    rights = [each for each in rendered if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", SCHEDULER_ROLE)]
+    assert len(rights) == 1
+    apply(installed.plane, "managed-devices", [*policies, *rights])
 
 
 @pytest.mark.usefixtures("guarded_devices")
@@ -625,6 +632,40 @@ async def test_no_claim_tolerates_the_taint_of_devices_that_tessera_allocates(te
     assert await create(requests([{"key": "example.com/busy", **exists}])) == {allowed}
     assert await create(alternatives([{"key": "example.com/busy", **exists}])) == {allowed}
     assert await create(requests([])) == {allowed}
+
+
+@pytest.mark.usefixtures("guarded_devices")
+async def test_a_tenant_can_neither_forge_nor_remove_what_tessera_writes_on_a_claim(
+    tenant: Client, installed: ChartInstall
+) -> None:
+    path, fence = f"/apis/resource.k8s.io/v1/namespaces/{OPEN}", "tessera.io/fence"
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRA_DRIVER}}]}}
+    forged = {"generateName": "c-", "annotations": {fence: "1"}}
+
+    async def is_known() -> bool:
+        answer = await tenant.post(f"{path}/resourceclaims", {"metadata": forged, "spec": spec}, dryRun="All")
+        return answer.status == 403
+
+    await until(is_known, what="the apiserver to know the policy")
+    for metadata, of_claims in ((forged, {}), ({"generateName": "c-"}, {"metadata": {"annotations": {fence: "1"}}})):
+        template = {"metadata": metadata, "spec": {"spec": spec, **of_claims}}
+        assert (await tenant.post(f"{path}/resourceclaimtemplates", template, dryRun="All")).status == 403
+    mine = {"example.com/note": "x", "tessera.io/gang": "g"}
+    made = await tenant.post(f"{path}/resourceclaims", {"metadata": {"name": "c", "annotations": mine}, "spec": spec})
+    assert made.status == 201, made.body
+    claim = f"{path}/resourceclaims/c"
+    async with speaking(installed, installed.plane.kubeconfig_of_account(SCHEDULER)) as scheduler:
+        written = await scheduler.patch(claim, annotated({fence: "2"}))
+        assert written.status == 200, written.body
+    for change in (annotated({fence: "3"}), annotated({fence: None}), {"metadata": {"annotations": None}}):
+        refused = await tenant.patch(claim, change)
+        assert refused.status == 403, change
+        assert f"only Tessera may write {fence}" in refused.message
+        # The status has no metadata of its own: it is refused, or changes nothing there.
+        assert (await tenant.patch(f"{claim}/status", change)).status in (200, 403)
+    assert (await metadata_of(tenant, claim))["annotations"] == {**mine, fence: "2"}
+    assert (await tenant.patch(claim, annotated({"example.com/note": "y"}))).status == 200
+    assert (await tenant.delete(claim)).status == 200
 
 
 # -- all of it together

@@ -287,8 +287,9 @@ def test_reserved_annotations_are_refused(key: str) -> None:
         assert refusal(document) == f"pod p has annotation {key}: only the scheduler may write this"
 
 
-def test_the_label_of_the_assigned_node_is_refused() -> None:
-    assert "label hami.io/vgpu-node" in refusal(pod(PLAIN, labels={"hami.io/vgpu-node": "n1"}))
+@pytest.mark.parametrize("name", ["hami.io/vgpu-node", "tessera.io/fence"])
+def test_the_labels_of_the_assigned_node_and_of_the_fence_are_refused(name: str) -> None:
+    assert f"label {name}" in refusal(pod(PLAIN, labels={name: "n1"}))
 
 
 def test_trusted_users_may_write_what_is_reserved() -> None:

@@ -19,7 +19,7 @@ WISH_PREFIX = GANG
 """under it, but of annotations that tenants write"""
 WISHES = frozenset({keys.PREEMPTIBLE})
 """under it, but written by tenants"""
-RESERVED_LABELS = frozenset({keys.ASSIGNED_NODE})
+RESERVED_LABELS = frozenset({keys.ASSIGNED_NODE, keys.FENCE})
 
 _BINDING = (keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS)
 
