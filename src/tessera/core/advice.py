@@ -6,9 +6,10 @@ and events, not for decisions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from tessera.core.devices import MIG
 from tessera.core.ledger import Ledger
@@ -16,6 +17,10 @@ from tessera.core.mismatches import unmet_wishes
 from tessera.core.near_misses import FewCards, NearMiss, near_miss, near_miss_by_rule
 from tessera.core.requests import PodRequest, Request, container_title
 from tessera.core.selection import Candidates, Selected, Selector
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""pauses at each yield; its return value is the result"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +53,18 @@ class Advice:
     """see `unmet_wishes`; empty where `mode` says it all"""
 
 
-def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
-    """Advice for a pod that does not fit any of these nodes."""
+def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str], *, work: float = math.inf) -> Steps[Advice]:
+    """Advice for a pod that does not fit any of these nodes; a step is about as much as `Selector.select_within` does
+    with so much work. If the ledger changes meanwhile, the parts may not belong together."""
     rows = Selector(ledger).candidates(names).rows
     mode = mode_advice(ledger, pod)
-    return Advice(
-        near_miss(ledger, pod, rows) or near_miss_by_rule(ledger, pod, names),
-        smallest_changes(ledger, pod, names),
-        mode,
-        () if mode else tuple(unmet_wishes(ledger, pod, rows)),
-    )
+    yield
+    near = near_miss(ledger, pod, rows)
+    yield
+    near = near or (yield from near_miss_by_rule(ledger, pod, names))
+    changes = yield from smallest_changes(ledger, pod, names, work=work)
+    wishes = () if mode else tuple(unmet_wishes(ledger, pod, Selector(ledger).candidates(names).rows))
+    return Advice(near, changes, mode, wishes)
 
 
 def mode_advice(ledger: Ledger, pod: PodRequest) -> str:
@@ -90,7 +97,9 @@ def capacity(ledger: Ledger, vendor: str) -> tuple[int, int]:
     return sum(memory), sum(cores)
 
 
-def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[RequestChange, ...]:
+def smallest_changes(
+    ledger: Ledger, pod: PodRequest, names: Sequence[str], *, work: float = math.inf
+) -> Steps[tuple[RequestChange, ...]]:
     """For every request: the largest memory, cores or count with which the pod would fit, each changed alone."""
     selector = Selector(ledger)
     candidates = selector.candidates(names)
@@ -100,43 +109,48 @@ def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> t
             for field, least in (("memory", 1), ("percent", 1), ("cores", 0), ("count", 1)):
                 if field == "percent" and request.accepts is not None:
                     continue  # A claim asks for bytes, or for all of them.
-                change = _largest_that_fits(selector, candidates, pod, position, request, field, least)
+                alternatives = _Alternatives(selector, candidates, pod, position, request, field, work)
+                change = yield from alternatives.largest_that_fits(least)
                 if change is not None:
                     changes.append(change)
     return tuple(changes)
 
 
-def _largest_that_fits(
-    selector: Selector,
-    candidates: Candidates,
-    pod: PodRequest,
-    position: int,
-    request: Request,
-    field: str,
-    least: int,
-) -> RequestChange | None:
-    """Binary search between `least` and what is asked: asking for less never fits worse."""
-    asked: int = getattr(request, field)
+class _Alternatives(NamedTuple):
+    """A pod with other values of one field of one request."""
 
-    def attempt(value: int) -> str | None:
-        altered = _altered(pod, position, request, _with(request, field, value))
-        answer = selector.select(altered, candidates)
-        return answer.placement.node if isinstance(answer, Selected) else None
+    selector: Selector
+    candidates: Candidates
+    pod: PodRequest
+    position: int
+    request: Request
+    field: str
+    work: float
 
-    if asked <= least:
-        return None
-    best, node = least, attempt(least)
-    if node is None:
-        return None
-    low, high = least, asked
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = attempt(middle)
-        if found is None:
-            high = middle
-        else:
-            low, best, node = middle, middle, found
-    return RequestChange(pod.containers[position].name, field, asked, best, node)
+    def largest_that_fits(self, least: int) -> Steps[RequestChange | None]:
+        """Binary search between `least` and what is asked: asking for less never fits worse."""
+        asked: int = getattr(self.request, self.field)
+        if asked <= least:
+            return None
+        best, node = least, (yield from self._node_for(least))
+        if not node:
+            return None
+        low, high = least, asked
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = yield from self._node_for(middle)
+            if not found:
+                high = middle
+            else:
+                low, best, node = middle, middle, found
+        return RequestChange(self.pod.containers[self.position].name, self.field, asked, best, node)
+
+    def _node_for(self, value: int) -> Steps[str]:
+        """Where the pod fits with this value; empty if it fits nowhere."""
+        altered = _altered(self.pod, self.position, self.request, _with(self.request, self.field, value))
+        answer = yield from self.selector.select_in_steps(altered, self.candidates, self.work)
+        yield
+        return answer.placement.node if isinstance(answer, Selected) else ""
 
 
 def _with(request: Request, field: str, value: int) -> Request:

@@ -10,7 +10,7 @@ cordoned, or of a model, mode or uuid that the pod does not accept (`mismatches`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,12 +129,13 @@ def near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | FewCard
     return None
 
 
-def near_miss_by_rule(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> NearMiss | None:
+def near_miss_by_rule(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Generator[None, None, NearMiss | None]:
     """The card that lacks least by the plain rule's own numbers, on the nodes where the most containers fit: for
-    containers that do not fit together, and for vendors with rules of their own."""
+    containers that do not fit together, and for vendors with rules of their own. A step for each node."""
     rooms = ledger.rooms(pod.namespace, pod.vendors)
     lacking: list[tuple[int, float, str, int, NearMiss]] = []
     for name in sorted(names):
+        yield
         node = ledger.node(name)
         answer = fit_pod(node, pod, ledger.rules, rooms) if node is not None else None
         if node is None or not isinstance(answer, Misfit):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -228,6 +228,18 @@ class Selector:
     def select(self, pod: PodRequest, candidates: CandidateNames | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the cache."""
         return self._select(pod, candidates, math.inf)
+
+    def select_in_steps(
+        self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float
+    ) -> Generator[None, None, Selected | Refused]:
+        """The same, with a pause after so much work; on the ledger as it is in the end."""
+        while True:
+            if isinstance(candidates, Candidates) and candidates.order is not self.ledger.arrays.order:
+                candidates = self.candidates(candidates.names)
+            answer = self.select_within(pod, candidates, work)
+            if not isinstance(answer, Unfinished):
+                return answer
+            yield
 
     def select_within(
         self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float

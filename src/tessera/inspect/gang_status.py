@@ -6,20 +6,26 @@ alone, and counts as free here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import GangMember
 from tessera.core.gangs import GangMisfit, GangPlanning, describe_members
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Unfinished
+from tessera.core.selection import Candidates, Unfinished
 from tessera.core.steps import finish
+from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
 from tessera.scheduler.gangs.gang import Gang, MemberState
+
+TOO_MUCH_WORK = "finding a place for one member takes longer than is allowed here: use `tessera simulate pod`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +72,12 @@ def plan_members(
     *,
     topology: str,
     preempt: bool = False,
+    work: float = math.inf,
 ) -> Generator[None, None, GangStatus]:
-    """A gang that does not exist yet, with all its members as request and document. One step per member."""
+    """A gang that does not exist yet, with all its members as request and document. One step per member, for which the
+    plain rule does so much `work` at most."""
     count = len(members)
-    found = yield from _judge(cluster, members, required=count, topology=topology, preempt=preempt)
+    found = yield from _judge(cluster, members, required=count, topology=topology, preempt=preempt, work=work)
     return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, **found._asdict())
 
 
@@ -119,19 +127,25 @@ def _judge(
     required: int,
     topology: str,
     preempt: bool,
+    work: float = math.inf,
 ) -> Generator[None, None, _Verdict]:
     selector = cluster.engine.selector
-    known: dict[tuple[str, ...], GangMember] = {}
+    known: dict[bytes, Candidates] = {}
     planned = []
     for request, document in members:
-        names = tuple(cluster.candidates(document)[0])
-        like = known.setdefault(names, GangMember(request, selector.candidates(names)))
-        planned.append(GangMember(request, like.candidates))
+        # Most members may use the same nodes, and looking at all of them takes longer than placing one.
+        constraints = msgspec.json.encode(pod_constraints(document))
+        if constraints not in known:
+            names, _ = yield from cluster.candidates_in_steps(document)
+            known[constraints] = selector.candidates(names)
+        planned.append(GangMember(request, known[constraints]))
+        yield
     domains = cluster.engine.labels.domains(topology)
-    planning = GangPlanning(selector, planned, required=required, domains=domains)
+    planning = GangPlanning(selector, planned, required=required, domains=domains, work=work)
     answer = yield from planning.steps()
     planning.take_back()
-    assert not isinstance(answer, Unfinished)  # without a limit of work
+    if isinstance(answer, Unfinished):
+        return _Verdict(TOO_MUCH_WORK, False, 0)
     if isinstance(answer, GangMisfit):
         priorities = [request.preempts_below for request, _ in members]
         outlook = None

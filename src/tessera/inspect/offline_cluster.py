@@ -7,7 +7,7 @@ and drops objects as they change. Create it on a running event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ import msgspec
 from tessera.core.ledger import Ledger
 from tessera.core.policies import uses_forecast
 from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.steps import finish
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.node_filters import node_traits, pod_constraints
 from tessera.inspect.scheduler_settings import build_offline_settings
@@ -274,10 +275,15 @@ class OfflineCluster:
 
     def candidates(self, document: Json) -> tuple[list[str], dict[str, str]]:
         """The nodes that kube-scheduler would ask about, sorted, and why it would not ask about the others."""
+        return finish(self.candidates_in_steps(document))
+
+    def candidates_in_steps(self, document: Json) -> Generator[None, None, tuple[list[str], dict[str, str]]]:
+        """The same, node by node: a pod may have thousands of terms."""
         constraints = pod_constraints(document)
         candidates: list[str] = []
         filtered_out: dict[str, str] = {}
         for name, node in sorted(self.nodes.items()):
+            yield
             reason = node_traits(node).refusal(constraints)
             if reason is None:
                 candidates.append(name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tessera.core.near_misses import near_miss, near_miss_by_rule
+from tessera.core.steps import finish
 from tessera.inspect.journal_subject import subject_of
 from tessera.inspect.replay import BrokenJournal, JournalReplay
 from tessera.wire.journal import (
@@ -198,7 +199,8 @@ class _HistoryReader:
         if candidates is None:
             return ""
         ledger = self._replay.ledger
-        found = near_miss(ledger, request, candidates.rows) or near_miss_by_rule(ledger, request, candidates.registered)
+        found = near_miss(ledger, request, candidates.rows)
+        found = found or finish(near_miss_by_rule(ledger, request, candidates.registered))
         return "" if found is None else found.text
 
 

@@ -6,6 +6,7 @@ ledger reserves. What kube-scheduler would exclude because of cpu, memory or vol
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.simulated_claims import SimulatedClaims
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
-from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge, select_variant
+from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge_refusal, select_variant
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
@@ -111,11 +112,14 @@ def simulate_in_steps(
     most: int = MAX_COPIES,
     cards: bool = False,
     preempt: bool = False,
+    explain: bool = True,
+    work: float = math.inf,
 ) -> Generator[None, None, Simulation]:
-    """Places the requested copies, then goes on counting until one does not fit or `most` have been placed. One copy
-    at a time, so that other work can be done between two.
+    """Places the requested copies, then goes on counting until one does not fit or `most` have been placed. A step is
+    one copy, or a part of it with so much `work` as `Selector.select_within` counts.
 
     Only the requested copies stay reserved and count as demand, so that the next manifest sees them and nothing else.
+    `explain`: with why the first copy goes where it goes, found out in one step.
     Raises ListForbidden if nodes could not be listed.
     """
     cluster.state.require_nodes()
@@ -127,7 +131,7 @@ def simulate_in_steps(
     requested = 0
     """changes of claims by the copies that stay"""
     # Looked up once: copies have equal candidates, and looking up a thousand nodes takes longer than placing a copy.
-    names, filtered_out = cluster.candidates(manifest.pod)
+    names, filtered_out = yield from cluster.candidates_in_steps(manifest.pod)
     candidates = cluster.engine.selector.candidates(names)
     while result.fits_in_all < limit:
         number = result.fits_in_all + 1
@@ -163,17 +167,17 @@ def simulate_in_steps(
             within = cluster.engine.selector.candidates(names_within)
         for variant in prepared.variants:
             yield from _ask_filters(cluster, variant)
-        request, answer = _select(cluster, prepared, within)
+        request, answer = yield from _select(cluster, prepared, within, work)
         if number <= manifest.count:
             cluster.observe_request(request)
         if isinstance(answer, Refused):
-            refusal = judge(cluster.engine, prepared, names_within, cards=cards)
+            refusal = yield from judge_refusal(cluster.engine, request, names_within, answer, cards=cards, work=work)
             stop = _stop_reason(refusal, filtered_out)
             if preempt and gang_key(manifest) is None:  # A gang preempts as a whole: see `simulate_gangs`.
                 stop = replace(stop, preemption=foresee(cluster, request, names_within))
             result = replace(result, stop=stop)
             break
-        if number == 1 and isinstance(answer, Selected):
+        if explain and number == 1 and isinstance(answer, Selected):
             result = replace(result, why=explain_choice(cluster.ledger, request, answer))
         prepared = msgspec.structs.replace(prepared, request=request)
         placement = answer.placement if isinstance(answer, Selected) else answer
@@ -189,6 +193,7 @@ def simulate_in_steps(
         yield
     claims.undo(requested)
     for uid in extra:
+        yield
         cluster.engine.cycles.observe_gone(uid)
         cluster.remove_host_load(_host_key(uid))
     return replace(result, placed=tuple(placed))
@@ -208,7 +213,7 @@ def simulate_gangs(
 
 
 def simulate_gangs_in_steps(
-    cluster: OfflineCluster, manifests: Sequence[Manifest], *, preempt: bool = False
+    cluster: OfflineCluster, manifests: Sequence[Manifest], *, preempt: bool = False, work: float = math.inf
 ) -> Generator[None, None, list[GangStatus]]:
     """Whether the gangs of these manifests fit as a whole, on the cluster as it is. Changes nothing in the end; between
     two steps nothing else may use the cluster. `preempt`: with the pods that would be evicted for one that does not."""
@@ -236,7 +241,7 @@ def simulate_gangs_in_steps(
     found = []
     for (namespace, name), (group, members) in gangs.items():
         if members:
-            steps = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt)
+            steps = plan_members(cluster, namespace, name, members, topology=group.topology, preempt=preempt, work=work)
             found.append((yield from steps))
     claims.undo()
     return found
@@ -249,12 +254,12 @@ def _ask_filters(cluster: OfflineCluster, request: PodRequest) -> Generator[None
 
 
 def _select(
-    cluster: OfflineCluster, prepared: PreparedRequest, candidates: Candidates
-) -> tuple[PodRequest, Selected | Refused | Placement]:
+    cluster: OfflineCluster, prepared: PreparedRequest, candidates: Candidates, work: float
+) -> Generator[None, None, tuple[PodRequest, Selected | Refused | Placement]]:
     """As filter decides: a pod whose claims are all allocated goes where they are."""
     if prepared.claims is not None and not prepared.request.asks_for_devices:
         return prepared.request, Placement(prepared.claims.node, {})
-    return select_variant(cluster.engine.selector, prepared, candidates)
+    return (yield from select_variant(cluster.engine.selector, prepared, candidates, work=work))
 
 
 def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, placement: Placement) -> SimulatedPlacement:
@@ -269,8 +274,7 @@ def _host_key(uid: str) -> str:
     return f"host of {uid}"
 
 
-def _stop_reason(verdict: Fits | FitsNowhere, filtered_out: Mapping[str, str]) -> StopReason:
-    assert isinstance(verdict, FitsNowhere)  # nothing has changed since the selector refused it
+def _stop_reason(verdict: FitsNowhere, filtered_out: Mapping[str, str]) -> StopReason:
     best = (
         verdict.mode
         or verdict.near_miss

@@ -5,10 +5,11 @@ The functions that decide in the scheduler decide here: `selector.select`, `fit_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from tessera.core.advice import RequestChange, advise
+from tessera.core.advice import Advice, RequestChange, advise
 from tessera.core.event_text import refusal_sentence
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
@@ -17,6 +18,7 @@ from tessera.core.mismatches import mismatch_words
 from tessera.core.near_misses import NearMiss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.pod_claims import unmet_selectors
 from tessera.inspect.slices import CardHolder, card_holders
@@ -87,19 +89,29 @@ def judge(
     lists every card that does not fit. `cards_of` names the node whose
     cards are shown with their scores, if that is not the chosen node."""
     selector = engine.selector
-    request, answer = select_variant(selector, prepared, selector.candidates(names))
+    request, answer = finish(select_variant(selector, prepared, selector.candidates(names)))
     if isinstance(answer, Selected):
         return explain_choice(selector.ledger, request, answer, cards_of=cards_of)
-    return _fits_nowhere(engine, request, names, answer, cards=cards, advice=advice)
+    found = finish(advise(selector.ledger, request, names)) if advice else None
+    return _fits_nowhere(engine, request, names, answer, found, cards=cards)
+
+
+def judge_refusal(
+    engine: Engine, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, work: float
+) -> Generator[None, None, FitsNowhere]:
+    """Why these candidates refuse a pod. A step is about as much as `Selector.select_within` does with so much work."""
+    found = yield from advise(engine.ledger, request, names, work=work)
+    return _fits_nowhere(engine, request, names, refused, found, cards=cards)
 
 
 def select_variant(
-    selector: Selector, prepared: PreparedRequest, candidates: Candidates
-) -> tuple[PodRequest, Selected | Refused]:
-    """The first alternative of a request that fits, as filter takes it; if none does, the preferred one."""
+    selector: Selector, prepared: PreparedRequest, candidates: Candidates, *, work: float = math.inf
+) -> Generator[None, None, tuple[PodRequest, Selected | Refused]]:
+    """The first alternative of a request that fits, as filter takes it; if none does, the preferred one. A step is as
+    much as `Selector.select_within` does with so much work."""
     refusal: tuple[PodRequest, Refused] | None = None
     for request in prepared.variants:
-        answer = selector.select(request, candidates)
+        answer = yield from selector.select_in_steps(request, candidates, work)
         if isinstance(answer, Selected):
             return request, answer
         refusal = refusal or (request, answer)
@@ -108,11 +120,10 @@ def select_variant(
 
 
 def _fits_nowhere(
-    engine: Engine, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, advice: bool
+    engine: Engine, request: PodRequest, names: Sequence[str], refused: Refused, found: Advice | None, *, cards: bool
 ) -> FitsNowhere:
     selector, ledger, claims = engine.selector, engine.ledger, engine.claims.book
     candidates = selector.candidates(names)
-    found = advise(ledger, request, names) if advice else None
     near = found.near_miss if found is not None else None
     return FitsNowhere(
         _groups(selector, request, refused),

@@ -55,6 +55,7 @@ def bearer_token(request: Request) -> bytes:
 class _Verdict:
     refusal: Response | None
     until: float
+    user: str
 
 
 class AccessReview:
@@ -86,9 +87,14 @@ class AccessReview:
         # Callers with the same token share the review, so that one who goes away must not end it.
         return await asyncio.shield(review)
 
+    def user_of(self, request: Request) -> str:
+        """The name of a caller that was reviewed lately; empty if it was not."""
+        known = self._verdicts.get(hashlib.sha256(bearer_token(request)).digest())
+        return "" if known is None else known.user
+
     async def _review(self, digest: bytes, token: bytes) -> Response | None:
         try:
-            refusal = await self._ask(token.decode("latin-1"))
+            refusal, user = await self._ask(token.decode("latin-1"))
         except (KubeError, msgspec.MsgspecError, KeyError, TypeError) as error:
             log.warning("access not reviewed", path=self._path, error=str(error))
             return error_response(503, "the apiserver cannot be asked about your rights now; try again")
@@ -96,15 +102,16 @@ class AccessReview:
         if len(self._verdicts) >= MOST_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
         lasts = ALLOWED_SECONDS if refusal is None else REFUSED_SECONDS
-        self._verdicts[digest] = _Verdict(refusal, self._clock() + lasts)
+        self._verdicts[digest] = _Verdict(refusal, self._clock() + lasts, user)
         return refusal
 
-    async def _ask(self, token: str) -> Response | None:
+    async def _ask(self, token: str) -> tuple[Response | None, str]:
+        """The refusal, or None, and who it is."""
         body = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": "TokenReview", "spec": {"token": token}}
         answer = await self._client.create(TOKEN_REVIEWS.path(), body, dict[str, Any])
         status = answer.get("status") or {}
         if status.get("authenticated") is not True:
-            return error_response(401, "the apiserver does not know this token, or it has expired", CHALLENGE)
+            return error_response(401, "the apiserver does not know this token, or it has expired", CHALLENGE), ""
         user = status["user"]
         spec = {
             "nonResourceAttributes": {"path": self._path, "verb": "get"},
@@ -116,5 +123,5 @@ class AccessReview:
         body = {"apiVersion": SUBJECT_ACCESS_REVIEWS.api_version, "kind": "SubjectAccessReview", "spec": spec}
         answer = await self._client.create(SUBJECT_ACCESS_REVIEWS.path(), body, dict[str, Any])
         if (answer.get("status") or {}).get("allowed") is True:
-            return None
-        return error_response(403, f"{spec['user']} may not read this: it needs `get` on the path {self._path}")
+            return None, spec["user"]
+        return error_response(403, f"{spec['user']} may not read this: it needs `get` on the path {self._path}"), ""

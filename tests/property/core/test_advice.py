@@ -13,6 +13,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.near_misses import FewCards
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
+from tessera.core.steps import finish
 from tests.support import strategies as some
 
 
@@ -44,7 +45,7 @@ def test_every_advised_change_fits_and_one_more_does_not(data: st.DataObject, ve
     pod = data.draw(some.pod_requests((vendor,), "refused"))
     assume(isinstance(selector.select(pod, some.NODES), Refused))
 
-    advice = advise(ledger, pod, some.NODES)
+    advice = finish(advise(ledger, pod, some.NODES))
 
     for change in advice.changes:
         answer = selector.select(with_value(pod, change, change.fits), some.NODES)

@@ -7,6 +7,7 @@ import pytest
 from tessera.core.advice import advise, mode_advice, smallest_changes
 from tessera.core.near_misses import FewCards, NearMiss, Shortage, near_miss
 from tessera.core.requests import PodRequest
+from tessera.core.steps import finish
 from tessera.vendors.node_reader import node_facts
 from tests.support.builders import A100_40GB, Cluster, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod, vendors
 
@@ -182,7 +183,7 @@ def test_containers_that_fit_alone_but_not_together_have_the_numbers_of_the_plai
     one = world()
     both = pod().container(gpu=1, mem=15000).container(gpu=1, mem=15000)
     assert nearest(one, both) is None
-    found = advise(one.ledger, asked(both), ["n1", "n2"]).near_miss
+    found = finish(advise(one.ledger, asked(both), ["n1", "n2"])).near_miss
     assert found is not None
     assert found.text == "needs 15000 MiB on one card; nearest is n2 (large) with 5000 of 80000 MiB free"
 
@@ -206,7 +207,7 @@ def test_containers_that_fit_alone_but_not_together_have_the_numbers_of_the_plai
     ],
 )
 def test_the_largest_change_that_fits_is_advised(one: PodBuilder, expected: list[str]) -> None:
-    found = [change.text for change in smallest_changes(world().ledger, asked(one), ["n1", "n2"])]
+    found = [change.text for change in finish(smallest_changes(world().ledger, asked(one), ["n1", "n2"]))]
     assert len(found) == len(expected)
     assert all(part in text for part, text in zip(expected, found, strict=True))
 
@@ -216,7 +217,7 @@ def test_an_advised_change_fits_and_one_more_does_not(mem: int) -> None:
     one = world()
     asking = gpu_pod(mem=mem)
     assert set(one.refused(asking)) == {"n1", "n2"}
-    (change,) = smallest_changes(one.ledger, asked(asking), ["n1", "n2"])
+    (change,) = finish(smallest_changes(one.ledger, asked(asking), ["n1", "n2"]))
     assert one.chosen(gpu_pod(mem=change.fits)).placement.node == change.node
     assert set(one.refused(gpu_pod(mem=change.fits + 1))) == {"n1", "n2"}
 
@@ -224,7 +225,7 @@ def test_an_advised_change_fits_and_one_more_does_not(mem: int) -> None:
 def test_advice_respects_quotas_and_changes_nothing() -> None:
     one = world().quota(memory=70000)
     before = one.ledger.state()
-    advice = advise(one.ledger, asked(gpu_pod(mem=30000)), ["n1", "n2"])
+    advice = finish(advise(one.ledger, asked(gpu_pod(mem=30000)), ["n1", "n2"]))
     assert [change.fits for change in advice.changes] == [9000]
     assert advice.near_miss is None
     assert one.ledger.state() == before
@@ -233,7 +234,7 @@ def test_advice_respects_quotas_and_changes_nothing() -> None:
 def test_only_the_request_that_is_named_is_changed() -> None:
     one = cluster(node().gpu("G", memory=1000).capacity(**{"enflame.com/gcu": 2}))
     both = pod().container(gpu=1, mem=1500, limits={"enflame.com/gcu": 2})
-    (change,) = smallest_changes(one.ledger, asked(both), ["n1"])
+    (change,) = finish(smallest_changes(one.ledger, asked(both), ["n1"]))
     assert (change.field, change.asked, change.fits) == ("memory", 1500, 1000)
 
 

@@ -35,6 +35,9 @@ class LoopbackAccess:
             return None
         return error_response(401, "open the address that `tessera dashboard` printed: it has a token", CHALLENGE)
 
+    def user_of(self, request: Request) -> str:
+        return ""
+
 
 class ReviewedAccess:
     """For callers of a cluster whom the apiserver allows it. The name under which they reach the page does not matter:
@@ -48,3 +51,6 @@ class ReviewedAccess:
 
     async def refuse(self, request: Request) -> Response | None:
         return await self._review.refuse(request)
+
+    def user_of(self, request: Request) -> str:
+        return self._review.user_of(request)

@@ -76,6 +76,8 @@ MOST_VIEWERS = 64
 """streams of events at once"""
 MOST_QUESTIONS = 16
 """that wait for their turn"""
+MOST_TRIALS = 4
+"""questions about pods that do not exist yet: they take seconds, so that others do not wait for them"""
 MAX_MANIFEST_BYTES = 64 * 2**10
 REVIEW_SECONDS = 60.0
 """after which the access of an open stream is looked at again"""
@@ -94,6 +96,10 @@ class PageAccess(Protocol):
         """The refusal of a request for data; None if it is allowed."""
         ...
 
+    def user_of(self, request: Request) -> str:
+        """Whose request it is that was allowed."""
+        ...
+
 
 class PageServer:
     """Answers requests about one state."""
@@ -103,6 +109,9 @@ class PageServer:
         self._access = access
         self._turn = asyncio.Semaphore(1)
         self._questions = 0
+        self._trial_turn = asyncio.Semaphore(1)
+        self._trying: set[str] = set()
+        """users whose pods are tried, or wait for it"""
         self._viewers = 0
 
     def routes(self) -> list[Route]:
@@ -205,7 +214,7 @@ class PageServer:
             text = request.body.decode()
         except UnicodeError:
             return error_response(400, "the manifest is not UTF-8")
-        async with self._question():
+        async with self._trial(self._access.user_of(request)):
             answer = await try_manifests(self._state.source, text, self._state.pause)
             try:
                 return _json(answer)
@@ -238,6 +247,20 @@ class PageServer:
             self._questions -= 1
 
     @asynccontextmanager
+    async def _trial(self, user: str) -> AsyncIterator[None]:
+        """One at a time, and one of each user. Raises _Busy."""
+        if user in self._trying:
+            raise _Busy("your last question is still being answered; try again then")
+        if len(self._trying) >= MOST_TRIALS:
+            raise _Busy
+        self._trying.add(user)
+        try:
+            async with self._trial_turn:
+                yield
+        finally:
+            self._trying.discard(user)
+
+    @asynccontextmanager
     async def _moment(self, query: dict[str, str]) -> AsyncIterator[tuple[Ledger, MeasuredUse]]:
         """The ledger that is asked about, and what was measured then."""
         source = self._state.source
@@ -264,8 +287,8 @@ class PageServer:
                 return await answer(request, read_query(request.target))
             except InspectionError as error:
                 return error_response(400, str(error))
-            except _Busy:
-                return error_response(503, "many questions are being answered; try again")
+            except _Busy as busy:
+                return error_response(503, str(busy) or "many questions are being answered; try again")
 
         return Route(method, path, handle, reads_headers=True, max_body_bytes=max_body_bytes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -43,6 +43,18 @@ async def paced(records: AsyncIterator[T], pause: Pause) -> AsyncIterator[T]:
         if spent > SLICE_SECONDS:
             await pause(spent)
             began = time.thread_time()
+
+
+async def finish_in_steps(steps: Generator[None, None, T], pause: Pause) -> T:
+    """The result of work that may pause."""
+    found: list[T] = []
+
+    def follow() -> Generator[None, None, None]:
+        found.append((yield from steps))
+
+    async for _ in in_steps(follow(), pause):
+        pass
+    return found[0]
 
 
 async def in_steps(steps: Iterable[T], pause: Pause) -> AsyncIterator[T]:

@@ -8,12 +8,13 @@ the ledger has changed, a few milliseconds at a time, and viewers are told only 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from tessera.core.advice import mode_advice, smallest_changes
 from tessera.core.gangs import describe_members
+from tessera.core.ledger import Ledger
 from tessera.core.misfits import plain_reasons
 from tessera.core.mismatches import mismatch_words, unmet_wishes
 from tessera.core.near_misses import near_miss
@@ -21,7 +22,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Unfinished
 from tessera.inspect.dashboard.room import SliceSize, count_slices
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
-from tessera.inspect.dashboard.steps import Pause, one_step
+from tessera.inspect.dashboard.steps import Pause, finish_in_steps, one_step
 from tessera.inspect.dashboard.waiting_gangs import (
     NOT_PLANNED,
     GangAnswer,
@@ -165,8 +166,7 @@ class WaitingPods:
             near = near_miss(ledger, request, rows)
             mode = mode_advice(ledger, request)
             wishes = () if mode else tuple(unmet_wishes(ledger, request, rows))
-        async with one_step(pause):
-            changes = "" if mode else "; or ".join(change.text for change in smallest_changes(ledger, request, names))
+        changes = "" if mode else await finish_in_steps(_changes(ledger, request, names), pause)
         nearest = "; ".join([*([near.text] if near is not None else []), *wishes])
         return Answer(why or "kube-scheduler excludes every node", nearest, mode or changes)
 
@@ -199,6 +199,17 @@ class WaitingPods:
         where = f"nominated for {nomination.facts.node}"
         have = "has" if len(entries) == 1 else "have"
         return f"{where}: it waits until {', '.join(names)} {have} left" if names else f"{where}, where it fits now"
+
+
+def _changes(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> Generator[None, None, str]:
+    """Changes with which the pod would fit; empty if that takes too long to find out."""
+    steps = smallest_changes(ledger, request, names, work=MOST_WORK)
+    for _ in range(MOST_SLICES):
+        try:
+            yield next(steps)
+        except StopIteration as end:
+            return "; or ".join(change.text for change in end.value)
+    return ""
 
 
 def _why(refused: Refused, mismatch: str) -> str:

@@ -1,7 +1,8 @@
 """Pods that do not exist yet: where a manifest would go, how many of it fit, and what stops the next one.
 
 The same simulation as `tessera simulate pod`, on a copy of the ledger that is made and thrown away in steps: the
-cluster that is shown never changes, and a scheduler that serves the page decides in between.
+cluster that is shown never changes, and a scheduler that serves the page decides in between. A question has a bound:
+beyond it, the answer is to ask for less, or to ask `tessera simulate pod`, which has all the time that it takes.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from typing import TypeVar
 import msgspec
 
 from tessera.inspect.dashboard.source import PageSource
-from tessera.inspect.dashboard.steps import Pause, in_steps
+from tessera.inspect.dashboard.steps import Pause, finish_in_steps, in_steps
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs_in_steps, simulate_in_steps
 from tessera.inspect.state import InspectionError, Json
+from tessera.scheduler.unschedulable_pods import MOST_WORK
 
 T = TypeVar("T")
 
 MOST_COPIES = 1_000
-"""that are counted; a page that says "at least a thousand" says enough"""
+"""of all manifests, and that are counted; a page that says "at least a thousand" says enough"""
+MOST_SECONDS = 4.0
+"""of processor time for one question: a gang of 1000 members on 5000 nodes takes half of it"""
+INSTEAD = "ask with fewer pods, or use `tessera simulate pod`"
 MOST_MANIFESTS = 20
 """in one question"""
 LISTED = 50
@@ -35,9 +40,10 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     manifests = await asyncio.to_thread(read_manifests, text, file="the manifest", namespace="default", count=None)
     if len(manifests) > MOST_MANIFESTS:
         raise InspectionError(f"the manifest has {len(manifests)} pods or workloads; try at most {MOST_MANIFESTS}")
-    for manifest in manifests:
-        if manifest.count > MOST_COPIES:
-            raise InspectionError(f"{manifest.name} has {manifest.count} copies; try at most {MOST_COPIES}")
+    copies = sum(manifest.count for manifest in manifests)
+    if copies > MOST_COPIES:
+        raise InspectionError(f"the manifest has {copies} pods; at most {MOST_COPIES} are tried here: {INSTEAD}")
+    pause = _Allowance(pause)
     beside = await asyncio.to_thread(read_claim_manifests, text, file="the manifest", namespace="default")
     trial = await source.begin_trial()
     for document in beside:
@@ -45,11 +51,12 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     ledger = source.engine.ledger
     async for name in in_steps(ledger.node_names(), pause):
         trial.ledger.copy_node(name, ledger)
-    gangs = await _finish(simulate_gangs_in_steps(trial, manifests), pause, what="the manifest")
-    found = [
-        await _finish(simulate_in_steps(trial, manifest, most=MOST_COPIES), pause, what=f"the pod {manifest.name}")
-        for manifest in manifests
-    ]
+    gangs = await _finish(simulate_gangs_in_steps(trial, manifests, work=MOST_WORK), pause, what="the manifest")
+    found = []
+    for manifest in manifests:
+        most = MOST_COPIES if manifest is manifests[-1] else 0
+        steps = simulate_in_steps(trial, manifest, most=most, explain=False, work=MOST_WORK)
+        found.append(await _finish(steps, pause, what=f"the pod {manifest.name}"))
     last = found[-1]
     # Of a gang that does not fit as a whole no member is placed.
     refused = {(gang.namespace, gang.name) for gang in gangs if not gang.fits}
@@ -70,20 +77,27 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     }
 
 
+class _Allowance:
+    """A pause that ends the work when there was too much of it."""
+
+    def __init__(self, pause: Pause) -> None:
+        self._pause = pause
+        self._left = MOST_SECONDS
+
+    async def __call__(self, spent: float) -> None:
+        self._left -= spent
+        if self._left <= 0:
+            raise InspectionError(f"this takes longer than a page may: {INSTEAD}")
+        await self._pause(spent)
+
+
 async def _finish(steps: Generator[None, None, T], pause: Pause, *, what: str) -> T:
     """The result, found between other work."""
-    found: list[T] = []
-
-    def follow() -> Generator[None, None, None]:
-        found.append((yield from steps))
-
     try:
-        async for _ in in_steps(follow(), pause):
-            pass
+        return await finish_in_steps(steps, pause)
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         # Whatever a person wrote in the place of a table or a list.
         raise InspectionError(f"{what} is not valid: {error}") from error
-    return found[0]
 
 
 def _documents(found: Simulation) -> list[Json]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Generator
+from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
-from tessera.inspect.dashboard import server
+from tessera.core.steps import finish
+from tessera.inspect import offline_cluster, simulation
+from tessera.inspect.admission import admit_copy
+from tessera.inspect.dashboard import server, steps, what_if
 from tessera.inspect.dashboard.source import FixedSource
+from tessera.inspect.manifests import Manifest, read_manifests
+from tessera.inspect.node_filters import node_traits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.simulation import simulate
 from tests.support.builders import cluster, gpu_pod, node
@@ -170,28 +176,99 @@ async def test_brackets_are_counted_before_the_parser_looks_for_keys_in_all_of_t
     assert (status, "nested more than 100 levels deep" in found["error"]) == (400, True), found
 
 
+class Slowly:
+    """Work that takes until it is released, for one caller at a time."""
+
+    def __init__(self) -> None:
+        self.release, self.running = asyncio.Event(), 0
+
+    async def __call__(self, *_: object) -> Any:
+        self.running += 1
+        assert self.running == 1
+        await self.release.wait()
+        self.running -= 1
+        return {}
+
+
 async def test_questions_are_answered_one_at_a_time_and_only_so_many_wait(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MOST_QUESTIONS", 2)
-    release, running = asyncio.Event(), 0
+    slow = Slowly()
+    monkeypatch.setattr(page.state.source, "explain", slow)
+    waiting = [asyncio.create_task(page.ask("/api/pod?namespace=a&name=b")) for _ in range(2)]
+    await asyncio.sleep(0)
+    refused = await page.ask("/api/pod?namespace=a&name=b")
+    assert (refused.status, "try again" in decoded(refused)["error"]) == (503, True)
+    monkeypatch.setattr(page.state.source, "explain", Slowly())
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def slow(*_: object) -> Any:
-        nonlocal running
-        running += 1
-        assert running == 1
-        await release.wait()
-        running -= 1
-        return {}
 
+async def test_each_user_tries_one_manifest_at_a_time_and_only_so_many_wait(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_TRIALS", 2)
+    slow, users = Slowly(), iter(["ada", "ada", "bob", "cyd", "ada"])
     monkeypatch.setattr(server, "try_manifests", slow)
-    waiting = [asyncio.create_task(tried(page, "x")) for _ in range(2)]
+    monkeypatch.setattr(page.access, "user_of", lambda _: next(users))
+    first = asyncio.create_task(tried(page, "x"))
     await asyncio.sleep(0)
     status, found = await tried(page, "x")
-    assert (status, "try again" in found["error"]) == (503, True)
-    release.set()
-    assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
+    assert (status, "your last question" in found["error"]) == (503, True)
+    second = asyncio.create_task(tried(page, "x"))
+    await asyncio.sleep(0)
+    status, found = await tried(page, "x")
+    assert (status, "many questions" in found["error"]) == (503, True)
+    assert (await page.ask("/api/node?name=unknown")).status == 404, "other questions do not wait for them"
+    slow.release.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
     assert (await tried(page, "x"))[0] == 200
+
+
+def copies(*numbers: int, **spec: object) -> str:
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}}}
+    template = {"spec": {"containers": [container], **spec}}
+    found = [
+        {"kind": "Deployment", "metadata": {"name": f"d{i}"}, "spec": {"replicas": number, "template": template}}
+        for i, number in enumerate(numbers)
+    ]
+    return "---\n".join(json.dumps(one) + "\n" for one in found)
+
+
+async def test_a_question_about_too_many_pods_is_refused_with_another_way_to_ask(page: Page) -> None:
+    status, found = await tried(page, copies(500, 501))
+    assert status == 400
+    assert "1001 pods; at most 1000" in found["error"]
+    assert "tessera simulate pod" in found["error"]
+
+
+async def test_a_question_that_takes_too_long_is_refused_and_the_next_one_is_answered(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(what_if, "MOST_SECONDS", 0.0)
+    status, found = await tried(page, copies(3))
+    assert (status, "tessera simulate pod" in found["error"]) == (400, True)
+    monkeypatch.undo()
+    assert (await tried(page, copies(3)))[0] == 200
+
+
+async def test_only_what_is_left_beside_the_last_manifest_is_counted(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[str] = []
+
+    def counted(cluster: OfflineCluster, manifest: Manifest, number: int) -> Any:
+        admitted.append(manifest.name)
+        return admit_copy(cluster, manifest, number)
+
+    monkeypatch.setattr(simulation, "admit_copy", counted)
+    status, found = await tried(page, copies(1, 1))
+    assert status == 200, found
+    assert admitted.count("d0") == 1
+    assert admitted.count("d1") > 1
 
 
 async def test_only_so_many_viewers_are_connected(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,3 +349,54 @@ def test_a_manifest_is_bounded(page: Page) -> None:
 async def test_a_manifest_of_the_wrong_form_is_a_mistake_of_its_author_not_a_failure(page: Page, text: str) -> None:
     status, answer = await tried(page, text)
     assert (status, list(answer)) == (400, ["error"])
+
+
+def gang(members: int, **spec: object) -> list[Manifest]:
+    template = {"metadata": {"annotations": {"tessera.io/gang": "g", "tessera.io/gang-size": str(members)}}}
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}}}
+    template["spec"] = {"containers": [container], **spec}  # type: ignore[assignment]
+    document = {"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": members, "template": template}}
+    return read_manifests(json.dumps(document), file="f", namespace="default", count=None, trusted=False)
+
+
+def test_the_nodes_of_a_gang_are_looked_at_once_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node(f"n{number}").gpus(1) for number in range(20)]
+    tried_on = OfflineCluster(state_of(nodes, []))
+    looked_at = 0
+
+    def counted(found: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return node_traits(found)
+
+    monkeypatch.setattr(offline_cluster, "node_traits", counted)
+    between = []
+    for _ in simulation.simulate_gangs_in_steps(tried_on, gang(30)):
+        between.append(looked_at)
+    assert looked_at == len(nodes), "not once for each member"
+    assert max(after - before for before, after in pairwise([0, *between])) <= 1
+
+
+def test_advice_comes_in_steps_of_bounded_work() -> None:
+    nodes = [node(f"n{number}").gpus(8, memory=24_000) for number in range(20)]
+    tried_on = OfflineCluster(state_of(nodes, []))
+    containers = [
+        {"name": f"c{i}", "resources": {"limits": {"nvidia.com/gpu": 8, "nvidia.com/gpumem": 13_000 + i}}}
+        for i in range(2)
+    ]
+    document = json.dumps({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}})
+    [asked] = read_manifests(document, file="f", namespace="default", count=None, trusted=False)
+    steps = 0
+
+    def counted() -> Generator[None, None, simulation.Simulation]:
+        nonlocal steps
+        working = simulation.simulate_in_steps(tried_on, asked, work=10)
+        while True:
+            try:
+                yield next(working)
+            except StopIteration as end:
+                return cast("simulation.Simulation", end.value)
+            steps += 1
+
+    assert finish(counted()) == simulate(OfflineCluster(state_of(nodes, [])), asked)
+    assert steps > 100
