@@ -5,7 +5,7 @@
 
 One process, no network: a ledger of 5000 nodes with 8 cards each, and the real filter and webhook. Each shape is new to
 every cache. A decision that takes several calls counts with its longest one, since other requests are served between
-them; so does a gang with the longest stretch in which its members are shown, planned, answered and deleted. Processor
+them; so do a gang, disruption budgets and a what-if, with the longest stretch of all that they cause. Processor
 time of this thread, beside that of ordinary pods in the same run.
 """
 
@@ -31,6 +31,7 @@ from bench.core import make_held, make_node
 from bench.hostile_budgets import budget_costs
 from bench.hostile_gangs import gangs
 from bench.hostile_selectors import selector_costs
+from bench.hostile_questions import large_pods, question_costs
 from bench.measurement import Budget, progress, table
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.admission.webhook import Webhook
@@ -330,6 +331,9 @@ def measure() -> tuple[list[Cost], tuple[float, float], float]:
     fits_nowhere = pod(container("a", gpu=8, gpumem=79_000))
     for name, spent, steps, total in budget_costs(bench.engine, finished, fits_nowhere):
         found.append(Cost(name, spent, steps, 0.0, f"/preempt, {total:.0f} ms in all"))
+    for name, asked in large_pods(pod, container):
+        found.append(Cost(name, 0.0, 0, bench.admit(asked), "only reviewed"))
+    found += [Cost(name, spent, steps, 0.0, answer) for name, spent, steps, answer in question_costs()]
     return found, ordinary, bench.informer()
 
 

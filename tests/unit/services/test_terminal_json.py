@@ -28,7 +28,6 @@ from tessera.services.terminal_json import encode_json
 from tessera.wire.journal import Record, Start, decode_record
 
 HOSTILE = "a\x9b31m\u202eb\x7f\u2028\ufeff\x1b[2J\x00é漢\U000e0001"
-POLICIES = {"node_policy": "binpack", "device_policy": "spread", "scheduler_name": "s"}
 SOURCE = Path(tessera.__file__).parent
 
 
@@ -71,7 +70,17 @@ def test_snapshots(form: str) -> None:
 
 
 async def test_records_of_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Start(sequence=1, time=0.0, format=1, version="1", identity=HOSTILE, device_sections=None, **POLICIES)
+    record = Start(
+        sequence=1,
+        time=0.0,
+        format=1,
+        version="1",
+        identity=HOSTILE,
+        device_sections=None,
+        node_policy="",
+        device_policy="",
+        scheduler_name="s",
+    )
 
     async def records() -> AsyncIterator[Record]:
         yield record

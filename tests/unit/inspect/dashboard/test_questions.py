@@ -351,10 +351,10 @@ async def test_a_manifest_of_the_wrong_form_is_a_mistake_of_its_author_not_a_fai
     assert (status, list(answer)) == (400, ["error"])
 
 
-def gang(members: int, **spec: object) -> list[Manifest]:
-    template = {"metadata": {"annotations": {"tessera.io/gang": "g", "tessera.io/gang-size": str(members)}}}
+def gang(members: int) -> list[Manifest]:
+    annotations = {"tessera.io/gang": "g", "tessera.io/gang-size": str(members)}
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}}}
-    template["spec"] = {"containers": [container], **spec}  # type: ignore[assignment]
+    template = {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
     document = {"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": members, "template": template}}
     return read_manifests(json.dumps(document), file="f", namespace="default", count=None, trusted=False)
 
