@@ -30,8 +30,8 @@ import structlog
 from bench.core import make_held, make_node
 from bench.hostile_budgets import budget_costs
 from bench.hostile_gangs import gangs
-from bench.hostile_selectors import selector_costs
 from bench.hostile_questions import large_pods, question_costs
+from bench.hostile_selectors import selector_costs
 from bench.measurement import Budget, progress, table
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.admission.webhook import Webhook

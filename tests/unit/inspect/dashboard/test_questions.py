@@ -356,7 +356,7 @@ def gang(members: int) -> list[Manifest]:
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}}}
     template = {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
     document = {"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": members, "template": template}}
-    return read_manifests(json.dumps(document), file="f", namespace="default", count=None, trusted=False)
+    return read_manifests(json.dumps(document), file="f", namespace="default", count=None)
 
 
 def test_the_nodes_of_a_gang_are_looked_at_once_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +385,7 @@ def test_advice_comes_in_steps_of_bounded_work() -> None:
         for i in range(2)
     ]
     document = json.dumps({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}})
-    [asked] = read_manifests(document, file="f", namespace="default", count=None, trusted=False)
+    [asked] = read_manifests(document, file="f", namespace="default", count=None)
     steps = 0
 
     def counted() -> Generator[None, None, simulation.Simulation]:
