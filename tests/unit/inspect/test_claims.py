@@ -302,9 +302,7 @@ async def test_a_selector_that_takes_long_is_tried_in_steps(monkeypatch: pytest.
     dra = claim_objects(nodes, [resource_claim("c", memory=1000, selector=dear)], templates=[])
     trial = OfflineCluster(state_of(nodes, [], dra=dra))
     cards = trial.engine.ledger.arrays.published_cards
-    [manifest] = read_manifests(
-        json.dumps(claiming(pod("p"), "c").manifest()), file="p", namespace="default", count=1, trusted=True
-    )
+    [manifest] = read_manifests(json.dumps(claiming(pod("p"), "c").manifest()), file="p", namespace="default", count=1)
     steps = simulation.simulate_in_steps(trial, manifest, most=1)
     accepts, costs = None, [0]
     with suppress(StopIteration):
