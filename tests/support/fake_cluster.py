@@ -83,6 +83,8 @@ class FakeCluster(KubeApi):
         self.nominated: dict[str, str | None] = {}
         """status.nominatedNodeName as it was written last, by pod"""
         self.calls: list[str] = []
+        self.looked_up: list[tuple[str, str]] = []
+        """namespaces and names of PodGroups that were asked for"""
         self.writes: list[Write] = []
         self._steps: defaultdict[str, deque[Step]] = defaultdict(deque)
         self._always: dict[str, Step] = {}
@@ -154,6 +156,7 @@ class FakeCluster(KubeApi):
                 raise not_found(f"podgroups {namespace}/{name}")
             return self.pod_groups[kind, namespace, name]
 
+        self.looked_up.append((namespace, name))
         return await self._call("get_pod_group", found)
 
     async def bind(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC
@@ -300,6 +301,21 @@ def assert_cycles_match(engine: Engine) -> None:
         if any(record.uid == entry.facts.uid for record in engine.claims.book):
             continue  # What a claim holds is its own.
         assert entry.observed or engine.cycles.get(entry.facts.uid) is not None, f"{entry.facts.uid} has no record"
+
+    assert_accounts_match(engine)
+
+
+def assert_accounts_match(engine: Engine) -> None:
+    """Accounts pay for what gangs hold, and for nothing else."""
+    paid: defaultdict[str, float] = defaultdict(float)
+    for gang in engine.gangs.registry:
+        holds = [hold.span for found in gang.holds.values() for hold in found]
+        assert None not in holds, f"no account pays for a hold of {gang.name}"
+        spans = [span for span in (*holds, *gang.taken.values(), gang.claim) if span is not None]
+        paid[gang.namespace] += sum(span.cards for span in spans)
+    accounts = engine.gangs.holds.accounts
+    for namespace in {*paid, "default", "mallory"}:
+        assert abs(accounts.held_by(namespace) - paid[namespace]) < 1e-6, f"{namespace} pays for something else"
 
 
 def _show(sink: Any, key: str, found: Any) -> None:

@@ -104,9 +104,7 @@ class Evaluation:
         self._quota_placements: dict[int, Placement | Misfit] = {}
         """the same with `_rooms`"""
         self._rooms: QuotaRooms = {}
-        by_links = device_policy(pod.device_policy).chooses_by_links
-        words = sum(constraint.words for _, constraint in pod.constraints)
-        self._work_per_card = self.requests * ((LINKS_WORK if by_links else 1) + words // WORDS_OF_A_CHECK)
+        self._work_per_card = work_per_card(pod)
         self._filter_work = 0
         """the same for filters that the plain rule may have to ask again"""
         self._filters = _filters(pod)
@@ -328,6 +326,13 @@ def _filters(pod: PodRequest) -> tuple[tuple[int, CardFilter], ...]:
         if accepts is not None:
             found.setdefault(accepts, position)
     return tuple((position, accepts) for accepts, position in found.items())
+
+
+def work_per_card(pod: PodRequest) -> int:
+    """Checks of one request on one card that the plain rule makes for the pod, on each card of a node."""
+    by_links = device_policy(pod.device_policy).chooses_by_links
+    words = sum(constraint.words for _, constraint in pod.constraints)
+    return len(pod.requests) * ((LINKS_WORK if by_links else 1) + words // WORDS_OF_A_CHECK)
 
 
 def _distinct(pod: PodRequest) -> list[tuple[int, Request]]:

@@ -55,13 +55,14 @@ def brief_success_text(placement: Placement) -> str:
 def refusal_sentence(ledger: Ledger, pod: PodRequest, rows: Ints, refused: Refused) -> str:
     """Why the pod fits nowhere, in one sentence: what is lacking, with numbers where there are any, then the reasons
     by nodes. `rows`: the columns of the candidates."""
+    held = next((misfit.detail for misfit, _ in refused.verdicts if misfit.counts[0][0] is Reason.HELD_FOR_GANG), "")
     near = near_miss(ledger, pod, rows)
     mode = mode_advice(ledger, pod)
     wishes = [mode] if mode else list(unmet_wishes(ledger, pod, rows))
     known = all(vendor in ledger.rules for vendor in pod.vendors)
     return "; ".join(
         [
-            *filter(None, [excess_text(pod, pod.namespace, ledger.rules, ledger.quotas) if known else ""]),
+            *filter(None, [held, excess_text(pod, pod.namespace, ledger.rules, ledger.quotas) if known else ""]),
             *([near.text] if near is not None else []),
             *wishes,
             *_reasons(ledger, pod, rows, refused, is_wish_unmet=bool(wishes)),

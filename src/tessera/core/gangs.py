@@ -38,9 +38,16 @@ class GangPlan:
 class GangMisfit:
     """Why a gang does not fit."""
 
-    text: str
+    summary: str
+    """how many members fit, and how many cards are short"""
+    detail: str
+    """what comes nearest; may be empty"""
     places: tuple[Placed, ...]
     """for the members that would fit"""
+
+    @property
+    def text(self) -> str:
+        return f"{self.summary}; {self.detail}" if self.detail else self.summary
 
 
 Answer = GangPlan | GangMisfit | Unfinished
@@ -106,7 +113,7 @@ class GangPlanning:
             if not is_finished or len(places) >= self._required:
                 return GangPlan(places) if is_finished else Unfinished()
             # Why not costs as much as the search.
-            first = first or GangMisfit(_text(self._selector.ledger, trial, self._required), places)
+            first = first or GangMisfit(*_texts(self._selector.ledger, trial, self._required), places)
         assert first is not None  # the members themselves are the first variant
         return first
 
@@ -163,22 +170,19 @@ def largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
     return -sum(each.count for each in asked), -memory, -cores, request.name, request.uid
 
 
-def _text(ledger: Ledger, trial: GangTrial, required: int) -> str:
+def _texts(ledger: Ledger, trial: GangTrial, required: int) -> tuple[str, str]:
     """While the members that fit are still on the ledger: what comes nearest is what is left beside them."""
     fitting, missing = len(trial.places), [member.request for member in trial.missing]
     short = sum(asked.count for request in missing[: required - fitting] for _, asked in request.requests)
-    parts = [
-        f"{describe_members([member.request for member in trial.members])}: {fitting} of {required} members fit",
-        f"short of {short} card{'s' if short != 1 else ''}",
-    ]
-    if trial.refused is not None:
-        member, refused = trial.refused
-        near = near_miss(ledger, member.request, trial.among(member.candidates, None).rows)
-        if near is not None:
-            parts.append(near.text)
-        elif refused.reason_counts:
-            parts.append(f"most nodes: {refused.reason_counts[0][0]}")
-    return "; ".join(parts)
+    asked = describe_members([member.request for member in trial.members])
+    summary = f"{asked}: {fitting} of {required} members fit; short of {short} card{'s' if short != 1 else ''}"
+    if trial.refused is None:
+        return summary, ""
+    member, refused = trial.refused
+    near = near_miss(ledger, member.request, trial.among(member.candidates, None).rows)
+    if near is not None:
+        return summary, near.text
+    return summary, f"most nodes: {refused.reason_counts[0][0]}" if refused.reason_counts else ""
 
 
 def _describe(request: PodRequest) -> str:

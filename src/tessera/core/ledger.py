@@ -113,6 +113,10 @@ class Ledger:
         self._reserved: dict[str, PodEntry] = {}
         self._names: tuple[str, ...] | None = None
         """of registered nodes, sorted; None if they changed since"""
+        self.card_count = 0
+        """of all registered nodes"""
+        self.facts_revision = 0
+        """changes with every change of a registration"""
 
     # -- what the API shows
 
@@ -124,8 +128,11 @@ class Ledger:
         if node.facts is None:
             self._names = None
         node.facts = facts
+        self.facts_revision += 1
+        self.card_count -= len(node.devices)
         node.cards = {device.uuid: Card(device, cordoned=device.uuid in facts.cordoned) for device in facts.devices}
         node.devices = {device.uuid: device for device in facts.devices}
+        self.card_count += len(node.devices)
         for entry in node.pods.values():
             entry.holdings = holdings(entry.facts, node.devices, self.rules)
         for entry in node.pods.values():
@@ -141,6 +148,8 @@ class Ledger:
         node = self._nodes.get(name)
         if node is None or node.facts is None:
             return
+        self.card_count -= len(node.devices)
+        self.facts_revision += 1
         node.facts, node.cards, node.devices = None, {}, {}
         self._names = None
         for entry in node.pods.values():
@@ -221,6 +230,7 @@ class Ledger:
         facts = replace(node.facts, problem=node.problem)
         cards = {uuid: card.copy() for uuid, card in node.cards.items()}
         self._nodes[name] = copied = NodeEntry(facts, node.devices, cards, dict(node.pods))
+        self.card_count += len(node.devices)
         self._pods.update(node.pods)
         self._names = None
         host = source.arrays.host_free(name)

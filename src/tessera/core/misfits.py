@@ -22,6 +22,7 @@ class Reason(StrEnum):
     NODE_INSUFFICIENT_DEVICE = "NodeInsufficientDevice"
     VENDOR_UNKNOWN = "Device type not found"
     GANG_WAITING = "GangWaiting"
+    HELD_FOR_GANG = "HeldForGang"
     CLAIM_ELSEWHERE = "ClaimOnAnotherNode"
     SELECTORS_TOO_COSTLY = "SelectorsTooCostly"
 
@@ -55,6 +56,7 @@ NODE_REASONS = frozenset(
         Reason.NODE_INSUFFICIENT_DEVICE,
         Reason.VENDOR_UNKNOWN,
         Reason.GANG_WAITING,
+        Reason.HELD_FOR_GANG,
         Reason.CLAIM_ELSEWHERE,
         Reason.SELECTORS_TOO_COSTLY,
     }
@@ -68,6 +70,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.NODE_INSUFFICIENT_DEVICE: "the node has fewer cards than requested",
         Reason.CLAIM_ELSEWHERE: "a ResourceClaim of the pod is allocated on another node",
         Reason.SELECTORS_TOO_COSTLY: "the selectors of a claim take too much work on the cards of this cluster",
+        Reason.HELD_FOR_GANG: "cards that would do are held for a gang that has waited long",
         Reason.VENDOR_UNKNOWN: "the device configuration has no such cards",
         Reason.CARD_NOT_HEALTHY: "the card is unhealthy, or its use is uncertain",
         Reason.CARD_UNHEALTHY: "the card is unhealthy",
@@ -133,8 +136,8 @@ class Misfit:
     def text(self) -> str:
         """HAMi's wire form: `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`, entries sorted as strings."""
         first = self.counts[0][0] if self.counts else Reason.NODE_UNAVAILABLE
-        if first in (Reason.GANG_WAITING, Reason.CLAIM_ELSEWHERE, Reason.SELECTORS_TOO_COSTLY):
-            return self.detail  # One reason for all nodes, which kube-scheduler shows.
+        if first in (Reason.GANG_WAITING, Reason.HELD_FOR_GANG, Reason.CLAIM_ELSEWHERE, Reason.SELECTORS_TOO_COSTLY):
+            return self.detail  # One text for all these nodes, which kube-scheduler shows.
         if first in NODE_REASONS:
             return first.value
         return ", ".join(sorted(f"{count}/{self.total} {reason.value}" for reason, count in self.counts))

@@ -80,6 +80,12 @@ class QuotaBook:
         limits = {key: dict(by_object) for key, by_object in self._limits.items()}
         return QuotaBook(limits, {name: dict(found) for name, found in self._objects.items()}, dict(self._used))
 
+    def without_use(self) -> QuotaBook:
+        """The same limits, of which nothing is used."""
+        copied = self.copy()
+        copied._used = {}
+        return copied
+
     def limit(self, namespace: str, resource: str) -> int | None:
         limits = self._limits.get((namespace, resource)) if resource else None
         return min(limits.values()) if limits else None

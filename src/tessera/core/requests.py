@@ -232,17 +232,27 @@ class PodRequest:
     """set only if the policy uses a forecast"""
     preempts_below: int | None = field(default=None, compare=False)
     """pods of lower priority than this may be evicted for it; None: none may"""
+    priority: int = field(default=0, compare=False)
+    """of the pod, whether or not it may preempt"""
     group: str = field(default="", compare=False)
     """its gang, with the namespace: no pod of it is evicted for it"""
 
     def called(
-        self, *, uid: str, namespace: str, name: str, preempts_below: int | None = None, group: str = ""
+        self,
+        *,
+        uid: str,
+        namespace: str,
+        name: str,
+        preempts_below: int | None = None,
+        priority: int = 0,
+        group: str = "",
     ) -> PodRequest:
         """The same request of another pod. What was computed from it is kept: nothing of it depends on the pod."""
         _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
-        other.__dict__.update(uid=uid, namespace=namespace, name=name, preempts_below=preempts_below, group=group)
+        other.__dict__.update(uid=uid, namespace=namespace, name=name, group=group)
+        other.__dict__.update(preempts_below=preempts_below, priority=priority)
         return other
 
     @cached_property

@@ -7,6 +7,8 @@ One event loop runs all of it. The engine does not read the API by itself: somet
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -25,10 +27,11 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.filter import Filter
+from tessera.scheduler.gangs.accounts import HoldAccounts
 from tessera.scheduler.gangs.coordinator import GangCoordinator
+from tessera.scheduler.gangs.group_sizes import EACH_SECONDS, WantedGroup
 from tessera.scheduler.gangs.holds import GangHolds, NodeLabels
 from tessera.scheduler.gangs.preemptor import GangPreemptor
-from tessera.scheduler.gangs.registry import LOOK_UP_SECONDS
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
@@ -102,8 +105,6 @@ class Engine:
         )
         self._began, self._wakes = int(clock.now()), 0
         self._wake_again: asyncio.TimerHandle | None = None
-        self._look_up_again: asyncio.TimerHandle | None = None
-        """sizes of gangs"""
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
@@ -123,8 +124,9 @@ class Engine:
         self.labels = NodeLabels()
         self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
         self.nominated_nodes = NominatedNodes(api)
+        accounts = HoldAccounts(clock.monotonic, lambda: self.ledger.card_count, share=settings.gang_hold_percent / 100)
         self.gangs = GangCoordinator(
-            GangHolds(self.selector, self.cycles, self.labels),
+            GangHolds(self.selector, self.cycles, self.labels, accounts),
             self.cycles,
             self.requests,
             book=self.victims,
@@ -348,6 +350,7 @@ class Engine:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
         self.filter.forget()
         self.pods.forget()
+        self.gangs.outlook.forget()
         for name in self.ledger.node_names():
             # Equal facts would not be charged again, but what they are charged may have changed.
             self.ledger.forget_node(name)
@@ -357,7 +360,7 @@ class Engine:
         if self.is_leader:
             self.nodes.tick()
         self.cycles.tick()
-        self.gangs.tick()
+        self._spawn(self.gangs.tick_in_slices())
         self.moves.end_overdue()
         self._spawn(self.binder.look_up_unconfirmed())
         if self._reads_claims:
@@ -376,7 +379,6 @@ class Engine:
                 self._wake_later()
                 continue
             self.claims.retry_wakes()
-            await self._read_gang_sizes()
             async for members in self.gangs.retry():
                 await self._wake_all(members, self.gangs.on_wake_failed)
             for pod in self.preemptor.ready():
@@ -435,24 +437,32 @@ class Engine:
             self._wake_again.cancel()
         self._wake_again = asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
 
-    async def _read_gang_sizes(self) -> None:
-        """Of groups whose size is in an object. Those without one are looked up again after a while."""
-        unsized = self.gangs.registry.unsized(self._clock.monotonic())
-        if unsized:
-            if self._look_up_again is not None:
-                self._look_up_again.cancel()
-            loop = asyncio.get_running_loop()
-            self._look_up_again = loop.call_later(LOOK_UP_SECONDS, self.unschedulable.room.set)
-        for namespace, group in unsized:
-            if group.where is None:
-                continue
-            try:
-                found = await self._api.get_pod_group(group.where, namespace, group.name)
-            except KubeError as error:
-                log.warning("PodGroup not read", group=f"{namespace}/{group.name}", error=str(error))
-                continue
-            if found.minimum is not None:
-                self.gangs.registry.set_minimum(namespace, group.name, found.minimum)
+    async def look_up_groups(self) -> None:
+        """For ever: read the sizes of gangs that are in an object, at a bounded rate. No wake-up waits for that."""
+        sizes = self.gangs.registry.sizes
+        while True:
+            sizes.wanted.clear()
+            found = sizes.next(self._clock.monotonic())
+            if isinstance(found, float):
+                seconds = found - self._clock.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(sizes.wanted.wait(), None if math.isinf(seconds) else seconds)
+            else:
+                await self._look_up_group(found)
+                await asyncio.sleep(EACH_SECONDS)
+
+    async def _look_up_group(self, wanted: WantedGroup) -> None:
+        namespace, group = wanted
+        if self.missing() or group.where is None:
+            return
+        try:
+            found = await self._api.get_pod_group(group.where, namespace, group.name)
+        except KubeError as error:
+            log.info("PodGroup not read", group=f"{namespace}/{group.name}", error=str(error))
+            return
+        if found.minimum is not None:
+            self.gangs.registry.set_minimum(namespace, group.name, found.minimum)
+            self.unschedulable.on_room()
 
     def _forget_refused(self, uid: str) -> None:
         cycle = self.cycles.get(uid)

@@ -26,6 +26,7 @@ from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.gangs.coordinator import GangCoordinator
+from tessera.scheduler.gangs.turns import HeldNodes
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
@@ -72,6 +73,7 @@ class Filter:
         self._candidate_lists = CandidateLists(selector)
         # Most members of a gang are refused with the same reason for the same candidates.
         self._gang_refusals = IdentityCache(_refuse_all, most=KEPT_REFUSALS)
+        self._held_refusals = IdentityCache(_refuse_for_turn, most=KEPT_REFUSALS)
         self._encoded = IdentityCache(_encode_refusal, most=KEPT_REFUSALS)
         self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
@@ -192,6 +194,9 @@ class Filter:
                 return self._place_given(prepared, request, nominated, began)
         was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
         request, answer = self._select(prepared, named)
+        turns = self.gangs.turns
+        if isinstance(answer, Refused) and turns.favoured is not None and turns.makes_way_for(request, named):
+            request, answer = self._select(prepared, named)
         if isinstance(answer, Unfinished):
             self._report(request, answer, named, began)
             return self._finish_later(prepared, named)
@@ -201,6 +206,8 @@ class Filter:
             self._report(request, answer, named, began)
             if is_first:
                 self._demand.note_request(request)
+            if turns.favoured is not None and (held := turns.refusal_of(request, named)) is not None:
+                answer = self._held_refusals.of(answer, held)
             describe = partial(self._describe_refusal, request, candidates, answer)
             self._observer.on_refused(RefusedEvent(request, answer, is_first, describe, pod))
             if claims is not None and claims.node:
@@ -372,6 +379,11 @@ class Filter:
 
 def _refuse_all(candidates: Candidates, misfit: Misfit) -> Refused:
     return Refused(dict.fromkeys(candidates.names, misfit))
+
+
+def _refuse_for_turn(refused: Refused, held: HeldNodes) -> Refused:
+    """The same, with the reason of the nodes where the pod would fit without what is held."""
+    return Refused(dict(refused.misfits) | dict.fromkeys(held.nodes, held.misfit))
 
 
 def _encode_refusal(refused: Refused, kept: str | None) -> bytes:

@@ -25,12 +25,17 @@ from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import PodReader, PolicyDefaults
 from tessera.wire import keys
 from tessera.wire.objects import Container, Pod
+from tessera.wire.pod_groups import GROUP_KEYS
 
 REMEMBERED = 1024
 """different pods; then all are read afresh"""
 
 MOST_REMEMBERED = 512
 """variables and amounts of all containers; a larger pod is read every time, so that no pod fills the memory"""
+
+NOT_READ = GROUP_KEYS | {keys.RETRY}
+"""annotations that say nothing about what a pod asks for. A gang's name must not make its pods differ from others: what
+is read of each would be an object of its own, and the collector looks at all of them"""
 
 NEVER_PREEMPTS = "Never"
 """preemptionPolicy of a PriorityClass"""
@@ -140,6 +145,7 @@ class RequestReader:
             namespace=metadata.namespace,
             name=metadata.name,
             preempts_below=None if pod.spec.preemption_policy == NEVER_PREEMPTS else pod.spec.priority or 0,
+            priority=pod.spec.priority or 0,
             group=group_of(pod),
         )
         has_claims = with_claims and bool(pod.spec.resource_claims) and self.claims is not None
@@ -171,7 +177,9 @@ class RequestReader:
         if not _is_small(pod):
             return None
         return (
-            tuple(metadata.annotations.items()) if metadata.annotations else (),
+            tuple([item for item in metadata.annotations.items() if item[0] not in NOT_READ])
+            if metadata.annotations
+            else (),
             tuple([_container_key(one, switches) for one in spec.init_containers]) if spec.init_containers else (),
             tuple([_container_key(one, switches) for one in spec.containers]) if spec.containers else (),
         )

@@ -149,6 +149,7 @@ class Service:
             for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
             group.create_task(self.engine.wake_claimants())
+            group.create_task(self.engine.look_up_groups())
             group.create_task(self.engine.preemptor.run())
             group.create_task(self.engine.gang_preemptor.run())
             group.create_task(self.engine.nominated_nodes.run())

@@ -32,6 +32,7 @@ from tessera.services.value_types import (
     FlagKind,
     ValueType,
     choice,
+    parse_count,
     parse_directory,
     parse_number,
     parse_text,
@@ -80,12 +81,19 @@ def _above_zero(value: Any) -> Any:
     return value if value > 0 else None
 
 
+def _parse_percent(text: str) -> int:
+    if (value := parse_count(text)) > 100:
+        raise ValueError(f"expected a whole number from 1 to 100, found {value}")
+    return value
+
+
 # A chart value that was emptied means the default, as it does in HAMi.
 NODE_POLICY = ValueType("POLICY", lambda text: _parse_policies(text, for_nodes=True) or "binpack")
 DEVICE_POLICY = ValueType("POLICY,...", lambda text: _parse_policies(text, for_nodes=False) or "spread")
 QPS: ValueType[float | None] = ValueType("NUMBER", lambda text: _above_zero(parse_number(text)), lambda qps: qps or 0)
 BURST: ValueType[int | None] = ValueType("NUMBER", lambda text: _above_zero(parse_whole(text)), lambda most: most or 0)
 TIMEOUT = ValueType("SECONDS", lambda text: _above_zero(SECONDS.parse(text)) or KUBE_TIMEOUT_S, SECONDS.show)
+PERCENT = ValueType("PERCENT", _parse_percent)
 HOOK_PATH = ValueType("DIRECTORY", parse_directory)
 SCHEDULER_NAME = ValueType("NAME", parse_text)
 USERS: ValueType[frozenset[str]] = ValueType("USER", lambda text: frozenset({parse_text(text)}), sorted, FlagKind.SET)
@@ -238,6 +246,8 @@ class Settings(ClusterAccess):
         "How long the plan of a gang waits for its next member.")
     gang_starving_seconds: float = Group.PLACEMENT("gang-starvation-timeout", DURATION, 300.0,
         "How long a gang waits before what becomes free is held for it; 0: it never is.")
+    gang_hold_percent: int = Group.PLACEMENT("gang-hold-share", PERCENT, 10,
+        "Per cent of all cards that gangs of one namespace may hold without being bound, on average over hours.")
     node_lock: NodeLockMode = Group.PLACEMENT("node-lock", choice(NodeLockMode), NodeLockMode.AUTO,
         "Use of the node-lock annotation; auto: on nodes whose plugin needs it.")
     node_lock_seconds: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,

@@ -475,6 +475,7 @@ async def test_a_starving_gang_that_is_bound_in_part_has_its_places_once_and_the
     world.create(pods[0].on("n1", f"{free},NVIDIA,81920,0:;"))
     assert "g-1" in await woken(world)
     assert (state(world), held(world)) == (GangState.COMPLETING, 2)
+    await asyncio.sleep(5)
     await woken(world)
     assert held(world) == 3, "one for the other gang"
 
@@ -677,11 +678,10 @@ def test_the_size_is_read_from_the_object_of_the_group(kind: GroupObject, key: s
         world.api.pod_groups[kind, "default", "g"] = PodGroupObject(found)
         for informer in (world.pods, world.nodes, world.quotas):
             informer.synced()
-        waking = asyncio.ensure_future(world.engine.wake_pods())
+        tasks = [asyncio.ensure_future(work()) for work in (world.engine.wake_pods, world.engine.look_up_groups)]
         await asyncio.sleep(6)
-        world.unschedulable.on_room()
-        await asyncio.sleep(1)
-        waking.cancel()
+        for task in tasks:
+            task.cancel()
         assert "tessera.io/retry" in world.api.pods["default/g-0"].annotations
         assert await bind_all(world, pods) == ["", ""]
 
@@ -696,9 +696,10 @@ async def test_a_group_without_an_object_is_looked_up_every_five_seconds() -> No
     pod = using_downward_api(gpu_pod("g-0")).annotate(("scheduling.x-k8s.io/pod-group", "g"))
     world.create(pod)
     assert "its size is not known" in reason(world, pod)
-    waking = asyncio.ensure_future(world.engine.wake_pods())
+    tasks = [asyncio.ensure_future(work()) for work in (world.engine.wake_pods, world.engine.look_up_groups)]
     await asyncio.sleep(21)
-    waking.cancel()
+    for task in tasks:
+        task.cancel()
     assert world.api.calls.count("get_pod_group") == 5
     assert not world.unschedulable.room.is_set(), "nothing has to be done at once"
 
@@ -747,35 +748,7 @@ async def test_a_template_node_is_judged_for_a_member_of_a_gang_that_waits_witho
     assert await bind_all(world, pods) == [""] * 4
 
 
-# -- tenants that hold what they do not use
-
-
-@in_fake_time
-async def test_a_pod_that_is_created_again_and_again_does_not_hold_the_cluster_for_members_that_never_come() -> None:
-    world = World(machine("n1"), machine("n2"))
-    held_for = []
-    for i in range(5):
-        pod = gang(4)[0].called(f"g-{i}")
-        world.create(pod)
-        world.filtered(pod)
-        held_for.append(held(world))
-        await asyncio.sleep(PATIENCE - 1)
-        world.api.delete_pod(f"default/{pod.name}")
-        world.watch()
-    assert held_for == [3, 0, 0, 0, 0]
-
-
-@in_fake_time
-async def test_many_gangs_of_one_pod_each_hold_the_cluster_once() -> None:
-    world = World(machine("n1"), machine("n2"))
-    firsts = [gang(4, name=f"g{i}")[0] for i in range(5)]
-    world.create(*firsts)
-    assert [bool(world.filtered(pod)["NodeNames"]) for pod in firsts] == [True, False, False, False, False]
-    await asyncio.sleep(PATIENCE + 1)
-    world.engine.tick()
-    for pod in firsts:
-        assert "1 of 4 members exist" in reason(world, pod)
-    assert world.ledger.pods() == []
+# -- tenants that hold what they do not use: see `test_gang_tenants`
 
 
 @in_fake_time
@@ -788,12 +761,7 @@ async def test_a_namespace_whose_gang_did_not_come_still_gets_the_next_one_bound
     world.watch()
     pods = gang(4)
     world.create(*pods)
-    for pod in pods[:3]:
-        assert "kube-scheduler asks for" in reason(world, pod)
-    binds = [asyncio.ensure_future(world.bound(pods[3], world.chosen(pods[3])))]
-    assert sorted(await woken(world)) == ["g-0", "g-1", "g-2"]
-    binds += [asyncio.ensure_future(world.bound(pod, world.chosen(pod))) for pod in pods[:3]]
-    assert await asyncio.gather(*binds) == [""] * 4
+    assert await bind_all(world, pods) == [""] * 4
 
 
 def test_a_gang_with_a_name_of_many_characters_is_refused() -> None:

@@ -213,7 +213,9 @@ async def test_a_member_that_is_deleted_in_a_pause_gets_no_place() -> None:
 
 @in_fake_time
 async def test_a_pod_that_is_deleted_while_a_starving_gang_gets_its_turn_joins_no_gang() -> None:
-    world, pods, late = Slices(48), gang(SIZE), gang(2, name="late")[0]
+    world, pods, late = Slices(80), gang(SIZE), gang(2, name="late")[0]
+    for i in range(32):
+        await world.run(using_downward_api(gpu_pod(f"small-{i}")))
     world.create(*pods, late)
     for pod in pods:
         await world.asks(pod)

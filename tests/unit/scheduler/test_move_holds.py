@@ -389,7 +389,7 @@ async def test_what_a_gang_holds_in_its_turn_makes_way_for_what_moves_hold_for_i
     world, members = moves.world, gang_of_two(moves)
     gang = world.engine.gangs.registry.of("uid-m0")
     assert gang is not None
-    world.engine.gangs._turns.favoured, gang.tried = gang, None
+    world.engine.gangs.turns.favoured, gang.tried = gang, None
     world.filtered(members[0])
     assert gang.free_holds == 1, "on n1"
     assert await hold_for_members(moves, members) == [HoldState.HELD] * 2

@@ -43,6 +43,7 @@ EVERYTHING = Settings(
     reservation_seconds=60.0,
     gang_seconds=40.0,
     gang_starving_seconds=0.0,
+    gang_hold_percent=25,
     node_lock=NodeLockMode.NEVER,
     node_lock_seconds=90.0,
     preemption=False,

@@ -80,7 +80,7 @@ class LiveContext(RenderContext):
         if name:
             facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
             gang = engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
-            return wall_time(engine.cycles.clock, plan_ends(gang)) if gang is not None else None
+            return wall_time(engine.cycles.clock, plan_ends(gang, engine.gangs.turns)) if gang is not None else None
         return wall_time(engine.cycles.clock, nomination.deadline) if nomination is not None else None
 
 

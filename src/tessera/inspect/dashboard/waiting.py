@@ -134,7 +134,7 @@ class WaitingPods:
     def _gang_row(self, gang: Gang) -> WaitingRow:
         engine, members = self._source.engine, gang.members.values()
         _, answer = self._gang_answers.get(row_uid(gang), (None, NOT_PLANNED))
-        until = wall_time(engine.cycles.clock, plan_ends(gang))
+        until = wall_time(engine.cycles.clock, plan_ends(gang, engine.gangs.turns))
         return WaitingRow(
             uid=row_uid(gang),
             namespace=gang.namespace,
@@ -159,6 +159,9 @@ class WaitingPods:
             return Answer(f"it fits on {selected.placement.node}, and waits for its turn")
         if isinstance(selected, Unfinished):
             return NOT_YET
+        turns = self._source.engine.gangs.turns
+        if turns.favoured is not None and (held := turns.refusal_of(request, selector.candidates(names))) is not None:
+            return Answer(held.misfit.text)
         async with one_step(pause):
             why = _why(selected, mismatch_words(ledger, request, selector.candidates(names).rows))
         async with one_step(pause):

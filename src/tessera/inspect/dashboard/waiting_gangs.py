@@ -15,6 +15,7 @@ from tessera.inspect.state import Json
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.scheduler.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.gangs.turns import GangTurns
 
 HELD = "held"
 """the state of a place that is held for a member of a gang"""
@@ -59,7 +60,7 @@ def row_uid(gang: Gang) -> str:
     return f"{HOLD_PREFIX}{gang.name}"
 
 
-def plan_ends(gang: Gang) -> float:
+def plan_ends(gang: Gang, turns: GangTurns) -> float:
     """When what is held for it is released, on the monotonic clock; infinite if that is not known, or nothing is."""
     match gang.state:
         case GangState.PLANNED:
@@ -68,6 +69,8 @@ def plan_ends(gang: Gang) -> float:
             return gang.deadline
         case GangState.COMPLETING if gang.holds:
             return gang.deadline
+        case GangState.WAITING if gang.holds:
+            return turns.ends_of(gang)
     return math.inf
 
 

@@ -12,17 +12,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
+from tessera.core.steps import finish
 from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.gangs.lifecycle import GangLifecycle
 from tessera.scheduler.gangs.nominations import GangNominations
+from tessera.scheduler.gangs.outlook import GangOutlook
 from tessera.scheduler.gangs.planner import GangPlanner, shared_claim_text
 from tessera.scheduler.gangs.registry import GangRegistry
 from tessera.scheduler.gangs.reports import GangReports, gang_misfit
@@ -31,6 +36,7 @@ from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
@@ -42,8 +48,25 @@ WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.
 SUCCEEDED = "Succeeded"
 FEW_SHAPES = 2
 """of members, up to which a small gang is planned at once: such as a leader and its workers"""
+PLANNED_AT_ONCE = 64
+"""gangs that are planned before single pods are woken again"""
+SEEN_AT_ONCE = 256
+"""gangs, or pods, that are looked at between two pauses"""
+SLICE_SECONDS = 0.005
 UNSEEN_TICKS = 2
 """ticks, 15 s apart, that a member may be known from filter alone"""
+
+
+@dataclass(slots=True)
+class _Round:
+    """Of all gangs, so that each is looked at once."""
+
+    gangs: deque[Gang]
+    """that are still to be looked at"""
+    began: Hashable
+    """the version of the ledger then"""
+    unjudged: list[Gang] = field(default_factory=list)
+    starving: list[Gang] = field(default_factory=list)
 
 
 class GangCoordinator:
@@ -67,10 +90,13 @@ class GangCoordinator:
         self.recovering = ""
         """why nothing is decided; empty if it is"""
         self.reports = reports = GangReports(observer)
-        self._turns = turns = GangTurns(self.registry, holds, cycles.clock, settings)
+        self.outlook = outlook = GangOutlook(cycles)
+        self.turns = turns = GangTurns(holds, cycles, outlook, settings)
         self.nominations = GangNominations(holds, cycles, book, nominated_nodes=nominated_nodes, reports=reports)
         self.lifecycle = GangLifecycle(self.registry, holds, cycles, turns, settings=settings, reports=reports)
-        self._planner = GangPlanner(holds, cycles, self.lifecycle, turns=turns, reports=reports)
+        self._planner = GangPlanner(holds, cycles, self.lifecycle, turns=turns, outlook=outlook, reports=reports)
+        self._round = _Round(deque(), None)
+        self._is_ticking = False
 
     def count(self, *states: GangState) -> int:
         return sum(1 for gang in self.registry if gang.state in states)
@@ -97,8 +123,7 @@ class GangCoordinator:
             self.forget(uid)
             return
         gang, member = self._join(group, prepared)
-        is_new = not member.is_shown
-        member.is_shown = True
+        is_new = self.registry.note_shown(uid, member)
         has_devices = prepared.needs_placement or (is_bound and bool(pod.spec.resource_claims))
         if phase == SUCCEEDED or not has_devices:
             state = MemberState.DONE
@@ -117,12 +142,11 @@ class GangCoordinator:
         if gang is None:
             return
         gang.end_wait(uid, "the pod is gone")
-        if not gang.members and gang.state is PLANNED:
-            self.lifecycle.distrust(gang)
+        self.holds.drop_taken(gang, uid)
         self._look_again(gang)
         if not gang.members:
             self.holds.release(gang)
-            self._turns.end(gang)
+            self.turns.end(gang)
 
     # -- filter
 
@@ -240,7 +264,7 @@ class GangCoordinator:
 
     def end_term(self) -> None:
         """This replica stops deciding: nothing is held any more."""
-        self._turns.end()
+        self.turns.end()
         for gang in self.registry:
             if gang.state is PLANNED:
                 self.lifecycle.give_up(gang, "this replica stopped deciding", pause=False)
@@ -249,56 +273,122 @@ class GangCoordinator:
 
     def tick(self) -> None:
         """End what only time ends. Called every 15 s."""
-        unseen = []
-        for uid, member in self.registry.members():
-            member.unseen_ticks = 0 if member.is_shown else member.unseen_ticks + 1
+        finish(self._tick())
+
+    async def tick_in_slices(self) -> None:
+        """The same between other work: there may be any number of gangs."""
+        if not self._is_ticking:
+            self._is_ticking = True
+            try:
+                await finish_in_slices(self._tick(), seconds=SLICE_SECONDS)
+            finally:
+                self._is_ticking = False
+
+    def _tick(self) -> Generator[None, None, None]:
+        for uid, member in self.registry.unshown():
+            member.unseen_ticks += 1
             if member.unseen_ticks > UNSEEN_TICKS:
-                unseen.append(uid)
-        for uid in unseen:
-            self.forget(uid)
-        self.lifecycle.tick()
+                self.forget(uid)
+            yield
+        self.turns.end_overdue()
+        overdrawn, holding, is_waiting = self.holds.accounts.overdrawn(), list[Gang](), False
         for gang in self.registry:
             self._look_again(gang)
             self._end_if_overdue(gang)
+            if gang.nominations:
+                self.holds.pay_for_nominations(gang)
             if gang.fitting is not None and gang.state is WAITING:
                 # Other pods may have become victims since.
                 self.registry.note_short(gang)
-        self._turns.end_overdue()
-        if any(gang.state is WAITING for gang in self.registry):
+            is_waiting = is_waiting or gang.state is WAITING
+            if overdrawn and gang.namespace in overdrawn and gang.is_holding:
+                holding.append(gang)
+            yield
+        for gang in sorted(holding, key=lambda gang: gang.since):
+            if not self.holds.accounts.pays_for(gang.namespace):
+                self.lifecycle.end_unpaid(gang)
+                self.nominations.renounce(gang, "its namespace has held too much for too long without being bound")
+        self.outlook.end_if_idle()
+        if is_waiting:
             # A pause may be over, a gang may be starving by now.
             self.cycles.unschedulable.on_room()
 
     async def retry(self) -> AsyncIterator[Sequence[PodRequest]]:
-        """Plan the gangs that wait, the longest first; the members to be woken, gang by gang."""
-        self._turns.give()
-        for gang in sorted(self.registry, key=lambda gang: (gang.since, gang.name)):
-            if not gang.members or self.registry.get(gang.namespace, gang.group.name) is not gang:
-                continue
-            if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
-                self.lifecycle.begin_plan(gang)
-            asleep = [member for member in gang.members.values() if member.is_refused]
-            if not asleep or gang.state is NOMINATED:
-                continue
-            if gang.state is WAITING:
-                if gang.is_unfinished:
-                    await self.holds.prepare(gang)
-                self._end_if_overdue(gang)
-                is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
-                problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
-                if problem is not None and gang.fitting is not None and gang.state is WAITING:
-                    self.registry.note_short(gang)
+        """Plan the gangs that wait, the longest first; the members to be woken, gang by gang. If there are many, the
+        others follow in the next round: single pods are woken in between."""
+        rest, is_new = self._round, not self._round.gangs
+        if is_new:
+            rest = self._round = _Round(deque(self.registry), self.cycles.ledger.version)
+        planned = seen = 0
+        while rest.gangs and planned < PLANNED_AT_ONCE:
+            gang, seen = rest.gangs.popleft(), seen + 1
+            if seen % SEEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
-                if problem is not None:
-                    continue
-            for member in asleep:
-                member.is_refused = False
-            yield [member.request for member in asleep]
+            if not self._is_known(gang):
+                continue
+            if gang.nominations:
+                self.holds.pay_for_nominations(gang)
+            if gang.state is NOMINATED or any(member.is_refused for member in gang.members.values()):
+                planned += 1
+                if woken := await self._retry(gang):
+                    yield woken
+            if self.outlook.is_wanted(gang):
+                rest.unjudged.append(gang)
+            if self.turns.is_starving(gang):
+                rest.starving.append(gang)
+        if not rest.gangs:
+            await self.outlook.judge(list(filter(self._is_known, rest.unjudged)))
+            favoured = self.turns.give(list(filter(self._is_known, rest.starving)))
+            if favoured is not None and (woken := await self._retry(favoured)):
+                yield woken
+        if woken := self._above_the_turn():
+            yield woken
+        if rest.gangs or (not is_new and rest.began != self.cycles.ledger.version):
+            self.cycles.unschedulable.on_room()
+
+    def _is_known(self, gang: Gang) -> bool:
+        return bool(gang.members) and self.registry.get(gang.namespace, gang.group.name) is gang
+
+    async def _retry(self, gang: Gang) -> list[PodRequest]:
+        """Plan a gang that waits; the members to be woken."""
+        if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
+            self.lifecycle.begin_plan(gang)
+        asleep = [member for member in gang.members.values() if member.is_refused]
+        if not asleep or gang.state is NOMINATED:
+            return []
+        if gang.state is WAITING:
+            if gang.is_unfinished:
+                await self.holds.prepare(gang)
+            self._end_if_overdue(gang)
+            is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
+            problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
+            if problem is not None and gang.fitting is not None and gang.state is WAITING:
+                self.registry.note_short(gang)
+            await asyncio.sleep(0)
+            if problem is not None:
+                return []
+        for member in asleep:
+            member.is_refused = False
+        return [member.request for member in asleep]
+
+    def _above_the_turn(self) -> list[PodRequest]:
+        """Pods of higher priority that fit if what is held in a turn makes way."""
+        found: list[PodRequest] = []
+        if self.turns.favoured is None:
+            return found
+        for pod in islice(self.cycles.unschedulable, SEEN_AT_ONCE):
+            if not pod.is_woken and self.turns.would_place(pod.request, pod.candidates):
+                pod.is_woken = True
+                found.append(pod.request)
+        return found
 
     def on_wake_failed(self, uid: str) -> None:
         """The patch failed: the next change tries again."""
         gang = self.registry.of(uid)
         if gang is not None:
             gang.members[uid].is_refused = True
+        else:
+            self.cycles.unschedulable.on_wake_failed(uid)
 
     # -- inside
 
@@ -364,7 +454,7 @@ class GangCoordinator:
 
     def _overtaken(self, uid: str) -> Gang | None:
         """The gang whose turn it is, if kube-scheduler asks for another pod before it got what has become free."""
-        gang = self._turns.favoured
+        gang = self.turns.favoured
         if gang is None or gang.state is not WAITING or uid in gang.members:
             return None
         return gang if self.cycles.unschedulable.room.is_set() else None

@@ -38,16 +38,19 @@ This module has no clock and writes nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from tessera.core.gang_trial import Placed
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
+from tessera.scheduler.gangs.accounts import Span
 from tessera.wire.pod_groups import PodGroup
 
 
@@ -112,6 +115,19 @@ class Hold:
     placement: Placement
     member: str = ""
     """uid of the pod that it is meant for; another one of its shape may take it if that is no member which waits"""
+    span: Span | None = None
+    """of the account that pays for it"""
+
+
+class Outlook(NamedTuple):
+    """Whether a gang would fit if all other pods were gone."""
+
+    shortage: str
+    """why it can never fit; empty if it can"""
+    state: Hashable
+    """of the cluster and the gang"""
+    until: float
+    """on the monotonic clock"""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +138,9 @@ class Gang:
     group: PodGroup
     since: float
     """when it began to wait, on the monotonic clock"""
+    turned: float = -math.inf
+    """when its last turn ended"""
+    outlook: Outlook | None = None
     state: GangState = GangState.WAITING
     members: dict[str, Member] = field(default_factory=dict)
     """by uid, in the order in which they were met"""
@@ -131,6 +150,10 @@ class Gang:
     """free ones, by shape"""
     nominations: list[Hold] = field(default_factory=list)
     """places whose victims have not left yet"""
+    taken: dict[str, Span] = field(default_factory=dict)
+    """what members have reserved while the gang is planned, by uid: the account pays until all are bound"""
+    claim: Span | None = None
+    """what has become free for the nominations"""
     victims: frozenset[str] = frozenset()
     """uids of pods that the nominations wait for"""
     is_nominated: bool = False
@@ -181,6 +204,16 @@ class Gang:
     def fitting(self) -> int | None:
         """Members that fit when the last plan failed; None if it waits for something else."""
         return None if self.places is None else len(self.places)
+
+    @property
+    def priority(self) -> int:
+        """The lowest of its members that wait."""
+        return min((member.request.priority for member in self.pending()), default=0)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the account of its namespace pays for something."""
+        return bool(self.holds or self.taken or self.nominations)
 
     @property
     def free_holds(self) -> int:

@@ -3,6 +3,7 @@
 A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `lifecycle` ends it. A
 member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
 nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
+The account of the namespace (`accounts`) pays for everything that is held, until it ends or is bound.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Generator, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import Domains, GangMember, Placed
@@ -20,6 +22,7 @@ from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
+from tessera.scheduler.gangs.accounts import HoldAccounts, Span, cards_taken
 from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
 from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
@@ -38,7 +41,14 @@ UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})
 """labels that every node has its own value of: not worth the memory, the node's name is the same"""
 
 
-Planning = Generator[None, None, GangPlan | GangMisfit | Unfinished | None]
+class Unpaid(NamedTuple):
+    """The account of the namespace does not pay for the places."""
+
+    cards: float
+    """that they take"""
+
+
+Planning = Generator[None, None, GangPlan | GangMisfit | Unfinished | Unpaid | None]
 """pauses at each yield; its return value is None if the gang has changed in a pause"""
 
 
@@ -67,7 +77,8 @@ class NodeLabels:
 class GangHolds:
     """The holds of all gangs on one ledger."""
 
-    def __init__(self, selector: Selector, cycles: PodCycles, labels: NodeLabels) -> None:
+    def __init__(self, selector: Selector, cycles: PodCycles, labels: NodeLabels, accounts: HoldAccounts) -> None:
+        self.accounts = accounts
         self._selector = selector
         self._cycles = cycles
         self._labels = labels
@@ -93,8 +104,9 @@ class GangHolds:
     def plan(self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf) -> Planning:
         """Hold places for all members that have none, and for `missing` ones that do not exist yet, in slices.
 
-        These ask for what the `asking` member asks for. Nothing is held if not all required members fit. Pods beyond
-        the size of the gang have no place in its plan: there may be any number of them.
+        These ask for what the `asking` member asks for. Nothing is held if not all required members fit, or the
+        account does not pay for it. Pods beyond the size of the gang have no place in its plan: there may be any number
+        of them.
         """
         waiting = self.unplaced(gang)
         placed = gang.present() - len(waiting)
@@ -116,7 +128,11 @@ class GangHolds:
         answer = yield from self._make(gang, planning)
         if isinstance(answer, GangPlan):
             for place, (held, placement) in zip(answer.places, planning.keep(), strict=True):
-                gang.put(Hold(held.uid, held, placement, place.request.uid))
+                self._add(gang, Hold(held.uid, held, placement, place.request.uid))
+            if not self.accounts.pays_for(gang.namespace):
+                cards = sum(hold.span.cards for found in gang.holds.values() for hold in found if hold.span)
+                self.release(gang)
+                return Unpaid(cards)
         else:
             planning.take_back()
         return answer
@@ -153,14 +169,19 @@ class GangHolds:
             candidates = member.candidates or self._selector.candidates(names)
             await fits(self._selector, member.request, candidates)
 
-    def hold(self, gang: Gang, places: Iterable[Placed]) -> None:
+    def hold(self, gang: Gang, places: Iterable[Placed]) -> bool:
+        """Whether the account pays for it; otherwise nothing is held."""
         for request, placement in places:
             self.hold_one(gang, request, placement)
+        is_paid = self.accounts.pays_for(gang.namespace)
+        if not is_paid:
+            self.release(gang)
+        return is_paid
 
-    def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
+    def hold_one(self, gang: Gang, request: PodRequest, placement: Placement, span: Span | None = None) -> None:
         """For the member that asks for it."""
         held = self.named(gang, request)
-        self.put(gang, Hold(held.uid, held, placement, request.uid))
+        self.put(gang, Hold(held.uid, held, placement, request.uid, span))
 
     def hold_moved(self, gang: Gang, workload: Workload) -> bool:
         """Hold for the gang what is held because pods are moved (`move_holds`): whether it is enough for the gang. That
@@ -186,17 +207,53 @@ class GangHolds:
 
     def put(self, gang: Gang, hold: Hold) -> None:
         self._cycles.hold(hold.request, hold.placement)
+        self._add(gang, hold)
+
+    def _add(self, gang: Gang, hold: Hold) -> None:
+        """What is in the ledger: the account pays for it from now on, if it does not already."""
+        if hold.span is None:
+            entry = self._cycles.ledger.pod(hold.uid)
+            devices = self._cycles.ledger.devices(hold.placement.node)
+            cards = cards_taken(entry.holdings, devices) if entry is not None else 0.0
+            hold.span = self.accounts.open(gang.namespace, cards)
         gang.put(hold)
+
+    def _close(self, gang: Gang, span: Span | None, *, bound: bool = False) -> None:
+        if span is not None:
+            self.accounts.close(gang.namespace, span, bound=bound)
+
+    def _hand_over(self, gang: Gang, uid: str, span: Span | None) -> None:
+        """A member has got a place for what was held. It is paid for until the gang is bound; a member of a gang that
+        is bound already waits for no other."""
+        if span is None:
+            return
+        if gang.state is GangState.PLANNED:
+            self.drop_taken(gang, uid)
+            gang.taken[uid] = span
+        else:
+            self._close(gang, span, bound=True)
+
+    def drop_taken(self, gang: Gang, uid: str) -> None:
+        """What the member had reserved is free again."""
+        self._close(gang, gang.taken.pop(uid, None))
+
+    def end_taken(self, gang: Gang, *, bound: bool) -> None:
+        """The plan has ended: its members are bound, or given up."""
+        taken, gang.taken = gang.taken, {}
+        for span in taken.values():
+            self._close(gang, span, bound=bound)
 
     def take_back(self, gang: Gang, uid: str) -> None:
         """A member that had its hold asks again, or its bind has waited too long: it is a hold of the gang again."""
         cycle = self._cycles.get(uid)
         if cycle is None or cycle.state is not CycleState.RESERVED or cycle.placement is None:
             return
-        placement = cycle.placement
+        placement, span = cycle.placement, gang.taken.pop(uid, None)
         self._cycles.give_up(cycle)
         if gang.state not in (GangState.WAITING, GangState.NOMINATED):
-            self.hold_one(gang, gang.members[uid].request, placement)
+            self.hold_one(gang, gang.members[uid].request, placement, span)
+        else:
+            self._close(gang, span)
 
     def demand(self, gang: Gang, *, priority: int) -> GangDemand:
         """What the gang needs, for a search of victims. All members exist."""
@@ -220,7 +277,9 @@ class GangHolds:
             self._cycles.release_hold(hold.uid)
             placement = self._selector.ledger.fit(request, hold.placement.node)
             if isinstance(placement, Placement):
+                self._hand_over(gang, request.uid, hold.span)
                 return placement
+            self._close(gang, hold.span)
         return None
 
     def exchange(
@@ -235,12 +294,15 @@ class GangHolds:
         if own is not None:
             self._cycles.release_hold(own.uid)
         answer = self._selector.select(request, named)
+        span = own.span if own is not None else None
         if isinstance(answer, Selected):
+            self._hand_over(gang, request.uid, span or self._asked(gang, request))
             return answer.placement
         nodes = sorted({hold.placement.node for found in gang.holds.values() for hold in found})
         for node in [name for name in nodes if name in named][:MOST_EXCHANGED]:
             placement = self._displace(gang, request, node, at_any_cost=at_any_cost)
             if placement is not None:
+                self._hand_over(gang, request.uid, span or self._asked(gang, request))
                 return placement
         if own is not None:
             self.put(gang, own)
@@ -267,10 +329,18 @@ class GangHolds:
         if isinstance(placement, Placement) and (at_any_cost or len(moved) == len(displaced)):
             # The member is decided first, on the ledger without them: a card whose cores are all taken refuses it.
             self._displaced = [(gang, hold) for hold in moved]
+            stay = {hold.uid for hold in moved}
+            for hold in displaced:
+                if hold.uid not in stay:
+                    self._close(gang, hold.span)
             return placement
         for hold in displaced:
             self.put(gang, hold)
         return None
+
+    def _asked(self, gang: Gang, request: PodRequest) -> Span:
+        """For a member that gets a place without a hold: whole cards, since it is not in the ledger yet."""
+        return self.accounts.open(gang.namespace, sum(asked.count for _, asked in request.requests))
 
     def _candidates_for(self, gang: Gang, hold: Hold) -> Candidates:
         member = gang.members.get(hold.member)
@@ -288,12 +358,38 @@ class GangHolds:
         gang.holds.clear()
         for hold in holds:
             self._cycles.release_hold(hold.uid)
+            self._close(gang, hold.span)
         if holds:
             self._cycles.unschedulable.on_room()
+
+    def pay_for_nominations(self, gang: Gang) -> None:
+        """From now on, for what is free of the places that the gang is nominated for. What victims still hold is not
+        held for the gang."""
+        span, gang.claim = gang.claim, None
+        self._close(gang, span)
+        if gang.nominations:
+            gang.claim = self.accounts.open(gang.namespace, self._claimed(gang))
+
+    def _claimed(self, gang: Gang) -> float:
+        ledger = self._cycles.ledger
+        found: dict[tuple[str, str], float] = {}
+        for nomination in gang.nominations:
+            claim = ledger.nominations.get(nomination.uid)
+            for uuid, holding in claim.holdings.items() if claim is not None else ():
+                part = cards_taken({uuid: holding}, ledger.devices(nomination.placement.node))
+                found[nomination.placement.node, uuid] = found.get((nomination.placement.node, uuid), 0.0) + part
+        for uid in gang.victims:
+            entry = ledger.pod(uid)
+            for uuid, holding in entry.holdings.items() if entry is not None else ():
+                if entry is not None and (entry.facts.node, uuid) in found:
+                    part = cards_taken({uuid: holding}, ledger.devices(entry.facts.node))
+                    found[entry.facts.node, uuid] -= part
+        return sum(max(0.0, cards) for cards in found.values())
 
     def give_up(self, gang: Gang) -> None:
         """Release the holds, and what members have reserved and is not being written."""
         self.release(gang)
+        self.end_taken(gang, bound=False)
         for uid in gang.members:
             cycle = self._cycles.get(uid)
             if cycle is not None and cycle.state is CycleState.RESERVED:

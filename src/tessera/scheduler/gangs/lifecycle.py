@@ -6,8 +6,8 @@
     completing   what is bound is shown by the API, which is the memory: a process that finds a gang bound in part makes
                  holds for the rest before it decides about anything else
 
-If members did not come, the next plan waits until kube-scheduler has asked for all of them, and so do the plans of all
-gangs of the namespace for a while: otherwise one pod, created again and again, could hold the whole cluster.
+If members did not come, the next plan of the gang waits until kube-scheduler has asked for all of them. What all gangs
+of a namespace hold without being bound is bounded by its account (`accounts`), whatever becomes of their plans.
 `nominations` has the states of gangs that preempt.
 """
 
@@ -30,8 +30,6 @@ LONGEST_PLAN = 6
 """times `--gang-timeout`: a plan whose members come one by one, each in time, ends nevertheless"""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """seconds between two plans of a gang whose last plan was given up; doubled each time"""
-DISTRUST_SECONDS = 600.0
-"""for which nothing is held for members of a namespace that do not exist, after some of them did not come"""
 HELD_SECONDS = 300.0
 """for which the rest of a gang that is bound in part has its holds, as long as a pod's reservation lasts"""
 
@@ -59,8 +57,6 @@ class GangLifecycle:
         self._turns = turns
         self._settings = settings
         self._reports = reports
-        self._distrusted: dict[str, float] = {}
-        """namespace -> until when nothing is held for members that do not exist"""
 
     # -- plans
 
@@ -93,23 +89,19 @@ class GangLifecycle:
         now = self._now()
         if gang.state is PLANNED and now >= min(gang.deadline, gang.ends):
             gang.must_ask = True
-            if gang.present() < gang.required:
-                self.distrust(gang)
             self.give_up(gang, f"{gang.progress} in time")
         elif gang.state in (COMPLETING, WHOLE) and gang.holds and now >= gang.deadline:
             self._holds.release(gang)
 
-    def distrust(self, gang: Gang) -> None:
-        """Places were held for members that did not come."""
-        self._distrusted[gang.namespace] = self._now() + DISTRUST_SECONDS
-
-    def must_ask(self, gang: Gang) -> bool:
-        """Whether kube-scheduler must have asked for all members before the next plan."""
-        return gang.must_ask or self._now() < self._distrusted.get(gang.namespace, 0.0)
-
-    def tick(self) -> None:
-        now = self._now()
-        self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
+    def end_unpaid(self, gang: Gang) -> None:
+        """The account of the namespace does not pay for what is held any longer."""
+        why = f"gangs of namespace {gang.namespace} have held too much for too long without being bound"
+        self._turns.stop(gang, why)
+        if gang.state is PLANNED:
+            gang.must_ask = True
+            self.give_up(gang, why)
+        elif gang.state in (COMPLETING, WHOLE):
+            self._holds.release(gang)
 
     # -- the barrier
 
@@ -174,6 +166,7 @@ class GangLifecycle:
     def _open(self, gang: Gang) -> None:
         """PLANNED -> COMPLETING: no bind waits any more."""
         gang.state, gang.deadline = COMPLETING, self._now() + HELD_SECONDS
+        self._holds.end_taken(gang, bound=True)
         gang.end_waits("")
 
     # -- gangs that are bound, in part or as a whole
@@ -215,11 +208,13 @@ class GangLifecycle:
         if bound and bound + gang.count(MemberState.DONE) >= gang.group.minimum and gang.group.is_sized:
             if gang.state is not WHOLE:
                 gang.state = WHOLE
+                self._holds.end_taken(gang, bound=True)
                 gang.end_waits("")
                 self._reports.tell_whole(gang, f"{bound} members are bound")
         elif gang.state in (COMPLETING, WHOLE) and not self.is_begun(gang):
             self._holds.give_up(gang)
-            gang.state, gang.since, gang.tried = WAITING, self._now(), None
+            gang.state, gang.tried = WAITING, None
+            self._registry.begin_to_wait(gang, self._now())
         elif gang.state is PLANNED:
             if bound:
                 # Another scheduler, or a write of an earlier process: what is left must follow.
@@ -236,6 +231,9 @@ class GangLifecycle:
         cycle = self._cycles.get(uid)
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
+        gang = self._registry.of(uid)
+        if gang is not None:
+            self._holds.drop_taken(gang, uid)
 
 
 def _come(gang: Gang) -> int:

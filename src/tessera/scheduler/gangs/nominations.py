@@ -74,6 +74,11 @@ class GangNominations:
             self._withdraw(gang)
             gang.state, gang.victims = GangState.WAITING, frozenset()
             return False
+        self._holds.pay_for_nominations(gang)
+        if not self._holds.accounts.pays_for(gang.namespace):
+            self._withdraw(gang)
+            gang.state, gang.victims = GangState.WAITING, frozenset()
+            return False
         gang.is_nominated = True
         count = len(gang.victims)
         text = f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit"
@@ -148,6 +153,7 @@ class GangNominations:
                 if gang.nominations is not nominations:
                     return False  # They were renounced.
         gang.victims, gang.shown = frozenset(), {}
+        self._holds.pay_for_nominations(gang)
         return True
 
     def renounce(self, gang: Gang, why: str) -> None:
@@ -177,6 +183,7 @@ class GangNominations:
         nominations, gang.nominations = gang.nominations, []
         for nomination in nominations:
             self._cycles.release_hold(nomination.uid)
+        self._holds.pay_for_nominations(gang)
         self._holds.release(gang)
         if nominations:
             self._cycles.unschedulable.on_room()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from datetime import datetime
 
 from tessera.core.gangs import GangMisfit, GangPlan
 from tessera.core.grants import Placement
@@ -19,8 +20,9 @@ from tessera.core.misfits import Misfit
 from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
 from tessera.scheduler.gangs.gang import Gang, GangState, Member
-from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds
+from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds, Planning, Unpaid
 from tessera.scheduler.gangs.lifecycle import GangLifecycle
+from tessera.scheduler.gangs.outlook import GangOutlook
 from tessera.scheduler.gangs.reports import GangReports
 from tessera.scheduler.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import PodCycles
@@ -51,8 +53,10 @@ class GangPlanner:
         lifecycle: GangLifecycle,
         *,
         turns: GangTurns,
+        outlook: GangOutlook,
         reports: GangReports,
     ) -> None:
+        self._outlook = outlook
         self._holds = holds
         self._cycles = cycles
         self._lifecycle = lifecycle
@@ -98,13 +102,18 @@ class GangPlanner:
         present, required = gang.present(), gang.required
         now, term = self._cycles.clock.monotonic(), self._cycles.term
         missing = max(required - present, 0)
-        if self._lifecycle.must_ask(gang):
+        if gang.must_ask:
             asked = (asking is not None) + sum(member.is_refused for member in gang.members.values())
             if missing or asked < required:
                 not_asked = "" if missing else f"; kube-scheduler asks for {asked} of them"
                 return self._reports.wait(gang, f"{present} of {required} members exist{not_asked}")
         if now < gang.not_before:
             return gang.misfit or self._reports.wait(gang, "its last plan was given up; the next one follows soon")
+        never = self._never_text(gang)
+        if never and asking is None and gang.misfit is not None:
+            return self._reports.wait(gang, never, gang.places)
+        if not self._holds.accounts.pays_for(gang.namespace):
+            return self._wait_for_account(gang, 0.0)
         ledger = self._cycles.ledger
         # What a plan depends on beside the ledger; the candidates of a member are in it, since it has asked with them.
         state = (ledger.version, present, asking.candidates if asking is not None else None)
@@ -112,11 +121,15 @@ class GangPlanner:
             return gang.misfit
         gang.places = None
         self._holds.release(gang)
-        answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
-        if isinstance(answer, GangMisfit) and gang.forget_narrowed():
-            answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+        answer = yield from self._try(gang, asking, missing)
+        if isinstance(answer, GangMisfit):
+            with self._turns.stepping_aside(gang) as is_more_free:
+                if is_more_free:
+                    answer = yield from self._try(gang, asking, missing)
         if gang.state is not GangState.WAITING:
             return None  # Something else has happened to it in a pause.
+        if isinstance(answer, Unpaid):
+            return self._wait_for_account(gang, answer.cards)
         if answer is None:
             gang.tried = None
             if again and gang.members and self._cycles.term == term:
@@ -129,9 +142,10 @@ class GangPlanner:
             return None
         text = "finding room takes longer than one call may; the search goes on"
         if isinstance(answer, GangMisfit):
-            text = f"{present} of {required} members exist; {answer.text}" if missing else answer.text
+            text = never or answer.text
+            text = f"{present} of {required} members exist; {text}" if missing else text
             if self._turns.has(gang) and not self._cycles.moves.has_any_for(gang.members):
-                self._holds.hold(gang, answer.places)
+                self._turns.hold(gang, answer.places)
         else:
             self._cycles.unschedulable.on_room()
         misfit = self._reports.wait(gang, text, answer.places if isinstance(answer, GangMisfit) else None)
@@ -139,6 +153,25 @@ class GangPlanner:
         if isinstance(answer, GangMisfit) and len(answer.places) >= MEMBERS_AT_ONCE:
             self._pause(gang)
         return misfit
+
+    def _try(self, gang: Gang, asking: Member | None, missing: int) -> Planning:
+        answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+        if isinstance(answer, GangMisfit) and gang.forget_narrowed():
+            answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+        return answer
+
+    def _never_text(self, gang: Gang) -> str:
+        shortage = self._outlook.shortage(gang)
+        return f"never fits, even with all other pods gone: {shortage}" if shortage else ""
+
+    def _wait_for_account(self, gang: Gang, cards: float) -> Misfit:
+        """Its namespace has held too much without being bound: the next plan follows once the account pays for it."""
+        clock = self._cycles.clock
+        at_least = clock.monotonic() + PAUSE_SECONDS
+        gang.not_before = max(at_least, self._holds.accounts.pays_again_at(gang.namespace, cards))
+        at = datetime.fromtimestamp(clock.now() + gang.not_before - clock.monotonic(), clock.zone)
+        why = f"gangs of namespace {gang.namespace} have held too much for too long without being bound"
+        return self._reports.wait(gang, f"{why}; the next plan follows at {at:%H:%M %Z}")
 
     def _pause(self, gang: Gang) -> None:
         """A large gang that does not fit, or whose members change, is planned less often: each time it takes what it
@@ -178,8 +211,6 @@ class GangPlanner:
         )
 
     def _unsized_text(self, gang: Gang) -> str:
-        if self._cycles.clock.monotonic() >= gang.not_before:
-            self._cycles.unschedulable.on_room()  # It is looked up with the next wake-ups.
         where = gang.group.where
         kind = where.value if where is not None else "any kind"
         return f"its size is not known: no PodGroup of {kind} with minMember was found; write tessera.io/gang-size"

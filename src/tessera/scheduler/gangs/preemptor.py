@@ -83,6 +83,10 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             priority = gang_priority(gang)
             if priority is None or not self._is_ready():
                 return None
+            accounts = self._gangs.holds.accounts
+            if not accounts.pays_for(gang.namespace):
+                gang.search_at = accounts.pays_again_at(gang.namespace, 0.0)
+                break
             demand = self._gangs.holds.demand(gang, priority=priority)
             self._book.forget_overdue()
             state = ledger.version, self._book.revision, demand
@@ -108,7 +112,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             ):
                 self._before_evict()
                 return found
-        gang.search_at = clock.monotonic() + AGAIN_SECONDS
+        gang.search_at = max(gang.search_at, clock.monotonic() + AGAIN_SECONDS)
         gang.may_preempt = True
         self._set_timer(AGAIN_SECONDS)
         return None

@@ -1,68 +1,221 @@
 """Turns of starving gangs, so that small pods cannot starve a gang for ever.
 
-The complete gang that has waited longest, and for longer than `--gang-starvation-timeout`, gets its turn: what becomes
-free is held for it until all of it fits, or for at most `TURN_SECONDS`. One gang has the turn at a time;
-after it, it is the last in line.
+A complete gang that has waited for longer than `--gang-starvation-timeout` may get a turn: places for those of its
+members that fit are held until all of it fits, for at most `TURN_SECONDS`. A turn is only for a gang that would fit if
+all other pods were gone (`outlook`), and while the account of its namespace pays for what is held (`accounts`). One
+gang has the turn at a time. Namespaces take turns, and in each of them the gang that has waited longest since its last.
+
+What is held in a turn makes way for pods and gangs of higher priority. Other pods that would fit without it are told
+for whom it is held, and until when.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+
 import structlog
 
-from tessera.scheduler.clock import Clock
-from tessera.scheduler.gangs.gang import Gang, GangState
+from tessera.core.evaluation import work_per_card
+from tessera.core.gang_trial import Placed
+from tessera.core.grants import Placement
+from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.requests import PodRequest
+from tessera.core.selection import CandidateNames
+from tessera.scheduler.gangs.gang import Gang, GangState, Hold
 from tessera.scheduler.gangs.holds import GangHolds
-from tessera.scheduler.gangs.registry import GangRegistry
+from tessera.scheduler.gangs.outlook import GangOutlook
+from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 TURN_SECONDS = 600.0
 """that a turn lasts at most"""
+REMEMBERED_SECONDS = 3600.0
+"""for which it is known that a namespace had a turn"""
+MOST_TRIED = 512
+"""checks of one request on one card, to find out where a pod would fit without what is held: 64 nodes with 8 cards,
+those where most is held, and some 6 ms"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldNodes:
+    """Nodes where pods of one shape would fit without what is held in the turn."""
+
+    misfit: Misfit
+    nodes: tuple[str, ...]
 
 
 class GangTurns:
     """Whose turn it is."""
 
-    def __init__(self, registry: GangRegistry, holds: GangHolds, clock: Clock, settings: Settings) -> None:
-        self._registry = registry
+    def __init__(self, holds: GangHolds, cycles: PodCycles, outlook: GangOutlook, settings: Settings) -> None:
         self._holds = holds
-        self._clock = clock
+        self._cycles = cycles
+        self._outlook = outlook
         self._settings = settings
         self.favoured: Gang | None = None
         """the gang whose turn it is"""
-        self._ends = 0.0
+        self._ends = math.inf
+        self._misfit = node_misfit(Reason.HELD_FOR_GANG)
+        """with which pods are refused because of the turn"""
+        self._last: dict[str, float] = {}
+        """namespace -> when a turn of one of its gangs began"""
+        self._freed: tuple[object, dict[object, tuple[str, ...]]] = None, {}
+        """nodes on which pods would fit without what is held, by shape, for one state of the ledger"""
+        self._said: tuple[object, dict[tuple[str, ...], HeldNodes]] = None, {}
+        """equal answers are one object, for one state of the ledger"""
 
     def has(self, gang: Gang) -> bool:
         return self.favoured is gang
 
-    def give(self) -> None:
-        """Give the turn to the complete gang that has starved longest, if no other has it."""
-        starving, now = self._settings.gang_starving_seconds, self._clock.monotonic()
-        if self.favoured is not None or not starving:
-            return
-        waiting = [
-            gang
-            for gang in self._registry
-            if gang.state is GangState.WAITING
+    def ends_of(self, gang: Gang) -> float:
+        """When the turn of a gang is over, on the monotonic clock; infinite if it has none."""
+        return self._ends if self.favoured is gang else math.inf
+
+    def is_starving(self, gang: Gang) -> bool:
+        starving, now = self._settings.gang_starving_seconds, self._now()
+        return (
+            bool(starving)
+            and gang.state is GangState.WAITING
             and gang.group.is_sized
+            and now >= max(gang.since + starving, gang.turned + starving, gang.not_before)
             and gang.present() >= gang.required
-            and now >= max(gang.since + starving, gang.not_before)
+        )
+
+    def give(self, starving: Sequence[Gang]) -> Gang | None:
+        """Give the turn to one of these, if no gang has it."""
+        if self.favoured is not None:
+            return None
+        self._last = {name: at for name, at in self._last.items() if at > self._now() - REMEMBERED_SECONDS}
+        found = [
+            (self._last.get(gang.namespace, -math.inf), max(gang.since, gang.turned), gang.name, gang)
+            for gang in starving
+            if self.is_starving(gang) and self._outlook.fits(gang) and self._holds.accounts.pays_for(gang.namespace)
         ]
-        if waiting:
-            self.favoured = min(waiting, key=lambda gang: (gang.since, gang.name))
-            self.favoured.tried = None
-            self._ends = now + TURN_SECONDS
-            log.info("what becomes free is held for a starving gang", gang=self.favoured.name)
+        if not found:
+            return None
+        gang = self.favoured = min(found, key=lambda item: item[:3])[3]
+        gang.tried = None
+        self._last[gang.namespace] = now = self._now()
+        self._ends = now + TURN_SECONDS
+        clock = self._cycles.clock
+        until = datetime.fromtimestamp(clock.now() + TURN_SECONDS, clock.zone)
+        self._misfit = node_misfit(Reason.HELD_FOR_GANG, detail=f"held for gang {gang.name} until {until:%H:%M %Z}")
+        log.info("what becomes free is held for a starving gang", gang=gang.name)
+        return gang
+
+    def hold(self, gang: Gang, places: Sequence[Placed]) -> None:
+        """What fits of the gang that has the turn; the turn ends if its account does not pay for it."""
+        if not self._holds.hold(gang, places):
+            self._stop(gang, "its account does not pay for more")
 
     def end(self, gang: Gang | None = None) -> None:
         """The gang needs its turn no more; None: no gang has one any more. What is held stays its own."""
-        if gang is None or self.favoured is gang:
-            self.favoured = None
+        if self.favoured is not None and (gang is None or self.favoured is gang):
+            self.favoured.turned, self.favoured = self._now(), None
 
     def end_overdue(self) -> None:
-        now = self._clock.monotonic()
-        if self.favoured is not None and now >= self._ends:
-            log.info("turn of a starving gang ends", gang=self.favoured.name)
-            self._holds.release(self.favoured)
-            self.favoured.since, self.favoured = now, None
+        if self.favoured is not None and self._now() >= self._ends:
+            self._stop(self.favoured, "it did not fit in time")
+
+    def stop(self, gang: Gang, why: str) -> None:
+        """End the turn of a gang, if it has one, and release what is held for it."""
+        if self.favoured is gang:
+            self._stop(gang, why)
+
+    def _stop(self, gang: Gang, why: str) -> None:
+        log.info("turn of a starving gang ends", gang=gang.name, why=why)
+        self._holds.release(gang)
+        self.end(gang)
+
+    # -- other pods
+
+    def refusal_of(self, request: PodRequest, named: CandidateNames) -> HeldNodes | None:
+        """Where a pod that does not fit would fit without what is held; None if it would nowhere."""
+        nodes = self._freed_for(request, named) if self._is_holding() else ()
+        if not nodes:
+            return None
+        if self._said[0] != self._cycles.ledger.version:
+            self._said = self._cycles.ledger.version, {}
+        return self._said[1].setdefault(nodes, HeldNodes(self._misfit, nodes))
+
+    def makes_way_for(self, request: PodRequest, named: CandidateNames) -> bool:
+        """Release what is held in the turn, if a pod of higher priority fits then."""
+        gang = self.favoured
+        if gang is None or not self.yields_to(request) or not self._freed_for(request, named):
+            return False
+        self._holds.release(gang)
+        return True
+
+    def yields_to(self, request: PodRequest) -> bool:
+        """Whether something is held in a turn that must not keep this pod from being placed."""
+        gang = self.favoured
+        return gang is not None and self._is_holding() and request.priority > gang.priority
+
+    def would_place(self, request: PodRequest, named: CandidateNames) -> bool:
+        """Whether a pod of higher priority fits if what is held makes way."""
+        return self.yields_to(request) and bool(self._freed_for(request, named))
+
+    @contextmanager
+    def stepping_aside(self, gang: Gang) -> Iterator[bool]:
+        """Without what is held for a gang of lower priority; afterwards it holds again what is left of that. False:
+        nothing is in the way."""
+        favoured = self.favoured
+        if favoured is None or favoured is gang or not self._is_holding() or favoured.priority >= gang.priority:
+            yield False
+            return
+        held = [hold for found in favoured.holds.values() for hold in found]
+        for hold in held:
+            self._cycles.release_hold(hold.uid)
+        favoured.holds.clear()
+        try:
+            yield True
+        finally:
+            self._resume(favoured, held)
+
+    def _resume(self, gang: Gang, held: Sequence[Hold]) -> None:
+        for hold in held:
+            placement = self._cycles.ledger.fit(hold.request, hold.placement.node)
+            if self.favoured is gang and gang.state is GangState.WAITING and isinstance(placement, Placement):
+                self._holds.put(gang, replace(hold, placement=placement))
+            elif hold.span is not None:
+                self._holds.accounts.close(gang.namespace, hold.span)
+        gang.tried = None
+
+    def _is_holding(self) -> bool:
+        gang = self.favoured
+        return gang is not None and gang.state is GangState.WAITING and bool(gang.holds)
+
+    def _freed_for(self, request: PodRequest, named: CandidateNames) -> tuple[str, ...]:
+        """Candidates on which the pod would fit without what is held."""
+        ledger = self._cycles.ledger
+        state = ledger.version
+        if self._freed[0] != state:
+            self._freed = state, {}
+        key = request.shape, request.namespace
+        nodes = self._freed[1].get(key)
+        if nodes is None:
+            nodes = self._freed[1][key] = tuple(self._find_freed(request))
+        return tuple(node for node in nodes if node in named)
+
+    def _find_freed(self, request: PodRequest) -> Generator[str, None, None]:
+        assert self.favoured is not None  # callers have looked
+        by_node: dict[str, list[str]] = {}
+        for found in self.favoured.holds.values():
+            for hold in found:
+                by_node.setdefault(hold.placement.node, []).append(hold.uid)
+        ledger, work = self._cycles.ledger, 0
+        for node in sorted(by_node, key=lambda name: (-len(by_node[name]), name)):
+            if work >= MOST_TRIED:
+                return
+            work += work_per_card(request) * len(ledger.devices(node))
+            if isinstance(ledger.fit_after(request, node, by_node[node]), Placement):
+                yield node
+
+    def _now(self) -> float:
+        return self._cycles.clock.monotonic()

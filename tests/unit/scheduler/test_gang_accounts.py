@@ -1,0 +1,69 @@
+"""What gangs of a namespace may hold without being bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.core.devices import Device
+from tessera.core.grants import Use
+from tessera.core.holdings import Holding
+from tessera.scheduler.gangs.accounts import FULL_SECONDS, RESERVE_SECONDS, HoldAccounts, cards_taken
+
+CARDS, SHARE = 32, 0.1
+FULL = FULL_SECONDS * CARDS
+
+
+class Accounts(HoldAccounts):
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(lambda: self.now, lambda: CARDS, share=SHARE)
+
+
+def test_a_full_account_pays_for_all_cards_for_five_minutes() -> None:
+    accounts = Accounts()
+    accounts.open("a", CARDS)
+    accounts.now = FULL_SECONDS - RESERVE_SECONDS
+    assert accounts.pays_for("a")
+    accounts.now += 1
+    assert not accounts.pays_for("a")
+    assert accounts.overdrawn() == ["a"]
+    assert accounts.pays_for("b")
+
+
+def test_what_is_bound_costs_nothing() -> None:
+    accounts = Accounts()
+    for _ in range(100):
+        span = accounts.open("a", CARDS)
+        accounts.now += 100
+        accounts.close("a", span, bound=True)
+    accounts.open("a", CARDS)
+    assert accounts.pays_for("a")
+
+
+@pytest.mark.parametrize(
+    ("cards", "seconds"), [(CARDS, 200.0), (CARDS / 2, 100.0), (1, RESERVE_SECONDS / (SHARE * CARDS))]
+)
+def test_an_empty_account_pays_again_after_a_while(cards: float, seconds: float) -> None:
+    accounts = Accounts()
+    span = accounts.open("a", CARDS)
+    accounts.now += FULL_SECONDS
+    accounts.close("a", span)
+    assert accounts.pays_again_at("a", cards) == pytest.approx(accounts.now + seconds)
+    accounts.now = accounts.pays_again_at("a", cards) + 0.001
+    accounts.open("a", cards)
+    assert accounts.pays_for("a")
+
+
+@pytest.mark.parametrize(
+    ("use", "cards"),
+    [
+        (Use(1, 80_000, 100), 1.0),
+        (Use(1, 8_000, 10), 0.1),
+        (Use(1, 8_000, 100), 1.0),
+        (Use(5, 8_000, 10), 0.5),
+        (Use(20, 160_000, 200), 1.0),
+    ],
+)
+def test_a_part_of_a_card_counts_as_its_largest_share(use: Use, cards: float) -> None:
+    devices = {"u": Device("u", "NVIDIA", slots=10, memory=80_000, cores=100)}
+    assert cards_taken({"u": Holding(use), "gone": Holding(use)}, devices) == pytest.approx(cards)

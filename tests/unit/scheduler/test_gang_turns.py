@@ -1,0 +1,166 @@
+"""What other pods see of a starving gang's turn, with fake time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from tessera.core.quota import QuotaFacts
+from tests.support.builders import PodBuilder, gpu_pod
+from tests.support.event_loops import in_fake_time
+from tests.support.stepwise_scheduler import World, using_downward_api
+from tests.unit.scheduler.test_gang_coordinator import STARVING, bind_all, gang, held, machine, reason, woken
+
+TURN = 600.0
+
+
+def single(name: str = "other", *, priority: int = 0) -> PodBuilder:
+    return using_downward_api(gpu_pod(name)).with_priority(priority, policy="Never")
+
+
+async def starving(*, priority: int = 0, name: str = "g") -> World:
+    """Three of four cards are free, and held for a gang that needs four."""
+    world = World(machine("n1", cards=4))
+    await world.run(using_downward_api(gpu_pod("runs")))
+    pods = [pod.with_priority(priority) for pod in gang(4, name=name)]
+    world.create(*pods)
+    for pod in pods:
+        assert "3 of 4 members fit" in reason(world, pod)
+    await asyncio.sleep(STARVING)
+    assert await woken(world) == []
+    assert held(world) == 3
+    return world
+
+
+@in_fake_time
+async def test_a_pod_that_a_turn_keeps_out_is_told_for_whom_and_until_when() -> None:
+    world = await starving()
+    asked = single()
+    world.create(asked)
+    assert reason(world, asked) == "held for gang default/g until 22:28 UTC"
+    [event] = [each for each in world.reports.refused if each.request.name == "other"]
+    assert event.describe().startswith("held for gang default/g until 22:28 UTC; ")
+
+
+@in_fake_time
+async def test_a_pod_that_would_not_fit_anyway_is_not_told_of_the_turn() -> None:
+    world = await starving()
+    asked = using_downward_api(gpu_pod("large", gpu=4))
+    world.create(asked)
+    assert "held for gang" not in reason(world, asked)
+
+
+@in_fake_time
+async def test_a_turn_makes_way_for_a_pod_of_higher_priority_and_goes_on() -> None:
+    world = await starving()
+    asked = single(priority=1)
+    world.create(asked)
+    assert world.chosen(asked) == "n1"
+    assert held(world) == 0
+    assert await woken(world) == []
+    assert held(world) == 2, "what is left"
+
+
+@in_fake_time
+async def test_a_pod_of_higher_priority_that_waits_is_woken_when_a_turn_could_make_way_for_it() -> None:
+    world = World(machine("n1", cards=2))
+    for i in range(2):
+        await world.run(using_downward_api(gpu_pod(f"runs-{i}")))
+    waiting, pods = single(priority=1), gang(2)
+    world.create(waiting, *pods)
+    for pod in (*pods, waiting):
+        reason(world, pod)
+    await asyncio.sleep(STARVING)
+    assert await woken(world) == []
+    world.api.delete_pod("default/runs-0")
+    world.watch()
+    assert await woken(world) == ["other"]
+    assert held(world) == 1
+    assert world.chosen(waiting) == "n1"
+
+
+@in_fake_time
+async def test_a_turn_makes_way_for_a_gang_of_higher_priority() -> None:
+    world = await starving(name="low")
+    pods = [pod.with_priority(1) for pod in gang(2, name="high")]
+    world.create(*pods)
+    assert await bind_all(world, pods) == ["", ""]
+    assert await woken(world) == []
+    assert held(world) == 1, "what is left for the gang that has the turn"
+
+
+@in_fake_time
+async def test_a_gang_of_higher_priority_that_does_not_fit_leaves_a_turn_as_it_is() -> None:
+    world = await starving(name="low")
+    pods = [pod.with_priority(1, policy="Never") for pod in gang(5, name="high")]
+    world.create(*pods)
+    assert "3 of 5 members fit" in reason(world, pods[0])
+    assert held(world) == 3
+    account = world.engine.gangs.holds.accounts
+    assert account.held_by("default") == 3
+
+
+@in_fake_time
+async def test_a_gang_that_its_quota_never_allows_gets_no_turn() -> None:
+    world = World(machine("n1", cards=4))
+    quota = QuotaFacts("default", "q", {"nvidia.com/gpumem": 3 * 81_920})
+    world.ledger.observe_quota(quota)
+    pods = gang(4)
+    world.create(*pods)
+    for pod in pods:
+        reason(world, pod)
+    await asyncio.sleep(STARVING)
+    assert await woken(world) == []
+    assert held(world) == 0
+    assert "never fits, even with all other pods gone: 4 x 1 NVIDIA: 3 of 4 members fit" in reason(world, pods[0])
+    world.ledger.observe_quota(replace(quota, limits={"nvidia.com/gpumem": 4 * 81_920}))
+    assert sorted(await woken(world)) == [pod.name for pod in pods]
+
+
+@in_fake_time
+async def test_namespaces_take_turns() -> None:
+    world = World(machine("n1", cards=4))
+    await world.run(using_downward_api(gpu_pod("runs")))
+    waiting = [gang(4, name="a"), gang(4, name="b"), [one.called(one.name, namespace="late") for one in gang(4)]]
+    for pods in waiting:
+        world.create(*pods)
+        for pod in pods:
+            reason(world, pod)
+        for _ in range(2):
+            await asyncio.sleep(5)
+            await woken(world)
+    await asyncio.sleep(STARVING)
+    had = []
+    for _ in range(3):
+        await woken(world)
+        favoured = world.engine.gangs.turns.favoured
+        assert favoured is not None
+        had.append(favoured.name)
+        while world.engine.gangs.turns.favoured is favoured:
+            await asyncio.sleep(15)
+            world.engine.gangs.tick()
+        assert held(world) == 0
+    assert had == ["default/a", "late/g", "default/b"]
+
+
+@in_fake_time
+async def test_a_gang_waits_since_it_began_to_whatever_turns_it_had() -> None:
+    world = await starving()
+    waiting = world.engine.gangs.registry.get("default", "g")
+    assert waiting is not None
+    before = waiting.since
+    await asyncio.sleep(TURN)
+    world.engine.gangs.tick()
+    assert (waiting.since, held(world)) == (before, 0)
+
+
+@in_fake_time
+async def test_a_turn_ends_when_the_account_of_the_namespace_does_not_pay_for_it() -> None:
+    world = await starving()
+    began = asyncio.get_running_loop().time()
+    while held(world):
+        await asyncio.sleep(15)
+        world.engine.gangs.tick()
+    # 4 cards of the cluster for 300 s, and 10 % of them refilled; 3 are held.
+    assert 360 <= asyncio.get_running_loop().time() - began <= 450
+    assert world.chosen(single()) == "n1"
