@@ -72,7 +72,7 @@ class Bindings:
         self.given: defaultdict[str, list[list[claims.Part]]] = defaultdict(list)
         """all that each claim was ever given, by uid"""
         self.edited: set[str] = set()
-        """claims that a person has changed: what they show proves nothing any more"""
+        """claims that a person has changed, and pods that have one: what they show proves nothing any more"""
 
     def shown_agent(self, node: str, agent: str | None, *, gone: bool) -> None:
         if self.agents.get(node) != (agent, gone):

@@ -172,7 +172,7 @@ class ClaimController:
     rng: random.Random
     namespaces: tuple[str, ...]
     edited: set[str] = field(default_factory=set)
-    """uids of claims that a person has changed"""
+    """uids of claims that a person has changed, and of pods that such a claim was for"""
 
     def control_claims(self) -> str | None:
         actions = list(self._due())
@@ -200,6 +200,7 @@ class ClaimController:
             return None
         key = self.rng.choice(list(self.api.claims.objects))
         claim = self.api.claims.objects[key]
+        self._note(claim)
         if claim.metadata.finalizers:
             self.api.put_claim(replace(claim, metadata=replace(claim.metadata, deletion_timestamp="now")))
         else:
@@ -214,6 +215,7 @@ class ClaimController:
         claim, how = self.api.claims.objects[key], self.rng.choice(EDITS)
         metadata, status = claim.metadata, claim.status
         if how == "unprotect" and metadata.deletion_timestamp:
+            self._note(claim)
             return self._collect(key)
         if how == "unprotect":
             metadata = replace(metadata, finalizers=None)
@@ -223,9 +225,14 @@ class ClaimController:
             status = replace(status, allocation=_halved(status.allocation))
         elif how == "release":
             status = replace(status, allocation=None, reserved_for=None)
-        self.edited.add(metadata.uid)
+        self._note(claim)
         self.api.put_claim(replace(claim, metadata=metadata, status=status))
         return f"{key}: {how}"
+
+    def _note(self, claim: ResourceClaim) -> None:
+        found = (each for each in self.api.pods.objects.values() if claim in claims_of(self.api, each))
+        owners = (each.uid for each in claim.metadata.owner_references or ())
+        self.edited |= {claim.metadata.uid, *owners, *(each.metadata.uid for each in found)}
 
     def _due(self) -> Iterator[Any]:
         pods = self.api.pods.objects.values()

@@ -138,5 +138,6 @@ async def test_a_member_that_is_bound_stays_one_when_its_claim_is_gone() -> None
     world.watch()
     world.api.mark_pod("default/g-0", {"changed": "later"})
     world.watch()
-    found = [(each.request.name, each.state) for _, each in world.engine.gangs.registry.members()]
+    [gang] = world.engine.gangs.registry
+    found = [(each.request.name, each.state) for each in gang.members.values()]
     assert sorted(found) == [("g-0", MemberState.BOUND), ("g-1", MemberState.BOUND)]

@@ -206,6 +206,9 @@ class GangPlanner:
             if placement is not None:
                 return placement
             why = answer.text if isinstance(answer, GangMisfit) else why
+        if member.candidates is None:
+            # It was only asked for after others had their places: without this the next plan would be the same.
+            member.candidates = member.narrowed
         return self._lifecycle.give_up(
             gang, f"kube-scheduler does not allow the planned node for pod {request.name}: {why}"
         )
