@@ -63,10 +63,10 @@ class Machine:
     def now(self) -> float:
         return NOON + self.time + self.skew
 
-    def see(self, holder: str = "host-1_x", *, ago: float = 0.0, transitions: int = 0) -> None:
+    def see(self, holder: str = "host-1_x", *, ago: float = 0.0, transitions: int = 0, seconds: int = 15) -> None:
         """A renewal that began so many seconds ago reaches this machine."""
         moment = datetime.fromtimestamp(self.now() - ago, UTC).isoformat().replace("+00:00", "Z")
-        spec = LeaseSpec(holder, lease_duration_seconds=15, renew_time=moment, lease_transitions=transitions)
+        spec = LeaseSpec(holder, lease_duration_seconds=seconds, renew_time=moment, lease_transitions=transitions)
         self.watch.put("kube-system/hami-scheduler", Lease(spec=spec))
 
     @property
@@ -78,15 +78,15 @@ def test_a_lease_counts_from_its_last_change_not_from_the_last_look() -> None:
     machine = Machine()
     watch = machine.watch
     assert not machine.leads
-    watch.put("kube-system/hami-scheduler", lease("host-1_x"))
+    machine.see()
     watch.synced()
     assert machine.leads
     machine.time = 109.9
     assert machine.leads
-    watch.put("kube-system/hami-scheduler", lease("host-1_x"))
+    machine.see(ago=9.9)  # The same once more.
     machine.time = 111.0
     assert not machine.leads
-    watch.put("kube-system/hami-scheduler", lease("host-1_x", renewed="r2"))
+    machine.see()
     assert machine.leads
     watch.drop("kube-system/hami-scheduler")
     assert not machine.leads
@@ -110,13 +110,36 @@ def test_a_wall_clock_that_is_set_never_makes_a_lease_longer() -> None:
     assert machine.leads
     machine.time += 0.1
     assert not machine.leads
-    machine.see(ago=-3600.0)  # Renewed before the clock was set back.
+    machine.see(ago=-3600.0)  # Renewed before the clock was set back: nothing says when.
+    assert not machine.leads
+    machine.time += 15.0
+    machine.see()
     assert machine.leads
-    machine.time += 10.0
+
+
+def test_a_renewal_that_comes_late_is_not_taken_for_a_new_one_by_a_clock_that_was_set_back() -> None:
+    machine = Machine()
+    machine.see()
+    machine.time, machine.skew = machine.time + 20.0, -16.0
+    machine.see(ago=4.0)  # It is 20 seconds old.
     assert not machine.leads
 
 
-def test_a_renewal_goes_on_with_the_tenure_and_another_holder_ends_it() -> None:
+@pytest.mark.parametrize("renewed", [None, "", "soon", "0001-01-01T00:00:00", "9999-12-31T23:59:59Z"])
+def test_a_lease_whose_renewal_cannot_be_read_gives_no_tenure(renewed: str | None) -> None:
+    machine = Machine()
+    machine.watch.put("kube-system/hami-scheduler", Lease(spec=LeaseSpec("host-1_x", 15, renew_time=renewed)))
+    assert not machine.leads
+
+
+def test_an_absurd_duration_is_cut_off() -> None:
+    machine = Machine()
+    machine.see(seconds=2**31 - 1)
+    machine.time += 100.0
+    assert not machine.leads
+
+
+def test_a_renewal_goes_on_with_the_tenure_and_a_gap_or_another_holder_ends_it() -> None:
     machine = Machine()
     machine.see()
     first = machine.watch.tenure()
@@ -127,11 +150,47 @@ def test_a_renewal_goes_on_with_the_tenure_and_another_holder_ends_it() -> None:
     machine.time += 60.0
     assert not machine.leads
     machine.see()
-    assert machine.watch.tenure() == first, "no other host had it"
+    second = machine.watch.tenure()
+    assert second not in (None, first), "another host may have had it in between"
     machine.see("host-2_y", transitions=1)
     assert not machine.leads
+    machine.time += 15.0
     machine.see(transitions=2)
-    assert machine.watch.tenure() not in (None, first)
+    assert machine.watch.tenure() not in (None, first, second)
+
+
+def test_a_lease_that_is_given_up_is_taken_without_a_wait() -> None:
+    machine = Machine()
+    machine.see("host-2_y")
+    machine.see("", seconds=1)
+    machine.see(transitions=1)
+    assert machine.leads
+
+
+@pytest.mark.parametrize("transitions", [0, 1, 2])
+def test_a_lease_that_was_overwritten_counts_once_its_last_holder_has_stopped_believing_in_it(transitions: int) -> None:
+    machine = Machine()
+    machine.see("host-2_y")
+    machine.time += 5.0
+    machine.see(transitions=transitions)
+    for _ in range(9):
+        assert not machine.leads
+        machine.time += 1.0
+        machine.see(transitions=transitions)
+    machine.time += 1.0
+    assert machine.leads
+
+
+def test_a_lease_that_was_deleted_counts_again_once_others_have_stopped_believing_in_it() -> None:
+    machine = Machine()
+    machine.see("host-2_y")
+    machine.watch.drop("kube-system/hami-scheduler")
+    machine.see()
+    assert not machine.leads
+    machine.time += 9.0
+    machine.see()
+    machine.time += 1.0
+    assert machine.leads
 
 
 def test_a_tenure_of_another_host_between_two_looks_is_noticed() -> None:
@@ -139,6 +198,10 @@ def test_a_tenure_of_another_host_between_two_looks_is_noticed() -> None:
     machine.see()
     first = machine.watch.tenure()
     machine.see(transitions=2)
+    assert machine.watch.tenure() is None
+    machine.time += 9.0
+    machine.see(transitions=2)
+    machine.time += 1.0
     assert machine.watch.tenure() not in (None, first)
 
 
