@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tessera.kube.leases import Lease
 from tessera.kube.resources import DEVICE_CLASSES, LEASES, PODS, RESOURCE_SLICES
 from tessera.lab.sandbox.api.faults import Hold
 from tessera.lab.sandbox.api.kinds import DEVICE_CLASSES as CLASS_KIND
-from tessera.lab.sandbox.api.kinds import LEASES as LEASE_KIND
 from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera.lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
 from tessera.lab.sandbox.nodes.cards import gpu_cards
@@ -24,7 +25,7 @@ from tests.support.replica import Replica
 
 LEASE = leadership("host-1")
 LOOK_S = 0.02
-LONG = 3600
+LONG = 150
 """seconds: a lease that lasts for the whole test"""
 
 
@@ -39,13 +40,16 @@ def node(name: str = "n1", count: int = 1, **more: Any) -> SimulatedNode:
 
 
 async def lease_to(cluster: Product, holder: str, *, seconds: int = LONG) -> None:
-    """Some kube-scheduler has, or renews, the lease."""
+    """Some kube-scheduler takes the lease, which another one has given up."""
     path, client = LEASES.path(LEASE.namespace, LEASE.name), cluster.plane.client
-    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds}
-    if cluster.plane.server.cluster.store.get(LEASE_KIND, LEASE.namespace, LEASE.name) is None:
+    moment = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": moment, "leaseTransitions": 0}
+    known = await client.find(path, Lease)
+    if known is None:
         await client.create(LEASES.path(LEASE.namespace), {"metadata": {"name": LEASE.name}, "spec": spec})
     else:
-        await client.patch(path, {"spec": spec})
+        await client.patch(path, {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}})
+        await client.patch(path, {"spec": spec | {"leaseTransitions": (known.spec.lease_transitions or 0) + 1}})
 
 
 async def refusal(replica: Replica, pod: dict[str, Any]) -> str:

@@ -122,7 +122,7 @@ class LeaseWatch:
             return False
         if not _holder(obj):
             return True
-        is_over = not _holder(known) or self._clock() >= self._seen_at + duration
+        is_over = not _holder(known) or self._clock() >= self._seen_at + duration * VALID_SHARE
         is_next = (obj.spec.lease_transitions or 0) == (known.spec.lease_transitions or 0) + 1
         return is_next and (is_over or _holder(known) == _holder(obj))
 
