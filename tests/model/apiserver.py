@@ -62,8 +62,12 @@ class SimulatedApiserver:
     classes: Table[DeviceClass] = field(default_factory=Table)
     in_flight: list[Call] = field(default_factory=list)
     writes: int = 0
-    evictions: int = 0
-    """that took effect"""
+    evicted: list[Pod] = field(default_factory=list)
+    """as they were then"""
+    templates: dict[str, Pod] = field(default_factory=dict)
+    """of pods, by uid"""
+    calls: int = 0
+    """of schedulers"""
     races: int = 0
     """filter calls about nodes with devices for which other pods are nominated"""
     went_beside: int = 0
@@ -79,6 +83,7 @@ class SimulatedApiserver:
         self._serial += 1
         metadata = replace(template.metadata, namespace=namespace, name=name, uid=f"u{self._serial:05d}")
         pod = replace(template, metadata=metadata, spec=replace(template.spec, node_name=node))
+        self.templates[metadata.uid] = template
         return self.put_pod(pod)
 
     def delete_pod(self, key: str, *, at_once: bool) -> None:
@@ -281,7 +286,7 @@ class Client(KubeApi):
                 raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
             assert (pod.spec.priority or 0) < api.highest_priority, f"{uid} has the highest priority of all"
             if not dry_run and not pod.metadata.deletion_timestamp:
-                api.evictions += 1
+                api.evicted.append(pod)
                 api.delete_pod(key, at_once=False)
 
         await self._call(effect)
@@ -332,7 +337,8 @@ class Client(KubeApi):
     ) -> T:
         await self._resumed()
         api, loop = self.api, asyncio.get_running_loop()
-        plan = api.faults.plan(faults)
+        api.calls += 1
+        plan = api.faults.plan(faults, now=loop.time(), reads=reads)
         if not plan.works or (reads and plan.error is not None):
             assert plan.error is not None
             await asyncio.sleep(plan.before)

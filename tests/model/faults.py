@@ -27,6 +27,18 @@ class Plan:
     """whether it takes effect although it fails"""
 
 
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """The server refuses calls for a while."""
+
+    until: float
+    share: float
+    """of the calls"""
+    error: KubeError
+    reads: bool | None
+    """None: reads and writes"""
+
+
 class Fault(Enum):
     """What can happen to a call."""
 
@@ -49,12 +61,15 @@ class Faults:
     rate: float
     """share of calls that fail; 0 = none, and all are quick"""
     kinds: tuple[Fault, ...] = tuple(Fault)
+    storm: Storm | None = None
 
-    def plan(self, share: float = 1.0) -> Plan:
+    def plan(self, share: float = 1.0, *, now: float = 0.0, reads: bool = False) -> Plan:
         """`share`: how much less often than others a call fails."""
-        rng = self.rng
+        rng, storm = self.rng, self.storm
         if self.rate == 0.0:
             return Plan()
+        if storm is not None and now < storm.until and storm.reads in (None, reads) and rng.random() < storm.share:
+            return Plan(self._pause(), error=storm.error, works=False)
         before, after = self._pause(), self._pause()
         if rng.random() >= self.rate * share:
             return Plan(before, after)

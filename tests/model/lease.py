@@ -1,7 +1,8 @@
 """The lease of the kube-schedulers in the model, and what each replica believes about it.
 
 The holder renews it until its machine pauses or its kube-scheduler ends. A replica that was paused, or has not seen yet
-that the lease was given away, believes in it for as long as the product would: never beyond `VALID_S` after a renewal.
+that the lease was given away or stolen, believes in it for as long as the product would: never beyond `VALID_S` after a
+renewal. The one that has it by theft waits for that.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class ModelLease:
     """None while it is being renewed"""
     beliefs: dict[str, tuple[int, float]] = field(default_factory=dict)
     """replicas that have not seen a release: the number, and until when"""
+    stolen_until: float = 0.0
+    """until then the last holder may believe in it"""
 
     @property
     def is_free(self) -> bool:
@@ -38,7 +41,7 @@ class ModelLease:
         if self.time() < until:
             return number
         is_valid = self.last_renewal is None or self.time() < self.last_renewal + VALID_S
-        return self.number if self.holder == name and is_valid else None
+        return self.number if self.holder == name and is_valid and self.time() >= self.stolen_until else None
 
     def acquire(self, name: str) -> None:
         self.holder, self.last_renewal = name, None
@@ -50,6 +53,13 @@ class ModelLease:
         if self.last_renewal is None:
             self.beliefs[self.holder] = (self.number, self.time() + min(unseen_s, VALID_S))
         self.holder, self.last_renewal = "", None
+
+    def steal(self, name: str, *, unseen_s: float) -> None:
+        """Another program writes a replica's name into it; the holder hears of it after a while."""
+        if self.holder and self.last_renewal is None:
+            self.stolen_until = self.time() + VALID_S
+        self.release(unseen_s=unseen_s)
+        self.acquire(name)
 
     def stop_renewing(self, since: float) -> None:
         if self.last_renewal is None:

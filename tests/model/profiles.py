@@ -36,6 +36,10 @@ USUAL: Mapping[str, float] = MappingProxyType(
         "lose_or_return_node": 0.3,
         "change_plugin": 0.3,
         "report": 0.8,
+        "storm": 0.15,
+        "set_clock": 0.15,
+        "steal_lease": 0.15,
+        "replace_evicted": 2.0,
     }
 )
 """events and their weights"""
@@ -51,6 +55,7 @@ OF_CLAIMS: Mapping[str, float] = MappingProxyType(
         "drop_slice": 0.15,
         "start_pod": 8.0,
         "stock_allocate": 3.0,
+        "end_sharers": 0.6,
     }
 )
 """the same for ResourceClaims"""

@@ -16,6 +16,7 @@ from typing import Any
 from tessera.wire.objects import Pod
 from tessera.wire.resource_api import DRIVER, ResourceClaim
 from tests.model import device_usage, machines, shapes
+from tests.model.adversary import Adversary
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
 from tests.model.claims import CLASSES, ClaimController, StockScheduler, template
@@ -89,6 +90,9 @@ class Simulation:
         self._stock = StockScheduler(api, rng)
         for name, found in CLASSES.items() if profile.claims else ():
             api.classes.put(name, found)
+        self._adversary = Adversary(api, self._faults, self._tenants, rng, self.time)
+        self._skews: dict[str, float] = {}
+        """seconds by which the wall clocks of replicas are wrong"""
         self._lease = ModelLease(self.time)
         self._replicas: dict[str, Process | None] = dict.fromkeys("ab"[: profile.replicas])
         for name in self._replicas:
@@ -109,7 +113,7 @@ class Simulation:
         return START + self.time()
 
     def _action(self, name: str) -> Callable[[], str | None]:
-        owners = (self._tenants, self._plugins, self._controller, self)
+        owners = (self._tenants, self._plugins, self._controller, self._adversary, self)
         owner = next(owner for owner in owners if hasattr(owner, name))
         action: Callable[[], str | None] = getattr(owner, name)
         return action
@@ -237,6 +241,7 @@ class Simulation:
         """Does everything that is due; returns whether anything was."""
         busy = bool(self._kube.tasks or self.api.in_flight)
         busy = self._controller.settle() or busy
+        busy = self._adversary.settle() or busy
         informers: list[Informer[Any]] = [self._kube.pods, self._kube.nodes, self._stock.claims, self._stock.slices]
         for process in self._running:
             informers += process.informers
@@ -387,9 +392,35 @@ class Simulation:
         self._kube.follow(None)
         return holder.name
 
+    def steal_lease(self) -> str | None:
+        """Another program gives it to the other replica. The kube-scheduler that had it asks on until it sees that."""
+        others = [process for process in self._awake if process.name != self._lease.holder]
+        if not others or self._lease.holder not in (process.name for process in self._awake):
+            return None
+        thief, unseen = self._rng.choice(others), self._rng.choice((0.0, 1.0, 9.9))
+        self._lease.steal(thief.name, unseen_s=unseen)
+        asyncio.get_running_loop().call_later(unseen, self._follow_thief, thief.name)
+        return f"{thief.name}, unseen for {unseen} s"
+
+    def _follow_thief(self, name: str) -> None:
+        if self._lease.holder == name:
+            self._kube.follow(self._replicas[name])
+
+    def set_clock(self) -> str | None:
+        """The wall clock of a replica is set, by seconds to hours, in either direction."""
+        name = self._rng.choice(list(self._replicas))
+        seconds = self._rng.choice((-1, 1)) * self._rng.choice((2.0, 90.0, 600.0, 7200.0, 90000.0))
+        self._skews[name] = self._skews.get(name, 0.0) + seconds
+        return f"{name}: {seconds:+.0f} s"
+
     def _start(self, name: str) -> None:
         process = self._replicas[name] = Process(
-            name, self.api, self._bindings, self._lease, now=self.now, reads_claims=self._reads_claims
+            name,
+            self.api,
+            self._bindings,
+            self._lease,
+            now=lambda: self.now() + self._skews.get(name, 0.0),
+            reads_claims=self._reads_claims,
         )
         if self._lease.holder == name:
             self._kube.process = process
