@@ -88,7 +88,7 @@ class Engine:
         self.selector = Selector(self.ledger)
         self.unschedulable = UnschedulablePods()
         self.queue = AllocationQueue(
-            NodeLocks(api, now=clock.now),
+            NodeLocks(api, now=clock.now, time=clock.monotonic),
             self.vendors,
             mode=settings.node_lock,
             turn_seconds=settings.turn_seconds,

@@ -5,7 +5,8 @@
 
 Only the owner releases the lock, and only the exact value that it wrote. Normally the plugin does so when the handover
 ends; this process does so when a bind fails. Cambricon's lock is a bare time under its own key, without an owner,
-and expires after a time of its own.
+and expires after a time of its own. How old a lock is is read once, when it is first met, and measured from there: a
+wall clock that is set neither ends a lock nor makes it last.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from tessera.kube.errors import ApiError, Unreachable
 from tessera.scheduler.kube_api import KubeApi
@@ -55,9 +56,13 @@ class LockRefusal:
 class NodeLocks:
     """Takes and releases locks. `observe_node` is told every change of a node."""
 
-    def __init__(self, api: KubeApi, *, now: Callable[[], float]) -> None:
+    def __init__(self, api: KubeApi, *, now: Callable[[], float], time: Callable[[], float]) -> None:
+        """`now` is the wall clock in unix seconds, `time` measures."""
         self._api = api
         self._now = now
+        self._clock = time
+        self._expiries: dict[str, dict[str, tuple[str, float]]] = {}
+        """by node and key: the lock that was met last, and when it expires"""
         self._changes: dict[str, asyncio.Event] = {}
         self._owners: dict[str, Owner] = {}
 
@@ -73,6 +78,7 @@ class NodeLocks:
     def forget_node(self, name: str) -> None:
         """The node is gone: binds that wait for its lock see it at once."""
         self._owners.pop(name, None)
+        self._expiries.pop(name, None)
         self._wake(name)
 
     def owner(self, node: str) -> Owner | None:
@@ -85,7 +91,7 @@ class NodeLocks:
         """Take the lock `key` of a node for a pod. Another pod's lock is in the way until it is `expire_after` old."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._acquire(node, key, owner, timedelta(seconds=expire_after))
+                return await self._acquire(node, key, owner, expire_after)
         except TimeoutError:
             # HAMi's texts, to which the key is added where it is not the common one.
             within = _as_go(expire_after) if key == NODE_LOCK else f"{expire_after / 60:g} minutes ({key})"
@@ -96,7 +102,7 @@ class NodeLocks:
         if change is not None:
             change.set()
 
-    async def _acquire(self, node: str, key: str, owner: Owner, expire_after: timedelta) -> HeldLock | LockRefusal:
+    async def _acquire(self, node: str, key: str, owner: Owner, expire_after: float) -> HeldLock | LockRefusal:
         conflicts = 0
         while conflicts < CONFLICTS:
             change = self._changes.setdefault(node, asyncio.Event())
@@ -106,13 +112,14 @@ class NodeLocks:
                 lock = decode_node_lock(text) if text is not None else None
             except WireError as error:
                 return LockRefusal(str(error))
-            left = expire_after if lock is None else lock.time + expire_after - self._time()
-            is_expired = left < timedelta()
-            if text is not None and lock is not None and lock.owner == owner and not is_expired:
-                return HeldLock(node, key, text)
-            if lock is not None and not is_expired and not await self._is_abandoned(lock, node):
-                await self._wait_for_change(change, left)
-                continue
+            if text is not None and lock is not None:
+                age = (self._time() - lock.time).total_seconds()
+                left = self._left(node, key, text, min(expire_after - age, expire_after))
+                if left >= 0 and lock.owner == owner:
+                    return HeldLock(node, key, text)
+                if left >= 0 and not await self._is_abandoned(lock, node):
+                    await self._wait_for_change(change, left)
+                    continue
             named = owner if key == NODE_LOCK else (None, None)
             value = encode_node_lock(NodeLock(self._time(), *named))
             try:
@@ -125,6 +132,7 @@ class NodeLocks:
                 # It may be ours now: reading the node again tells.
                 conflicts += 1
             else:
+                self._left(node, key, value, expire_after)
                 return HeldLock(node, key, value)
         return LockRefusal(f"node {node} is locked: node lock contention")
 
@@ -155,10 +163,17 @@ class NodeLocks:
             raise
         return owner.status.phase in OVER or owner.spec.node_name not in ("", node)
 
-    async def _wait_for_change(self, change: asyncio.Event, left: timedelta) -> None:
-        """Until the node changes, or the lock has expired, which is `left` from now."""
+    def _left(self, node: str, key: str, text: str, left: float) -> float:
+        """Seconds until a lock expires; `left` if it is met for the first time."""
+        known = self._expiries.setdefault(node, {})
+        if key not in known or known[key][0] != text:
+            known[key] = text, self._clock() + left
+        return known[key][1] - self._clock()
+
+    async def _wait_for_change(self, change: asyncio.Event, left: float) -> None:
+        """Until the node changes, or the lock has expired, which is `left` seconds from now."""
         try:
-            async with asyncio.timeout(min(left.total_seconds() + 1.0, LOOK_AGAIN)):
+            async with asyncio.timeout(min(left + 1.0, LOOK_AGAIN)):
                 await change.wait()
         except TimeoutError:
             return

@@ -69,7 +69,7 @@ class Line:
     def __post_init__(self) -> None:
         time = asyncio.get_running_loop().time
         self.queue = AllocationQueue(
-            NodeLocks(FakeCluster(), now=lambda: NOW + time()),
+            NodeLocks(FakeCluster(), now=lambda: NOW + time(), time=time),
             vendors(),
             mode=NodeLockMode.AUTO,
             turn_seconds=TURN,

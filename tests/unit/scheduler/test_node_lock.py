@@ -34,7 +34,9 @@ class World:
         self.api.add_node(node("n1") if lock is None else node("n1").annotate((key, lock)))
         self.api.add_pod(gpu_pod("other"))
         loop = asyncio.get_running_loop()
-        self.locks = NodeLocks(self.api, now=lambda: NOW + loop.time())
+        self.skew = 0.0
+        """seconds by which the wall clock is set"""
+        self.locks = NodeLocks(self.api, now=lambda: NOW + loop.time() + self.skew, time=loop.time)
         self.expire_after = expire_after
 
     async def acquire(self, key: str = NODE_LOCK) -> HeldLock | LockRefusal:
@@ -396,3 +398,33 @@ async def test_a_change_of_a_node_that_no_bind_waits_for_is_ignored() -> None:
     world = World()
     world.locks.observe_node(world.api.nodes["n1"])
     assert isinstance(await world.acquire(), HeldLock)
+
+
+# -- clocks that are set
+
+
+@in_fake_time
+async def test_a_lock_from_before_the_clock_was_set_back_expires_in_its_time() -> None:
+    world = World(THEIRS)
+    world.skew = -7200.0
+    for _ in range(int(EXPIRE / TIMEOUT)):
+        assert isinstance(await world.acquire(), LockRefusal)
+    assert isinstance(await world.acquire(), HeldLock)
+    assert asyncio.get_running_loop().time() <= EXPIRE + TIMEOUT
+
+
+@in_fake_time
+async def test_a_lock_that_was_met_does_not_expire_because_the_clock_is_set_ahead() -> None:
+    world = World(THEIRS)
+    assert isinstance(await world.acquire(), LockRefusal)
+    world.skew = 7200.0
+    assert isinstance(await world.acquire(), LockRefusal)
+    assert world.lock == THEIRS
+
+
+@in_fake_time
+async def test_our_own_lock_does_not_expire_because_the_clock_is_set_ahead() -> None:
+    world = World()
+    taken = await world.acquire()
+    world.skew = 7200.0
+    assert await world.acquire() == taken
