@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from tessera.kube.decoder import MAX_RETRY_AFTER_SECONDS
 from tessera.kube.errors import ApiError
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.faults import Faults, Storm
 from tests.model.tenants import Tenants
 
 STATUSES = (410, 429, 429, 500, 503)
-RETRY_AFTER = (None, 0.0, 1.0, 30.0, 2.0**31)
-"""seconds, some of them absurd"""
+RETRY_AFTER = (None, 0.0, 1.0, 30.0, MAX_RETRY_AFTER_SECONDS)
+"""seconds; the client cuts off what is absurd"""
 LONGEST_STORM = 120.0
 """seconds"""
 
@@ -88,4 +89,3 @@ class Adversary:
                 self.tenants.remove(key)
             elif not pod.metadata.deletion_timestamp:
                 self.api.delete_pod(key, at_once=False)
-

@@ -10,6 +10,7 @@ from typing import Any
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.journal import Journal
+from tessera.scheduler.observer import EvictedEvent
 from tessera.scheduler.settings import JournalSettings, Settings
 from tessera.scheduler.tenure import Tenure
 from tests.model.apiserver import Client, SimulatedApiserver
@@ -23,6 +24,14 @@ TICK = 15.0
 """seconds, as in the service"""
 JOURNAL_BYTES = 500_000
 """so little that records leave the journal all the time"""
+
+
+class CheckedJournal(Journal):
+    """Also sees that no pod is evicted for another one of its own priority, or of a lower one."""
+
+    def on_evicted(self, event: EvictedEvent) -> None:
+        assert event.victim.priority < event.priority, event.text
+        super().on_evicted(event)
 
 
 class Process:
@@ -48,7 +57,7 @@ class Process:
         settings = Settings(
             journal=JournalSettings(memory_bytes=JOURNAL_BYTES), gang_starving_seconds=0.0, dra=reads_claims
         )
-        self.journal = Journal(settings, now=now, identity=name)
+        self.journal = CheckedJournal(settings, now=now, identity=name)
         self._replayed = 0
         """number of the last record whose decision was made again"""
         engine = self.engine = Engine(

@@ -23,6 +23,7 @@ from tests.model.claims import CLASSES, ClaimController, StockScheduler, templat
 from tests.model.faults import Faults
 from tests.model.kube_scheduler import KubeScheduler
 from tests.model.lease import ModelLease
+from tests.model.leftovers import leftovers
 from tests.model.plugins import Plugins
 from tests.model.process import TICK, Process
 from tests.model.profiles import OF_CLAIMS, USUAL, Profile
@@ -125,8 +126,24 @@ class Simulation:
             await self._step()
             if self.steps % REST_EVERY == 0:
                 await self._rest()
+        await self._end()
         for process in self._running:
             process.replay()
+
+    async def _end(self) -> None:
+        """All pods and claims go: nothing is left of them."""
+        self.trace.append("end")
+        await self._rest()
+        self._faults.rate = 0.0
+        self._adversary.end_everything()
+        await self._calm_down(BREATH_SECONDS)
+        for key in list(self.api.claims.objects):
+            self.api.claims.remove(key)
+        await self._calm_down(QUIET_SECONDS)
+        for process in self._running:
+            assert process.engine.ledger.pods() == []
+            left = leftovers(process.engine)
+            assert left == {}, f"{process.name} still knows {left}"
 
     async def _step(self) -> None:
         self.steps += 1

@@ -18,6 +18,8 @@ from tessera.kube.errors import ApiError, BadResponse
 
 T = TypeVar("T")
 
+MAX_RETRY_AFTER_SECONDS = 120.0
+"""a server may slow its clients down, but not stop them"""
 _EXCERPT = 500
 """characters of a response that is not a Status, in a message"""
 
@@ -191,14 +193,14 @@ def api_error(status: int, data: bytes, headers: Mapping[str, str]) -> ApiError:
         status_body = _ApiStatus(message=data[: 4 * _EXCERPT].decode("utf-8", "replace").strip()[:_EXCERPT])
     retry_after = _retry_after_seconds(headers.get("retry-after", ""))
     if retry_after is None and status_body.details is not None and status_body.details.retry_after_seconds is not None:
-        retry_after = max(0.0, float(min(status_body.details.retry_after_seconds, 1 << 31)))
+        retry_after = float(max(0, min(status_body.details.retry_after_seconds, 1 << 31)))
     causes = (status_body.details.causes if status_body.details is not None else None) or ()
     # An ERROR event has no HTTP status of its own; without a code it counts as a fault of the server.
     return ApiError(
         status=status or status_body.code or 500,
         reason=status_body.reason or "",
         message=status_body.message or "no message",
-        retry_after=retry_after,
+        retry_after=None if retry_after is None else min(retry_after, MAX_RETRY_AFTER_SECONDS),
         causes=tuple(each.message for each in causes if each.message),
     )
 

@@ -38,8 +38,6 @@ HEALTHY_SECONDS = 5.0
 """a watch that lasted this long, or brought an event, does not count as a failure, however it ended"""
 PUTS_PER_TURN = 500
 """objects given to the sink before other tasks run"""
-MAX_RETRY_AFTER_SECONDS = 120.0
-"""a server may slow the client down, but not stop it"""
 REFUSALS_BEFORE_LISTING = 3
 """a version that the server keeps refusing, for example after a restored backup, is given up"""
 
@@ -131,6 +129,8 @@ class Reflector(Generic[T]):
         """where to watch from; empty if a list comes first"""
         self._failures = 0
         self._refusals = 0
+        self._expiries = 0
+        """in a row, without a watch that lasted"""
         self._clock = asyncio.get_running_loop().time
         self._heard_at = self._clock()
         self._told_at = self._heard_at
@@ -175,10 +175,14 @@ class Reflector(Generic[T]):
             return 0.0
         if error.status != 429:
             self._refusals += 1
+        if error.expired:
+            # However much each watch brings before it expires: a list is far more work than a watch.
+            self._failures = max(self._failures, self._expiries)
+            self._expiries += 1
         if error.expired or self._refusals >= REFUSALS_BEFORE_LISTING:
             self._version = ""
             self._refusals = 0
-        return min(error.retry_after or 0.0, MAX_RETRY_AFTER_SECONDS)
+        return error.retry_after or 0.0
 
     async def _list(self) -> None:
         unreadable_uids: set[str] = set()
@@ -235,6 +239,8 @@ class Reflector(Generic[T]):
             lasted = self._clock() - started >= HEALTHY_SECONDS
             if lasted and self._clock() - self._told_at >= MUTE_SECONDS:
                 self._version = ""
+            if lasted:
+                self._expiries = 0
             if lasted or self._version != version:
                 self._failures = 0
                 self._refusals = 0

@@ -81,6 +81,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
 
     def end_overdue(self) -> None:
         """Give up nominations whose time is over; called at every tick. Other refused pods are looked at again."""
+        self._tidy()
         for uid in self._ledger.nominations.expired(self._clock.monotonic()):
             cycle, pod = self._cycles.get(uid), self._cycles.unschedulable.get(uid)
             nomination = self._ledger.nominations.get(uid)

@@ -117,7 +117,8 @@ class Takeover:
     async def clear_nominated_nodes(self, number: int, *, is_nominated: Callable[[str], bool]) -> None:
         """Nominations end with their decider, but the API shows them, and kube-scheduler keeps CPU and memory free for
         them. Each is tried once, one after the other, except for pods that are nominated again."""
-        for metadata in (pod.metadata for pod in self._nominated):
+        nominated, self._nominated = self._nominated, []
+        for metadata in (pod.metadata for pod in nominated):
             if self._tenure.current != number:
                 return
             if is_nominated(metadata.uid):

@@ -317,6 +317,18 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
     assert world.errors == []
 
 
+@pytest.mark.no_cover
+@in_fake_time
+async def test_a_server_whose_watches_bring_news_and_expire_is_not_asked_for_lists_all_the_time() -> None:
+    world = World()
+    news = (line("MODIFIED", pod("a", version=str(11 + number))) for number in range(10_000))
+    script = [answer for event in news for answer in (page(pod("a")), stream(event, expired_line()))]
+    async with reflecting(*script, world=world) as (server, _):
+        await asyncio.sleep(20 * MINUTE)
+    assert 40 <= kinds(server).count("list") <= 120
+    assert list(world.pods) == ["a"]
+
+
 @in_fake_time
 async def test_a_silent_server_is_given_up_after_a_deadline() -> None:
     world = World()

@@ -114,6 +114,14 @@ async def test_a_server_that_asks_for_patience_gets_it() -> None:
         assert asyncio.get_running_loop().time() >= 7
 
 
+@in_fake_time
+async def test_a_server_that_asks_for_endless_patience_holds_no_container_up_for_long() -> None:
+    async with world() as here:
+        here.server.faults.next(Fail(429, retry_after_s=2**31), method="GET")
+        await here.write(DONE)
+        assert asyncio.get_running_loop().time() <= 11
+
+
 @pytest.mark.parametrize(("fault", "tries"), [(Fail(500), TRIES), (Drop(), TRIES), (Fail(403), 1), (Fail(422), 1)])
 @in_fake_time
 async def test_what_does_not_pass_is_given_up(fault: Fault, tries: int) -> None:

@@ -24,6 +24,8 @@ from tessera.wire.objects import Pod
 
 TRIES = 10
 PAUSES = Backoff(initial=0.1, cap=2.0)
+LONGEST_PAUSE_S = 10.0
+"""that a server may ask for: a container waits for this write to start"""
 TRANSIENT = frozenset({HTTPStatus.CONFLICT, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 """status codes worth a retry, besides 500 and above"""
 
@@ -53,7 +55,7 @@ class MigAnnotations:
                 if not _is_transient(error) or failures == TRIES:
                     raise NotWritten(f"pod {pod}: {error}") from error
                 asked = error.retry_after if isinstance(error, ApiError) else None
-                pause = max(asked or 0.0, PAUSES.delay(failures, self._rng))
+                pause = max(min(asked or 0.0, LONGEST_PAUSE_S), PAUSES.delay(failures, self._rng))
             await asyncio.sleep(pause)
 
     async def _try(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
