@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Coroutine
+from datetime import UTC
 from typing import Any, cast
 
 import atheris
@@ -14,6 +15,7 @@ with atheris.instrument_imports(
     from tessera.core.audit import audit
     from tessera.core.devices import MIG, Device, NodeFacts
     from tessera.core.ledger import Ledger
+    from tessera.scheduler.clock import Clock
     from tessera.scheduler.kube_api import KubeApi
     from tessera.scheduler.move_holds import HeldMoves, MoveHolds
     from tessera.vendors.base import Switches
@@ -37,7 +39,7 @@ def one_input(data: bytes) -> None:
     holds = MoveHolds(
         moves,
         cast("KubeApi", None),
-        now=lambda: NOW,
+        clock=Clock(lambda: NOW, lambda: 0.0, UTC),
         spawn=_never,
         is_ready=lambda: True,
         on_room=lambda: None,

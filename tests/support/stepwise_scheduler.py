@@ -114,6 +114,8 @@ class World:
     """One engine and its apiserver. `at` is its clock where no event loop runs."""
 
     def __init__(self, *nodes: NodeBuilder, mode: NodeLockMode = NodeLockMode.AUTO) -> None:
+        self.skew = 0.0
+        """seconds by which its wall clock is set"""
         self.at = 0.0
         self.leads: int | None = 0
         """the tenure that the lease gives the engine"""
@@ -184,7 +186,7 @@ class World:
             return self.at
 
     def now(self) -> float:
-        return NOW + self.time()
+        return NOW + self.time() + self.skew
 
     # -- doing
 

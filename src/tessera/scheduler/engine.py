@@ -175,7 +175,7 @@ class Engine:
         self.moves = MoveHolds(
             self.cycles.moves,
             api,
-            now=clock.now,
+            clock=clock,
             spawn=spawn,
             is_ready=lambda: not self.missing(),
             on_room=self.unschedulable.on_room,

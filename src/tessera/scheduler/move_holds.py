@@ -9,7 +9,8 @@
 `HeldMoves` is the record, under a uid that no pod has: a reservation in the ledger, for a successor; or a nomination
 (`core.nominations`) over the pods that are moved away, for the pod that waits. That one is woken once they have left.
 `MoveHolds` follows the annotations (`wire.moves`) and answers them while this replica decides. What an earlier process
-has answered with `held` is held again before the first decision.
+has answered with `held` is held again before the first decision. How long a place is asked for is read once, when the
+annotation is first seen: a wall clock that is set neither ends a hold nor makes it last.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tessera.core.relocation import cards_of, fit_held, hold_uid
 from tessera.core.requests import PodRequest, Role
 from tessera.core.selection import CandidateNames
 from tessera.kube.errors import KubeError
+from tessera.scheduler.clock import Clock
 from tessera.scheduler.kube_api import KubeApi
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -52,7 +54,7 @@ class Held:
     facts: PodFacts
     workload: Workload
     until: float
-    """unix seconds"""
+    """on the monotonic clock"""
     pod: str = ""
     """uid of the pod that it is held for; empty: any of the workload"""
     leaving: frozenset[str] = frozenset()
@@ -179,7 +181,7 @@ class MoveHolds:
         moves: HeldMoves,
         api: KubeApi,
         *,
-        now: Callable[[], float],
+        clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         is_ready: Callable[[], bool],
         on_room: Callable[[], None],
@@ -189,13 +191,15 @@ class MoveHolds:
         before a place is held for it, to release what is held for its gang in other ways."""
         self._moves = moves
         self._api = api
-        self._now = now
+        self._clock = clock
         self._spawn = spawn
         self._is_ready = is_ready
         self._on_room = on_room
         self._make_way = make_way
         self._asked: dict[str, dict[str, MoveHold]] = {}
         """by node, then by the uid of the pod that moves"""
+        self._ends: dict[str, dict[str, tuple[float, float]]] = {}
+        """the same: the time that the annotation gives, and when that is on the monotonic clock"""
 
     def put_node(self, node: Node) -> None:
         found: dict[str, MoveHold] = {}
@@ -225,22 +229,25 @@ class MoveHolds:
     def end_overdue(self) -> None:
         """Release what was held for too long, and remove what is asked for no longer; called at every tick. The process
         that asked has ended by then, or does not need it any more."""
-        now = self._now()
+        now = self._clock.monotonic()
         overdue = self._moves.overdue(now)
         for uid in overdue:
             self._moves.release(uid)
         if overdue:
             self._on_room()
         for name, asked in self._asked.items():
-            late = [uid for uid, hold in asked.items() if hold.until <= now or self._moves.is_over(uid)]
+            late = [uid for uid in asked if self._ends[name][uid][1] <= now or self._moves.is_over(uid)]
             if late and self._is_ready():
                 self._spawn(self._write(name, {keys.MOVE_PREFIX + uid: None for uid in late}))
 
     def _replace(self, name: str, found: dict[str, MoveHold]) -> None:
         gone = [uid for uid in self._asked.get(name, {}) if uid not in found]
         if found:
+            known = self._ends.get(name, {})
+            self._ends[name] = {uid: self._end(hold, known.get(uid)) for uid, hold in found.items()}
             self._asked[name] = found
         else:
+            self._ends.pop(name, None)
             self._asked.pop(name, None)
         released = [uid for uid in gone if self._moves.release(uid)]
         if released:
@@ -249,10 +256,15 @@ class MoveHolds:
             for uid, hold in found.items():
                 self._answer(name, uid, hold)
 
+    def _end(self, hold: MoveHold, known: tuple[float, float] | None) -> tuple[float, float]:
+        if known is not None and known[0] == hold.until:
+            return known
+        return hold.until, self._clock.monotonic() + min(hold.until - self._clock.now(), LONGEST_S)
+
     def _answer(self, node: str, uid: str, hold: MoveHold) -> None:
-        until = min(hold.until, self._now() + LONGEST_S)
+        _, until = self._ends[node][uid]
         is_asked = hold.state is HoldState.ASKED
-        if hold.state is HoldState.REFUSED or until <= self._now():
+        if hold.state is HoldState.REFUSED or until <= self._clock.monotonic():
             self._moves.extend(uid, until)
             return
         workload = Workload(hold.namespace, hold.kind, hold.name)

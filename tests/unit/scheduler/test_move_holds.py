@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
+from datetime import UTC
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from tessera.core.devices import MigPlacement, MigSlot
-from tessera.scheduler.move_holds import MoveHolds
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.move_holds import LONGEST_S, MoveHolds
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.moves import HeldCard, HeldInstance, HoldState, MoveHold, decode_move_hold, encode_move_hold
 from tests.support.builders import A100_40GB, NOW, PodBuilder, gpu_pod, mig_profile, node
+from tests.support.event_loops import in_fake_time
 from tests.support.journalled_scheduler import JournalledWorld
 from tests.support.journals import assert_same_ledger, records_of, replayed
 from tests.support.stepwise_scheduler import World
@@ -38,7 +42,7 @@ class Moves:
         self.holds = MoveHolds(
             self.world.cycles.moves,
             self.world.api,
-            now=self.world.now,
+            clock=Clock(self.world.now, self.world.time, UTC),
             spawn=self._writes.append,
             is_ready=lambda: self.is_ready,
             on_room=self.world.unschedulable.on_room,
@@ -56,6 +60,13 @@ class Moves:
             await self._writes.pop()
             self.world.watch()
             self.holds.put_node(self.world.api.nodes["n2"])
+
+    async def after(self, seconds: float) -> None:
+        """So much later, and after a tick."""
+        await asyncio.sleep(seconds)
+        await self.settle()
+        self.holds.end_overdue()
+        await self.settle()
 
     @property
     def answer(self) -> MoveHold:
@@ -107,15 +118,38 @@ async def test_a_place_is_released_when_the_annotation_goes() -> None:
     assert (moves.used, moves.world.room) == (0, before + 1)
 
 
+@in_fake_time
 async def test_a_place_is_released_when_its_time_is_over_and_the_annotation_removed() -> None:
     moves = Moves()
     await moves.annotate(MoveHold("default", "Job", "train", FAR, HOLD.cards))
-    moves.world.now = lambda: FAR + 1  # type: ignore[method-assign]
-    moves.holds._now = moves.world.now
-    moves.holds.end_overdue()
+    await moves.after(LONGEST_S + 1)
     assert moves.used == 0
-    await moves.settle()
     assert KEY not in moves.world.api.nodes["n2"].annotations
+
+
+@pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
+@in_fake_time
+async def test_a_place_is_held_for_its_time_however_the_clock_is_set(seconds: float) -> None:
+    moves = Moves()
+    await moves.annotate(structs.replace(HOLD, until=NOW + 600))
+    moves.world.skew = seconds
+    await moves.after(590)
+    assert moves.used == 30_000
+    await moves.after(20)
+    assert moves.used == 0
+    assert KEY not in moves.world.api.nodes["n2"].annotations
+
+
+@in_fake_time
+async def test_a_place_that_is_asked_for_again_is_held_for_longer() -> None:
+    moves = Moves()
+    await moves.annotate(structs.replace(HOLD, until=NOW + 600))
+    await moves.after(590)
+    await moves.annotate(structs.replace(HOLD, until=NOW + 1200, state=HoldState.HELD))
+    await moves.after(600)
+    assert moves.used == 30_000
+    await moves.after(20)
+    assert moves.used == 0
 
 
 async def test_the_annotation_of_a_place_that_is_taken_is_removed_even_if_no_other_process_does() -> None:
@@ -283,17 +317,18 @@ async def test_a_claim_for_a_pod_that_is_bound_by_now_is_not_made_again_after_a_
     assert moves.used == 35_000
 
 
+@in_fake_time
 async def test_a_place_is_held_for_longer_if_that_is_asked_but_never_for_more_than_a_day() -> None:
     moves = Moves()
     await moves.annotate(structs.replace(HOLD, until=NOW + 10**6))
     held = moves.world.cycles.moves.get("uid-old")
     assert held is not None
-    assert held.until <= moves.world.now() + 86_400
-    until = moves.world.now() + 500
-    await moves.annotate(structs.replace(HOLD, until=until, state=HoldState.HELD))
+    assert held.until == LONGEST_S
+    await moves.after(100)
+    await moves.annotate(structs.replace(HOLD, until=NOW + 500, state=HoldState.HELD))
     held = moves.world.cycles.moves.get("uid-old")
     assert held is not None
-    assert held.until == until
+    assert held.until == 500
 
 
 async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for_them() -> None:
