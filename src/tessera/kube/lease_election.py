@@ -18,9 +18,10 @@ import msgspec
 
 from tessera.kube.client import JSON_PATCH, KubeClient
 from tessera.kube.errors import ApiError
-from tessera.kube.leases import VALID_SHARE, LeaseSpec
+from tessera.kube.leases import LONGEST_S, VALID_SHARE, LeaseSpec
 from tessera.kube.resources import LEASES
 
+INT32_MAX = 2**31 - 1
 LOST = frozenset({404, 409, 422})
 """status codes of writes that are refused because the lease is another one: the last is for a `test` that fails"""
 
@@ -140,7 +141,8 @@ class LeaseElection:
     async def _take_over(self, lease: HeldLease) -> None:
         """Of exactly this version: two that want it at the same time must not both get it."""
         version = {"op": "test", "path": "/metadata/resourceVersion", "value": lease.metadata.resource_version}
-        spec = self._spec((lease.spec.lease_transitions or 0) + 1)
+        # As large a number as the apiserver takes is followed by 0, or no process could ever take the lease.
+        spec = self._spec(((lease.spec.lease_transitions or 0) + 1) % (INT32_MAX + 1))
         await self._patch([version, {"op": "replace", "path": "/spec", "value": spec}])
         self.annotations = lease.annotations
 
@@ -167,4 +169,4 @@ class LeaseElection:
         """Whether the holder has not renewed for its duration, as seen from here."""
         if self._seen is None or self._seen[0] != spec:
             self._seen = spec, self._clock()
-        return self._clock() >= self._seen[1] + (spec.lease_duration_seconds or 0)
+        return self._clock() >= self._seen[1] + min(spec.lease_duration_seconds or 0, max(LONGEST_S, self._duration_s))

@@ -14,6 +14,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.lease_election import LeaseElection, LeaseLost
+from tessera.kube.leases import LONGEST_S
 from tessera.kube.resources import LEASES
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.support.builders import NOW
@@ -126,6 +127,19 @@ async def test_a_holder_that_reads_the_name_of_another_gives_up_at_once() -> Non
         assert one.is_held()
         assert not await one.acquire()
         assert not one.is_held()
+
+
+async def test_a_lease_with_absurd_numbers_is_taken_all_the_same() -> None:
+    async with contest() as on:
+        one = on.process("one")
+        spec = {"holderIdentity": "thief", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1}
+        await on.client.create(LEASES.path("default"), {"metadata": {"name": "defrag"}, "spec": spec})
+        assert not await one.acquire()
+        on.time = LONGEST_S - 1.0
+        assert not await one.acquire()
+        on.time = LONGEST_S + 1.0
+        assert await one.acquire()
+        assert (await on.lease())["spec"].get("leaseTransitions", 0) == 0, "no apiserver takes a larger number"
 
 
 async def test_a_released_lease_is_free_at_once() -> None:

@@ -20,34 +20,47 @@ LONGEST = 65_536
 
 
 class EvictionBudget:
-    """The evictions of the last hour."""
+    """The evictions of the last hour. How long ago they were is read from the record once, and measured from there: a
+    wall clock that is set gives no evictions and takes none for longer than an hour."""
 
-    def __init__(self, election: LeaseElection, *, per_hour: int, now: Callable[[], float]) -> None:
-        """`now` is the wall clock in unix seconds."""
+    def __init__(
+        self, election: LeaseElection, *, per_hour: int, now: Callable[[], float], clock: Callable[[], float]
+    ) -> None:
+        """`now` is the wall clock in unix seconds, `clock` measures."""
         self._election = election
         self._per_hour = per_hour
         self._now = now
+        self._clock = clock
+        self._known: tuple[str, list[float]] = ("[]", [])
+        """the record as it was read or written last, and its times by `clock`"""
 
     def left(self) -> int:
         return max(0, self._per_hour - len(self._recent()))
 
     async def spend(self, count: int) -> bool:
         """Count so many evictions, if that many are left. Raises LeaseLost and KubeError: then none may follow."""
-        recent = self._recent()
-        if len(recent) + count > self._per_hour:
+        times = [*self._recent(), *[self._clock()] * count]
+        if len(times) > self._per_hour:
             return False
-        times = [*recent, *[round(self._now())] * count]
-        await self._election.annotate({ANNOTATION: msgspec.json.encode(times).decode()})
+        ahead = self._now() - self._clock()
+        text = msgspec.json.encode([round(time + ahead) for time in times]).decode()
+        await self._election.annotate({ANNOTATION: text})
+        self._known = text, times
         return True
 
-    def _recent(self) -> list[int]:
-        now = round(self._now())
+    def _recent(self) -> list[float]:
         text = self._election.annotations.get(ANNOTATION, "[]")
+        if text != self._known[0]:
+            self._known = text, self._read(text)
+        return [time for time in self._known[1] if time > self._clock() - HOUR_S]
+
+    def _read(self, text: str) -> list[float]:
+        now, clock = self._now(), self._clock()
         try:
             if len(text) > LONGEST:
                 raise msgspec.DecodeError("too long")
             times = msgspec.json.decode(text, type=list[int])
         except (msgspec.MsgspecError, UnicodeError):
-            return [now] * self._per_hour
-        # One from the future, by a clock that was wrong, counts from now on: for an hour at most after it is written.
-        return sorted(min(time, now) for time in times if time > now - HOUR_S)
+            return [clock] * self._per_hour
+        # One from the future, by a clock that was wrong, counts from now on.
+        return [clock - max(0.0, now - time) for time in times]

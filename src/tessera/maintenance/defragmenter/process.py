@@ -79,7 +79,7 @@ class DefragmenterProcess(Worker):
             clock=clock,
             now=now,
         )
-        self._budget = EvictionBudget(self._election, per_hour=settings.evictions_per_hour, now=now)
+        self._budget = EvictionBudget(self._election, per_hour=settings.evictions_per_hour, now=now, clock=clock)
         options = RoundOptions(
             patience_s=settings.patience,
             most_moves=settings.max_moves,

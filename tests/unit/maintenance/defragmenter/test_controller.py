@@ -66,7 +66,9 @@ class Stage:
     """called once a place is held"""
 
     def __post_init__(self) -> None:
-        budget = EvictionBudget(cast("LeaseElection", self.election), per_hour=3, now=lambda: self.now)
+        budget = EvictionBudget(
+            cast("LeaseElection", self.election), per_hour=3, now=lambda: self.now, clock=lambda: self.now
+        )
         self.controller = Defragmenter(self.client, self.look, budget, OPTIONS, lambda: self.now)
         self.budget = budget
         self.apply, self.client.patch = self.client.patch, self._answer  # type: ignore[method-assign]

@@ -24,13 +24,15 @@ class Record:
 
 class Clock:
     time = NOW
+    skew = 0.0
+    """seconds by which the wall clock is set"""
 
     def __call__(self) -> float:
-        return self.time
+        return self.time + self.skew
 
 
 def budget(record: Record, clock: Clock, per_hour: int = 3) -> EvictionBudget:
-    return EvictionBudget(cast("LeaseElection", record), per_hour=per_hour, now=clock)
+    return EvictionBudget(cast("LeaseElection", record), per_hour=per_hour, now=clock, clock=lambda: clock.time)
 
 
 async def test_an_hour_slides() -> None:
@@ -60,3 +62,40 @@ async def test_a_time_from_the_future_counts_for_an_hour_once_it_is_written_agai
     assert await budget(record, clock).spend(1)
     clock.time += 3601
     assert budget(record, clock).left() == 3
+
+
+async def test_a_clock_that_is_set_ahead_gives_no_evictions() -> None:
+    record, clock = Record(), Clock()
+    process = budget(record, clock)
+    assert await process.spend(3)
+    clock.skew = 7200.0
+    clock.time += 3599
+    assert process.left() == 0
+    clock.time += 2
+    assert process.left() == 3
+
+
+async def test_a_clock_that_is_set_back_takes_evictions_for_an_hour_at_most() -> None:
+    record, clock = Record(), Clock()
+    assert await budget(record, clock).spend(3)
+    clock.skew = -36_000.0
+    process = budget(record, clock)
+    assert process.left() == 0
+    clock.time += 3601
+    assert process.left() == 3
+
+
+async def test_a_record_that_cannot_be_read_ends_after_an_hour() -> None:
+    record, clock = Record("["), Clock()
+    process = budget(record, clock)
+    assert process.left() == 0
+    clock.time += 3601
+    assert await process.spend(1)
+
+
+async def test_a_record_that_another_process_has_written_counts() -> None:
+    record, clock = Record(), Clock()
+    one, other = budget(record, clock), budget(record, clock)
+    assert await one.spend(1)
+    assert await other.spend(1)
+    assert one.left() == 1
