@@ -364,6 +364,7 @@ class Engine:
         self.moves.end_overdue()
         self._spawn(self.binder.look_up_unconfirmed())
         if self._reads_claims:
+            self.claims.tick()
             self._spawn(self.claims.writer.look_up_uncertain())
             self._spawn(self.claims.writer.protect_allocated())
         self.preemptor.end_overdue()

@@ -13,7 +13,7 @@ import pytest
 from tessera.scheduler.claims.book import WriteState
 from tessera.scheduler.claims.reader import MOST_CONSUMERS
 from tessera.scheduler.claims.writer import FINALIZER
-from tessera.scheduler.pod_cycle import CycleState
+from tessera.scheduler.pod_cycle import UNSEEN_TICKS, CycleState
 from tessera.wire import keys
 from tessera.wire.resource_api import DRIVER, ClaimStatus, Consumer, ResourceClaim
 from tests.support.builders import ALLOCATED, PodBuilder, gpu_pod, node, pod
@@ -281,6 +281,19 @@ def test_a_pod_that_is_gone_is_not_woken_by_its_claim() -> None:
     world.watch()
     world.claim("c", **PART)
     assert woken(world) == []
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_pod_that_was_gone_when_it_was_asked_for_is_forgotten_and_one_that_waits_is_not(is_gone: bool) -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    world.create(USER)
+    if is_gone:
+        world.api.delete_pod("default/p")
+        world.watch()
+    refusal(world, USER)
+    for _ in range(UNSEEN_TICKS + 1):
+        world.engine.claims.tick()
+    assert len(world.engine.claims.reader.waiting()) == (not is_gone)
 
 
 def test_a_pod_is_woken_by_its_claim_if_it_names_it_already() -> None:

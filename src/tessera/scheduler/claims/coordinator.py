@@ -167,6 +167,9 @@ class ClaimCoordinator:
         if self._ready:
             self.has_ready.set()
 
+    def tick(self) -> None:
+        self.reader.tick(self._workloads)
+
     def end_term(self) -> None:
         """Another replica decides, and touches every pod that is not bound: no other wake-up is needed."""
         self._ready.clear()

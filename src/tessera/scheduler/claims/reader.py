@@ -6,12 +6,14 @@ made of a template appears some time after its pod, so a pod may have to wait fo
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, WriteState, owner_uid
 from tessera.scheduler.claims.pod_claims import ClaimNotReady, ClaimUse, PodClaims
+from tessera.scheduler.pod_cycle import UNSEEN_TICKS
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.claims import BadClaim, ClaimAsk, selectors_excess, with_claims
 from tessera.vendors.drafts import BadPod
@@ -38,6 +40,8 @@ class PodClaimReader:
         """pods that were refused because of their claims, by uid"""
         self._waiting_for: dict[str, dict[str, None]] = {}
         """their uids by the key of each claim"""
+        self._unseen: dict[str, int] = {}
+        """those of them that the API does not show, and for how many ticks"""
 
     def join(self, pod: Pod, prepared: PreparedRequest) -> PreparedRequest | BadPod:
         """The pod's request with its claims, or why there is none."""
@@ -154,6 +158,14 @@ class PodClaimReader:
     def on_pod_gone(self, uid: str) -> None:
         self._forget(uid)
 
+    def tick(self, shown: Container[str]) -> None:
+        """Forget pods that the API never shows: kube-scheduler may ask for one whose end was seen here before."""
+        unseen = {uid: self._unseen.get(uid, 0) + 1 for uid in self._waiting if uid not in shown}
+        for uid in [uid for uid, ticks in unseen.items() if ticks > UNSEEN_TICKS]:
+            self._forget(uid)
+            del unseen[uid]
+        self._unseen = unseen
+
     def forget_waiting(self) -> None:
         self._waiting.clear()
         self._waiting_for.clear()
@@ -167,6 +179,7 @@ class PodClaimReader:
         self._listener.on_claims_ready(pod)
 
     def _forget(self, uid: str) -> None:
+        self._unseen.pop(uid, None)
         pod = self._waiting.pop(uid, None)
         for key in (_claim_keys(pod) or ()) if pod is not None else ():
             waiting = self._waiting_for[key]
