@@ -58,7 +58,6 @@ def test_a_missing_secret_is_made_and_then_kept() -> None:
         (LEAF_SECONDS * 0.66, ""),
         (LEAF_SECONDS * 0.67, "the certificate ends soon"),
         (LEAF_SECONDS + 1, "the certificate is not valid now"),
-        (-2 * DAY, "the certificate is not valid now"),
     ],
 )
 def test_a_leaf_is_renewed_by_the_same_authority_when_a_third_of_its_life_is_left(after: float, reason: str) -> None:
@@ -161,6 +160,26 @@ def test_an_ended_authority_is_not_trusted_any_longer() -> None:
     late = NOW + AUTHORITY_SECONDS + 1
     step = renewal(made.data, late)
     assert (step.authority, step.trusted) == (None, ())
+
+
+@pytest.mark.parametrize("ahead", [2 * 3600.0, 10 * DAY, 2 * AUTHORITY_SECONDS])
+def test_what_was_made_by_a_clock_that_was_ahead_is_made_anew_by_one_that_is_right(ahead: float) -> None:
+    made = renewed(renewal(None), now=NOW + ahead, names=NAMES)
+    step = plan(made.data, now=NOW, names=NAMES)
+    assert isinstance(step, Renew)
+    right = renewed(step, now=NOW, names=NAMES)
+    issuer = kept(right.data).issuer
+    assert facts_of(issuer).valid_at(NOW)
+    assert facts_of(right.leaf.certificate).valid_at(NOW)
+
+
+def test_a_leaf_of_an_authority_that_is_not_valid_yet_is_renewed() -> None:
+    """As a clock that was set right has left it."""
+    authority = make_authority(now=NOW + DAY)
+    made = Material(make_leaf(authority, NAMES, now=NOW), (authority.certificate,), authority.key)
+    step = plan(made.data, now=NOW, names=NAMES)
+    assert isinstance(step, Renew)
+    assert (step.reason, step.authority) == ("the authority is not valid yet", None)
 
 
 def test_authorities_in_use_stay_trusted_beside_a_new_one() -> None:

@@ -112,7 +112,7 @@ def plan(
     issuer = next((one for one in stored if signed_by(leaf.certificate, one)), None)
     facts, fault = _leaf_fault(leaf, issuer, now=now, names=names)
     if fault or facts is None or issuer is None:
-        usable = signer is not None and facts_of(signer.certificate).left(now) > RENEW_AT
+        usable = signer is not None and _can_go_on(facts_of(signer.certificate), now)
         return Renew(
             reason=fault if data is not None else "there is no certificate yet",
             authority=signer if usable else None,
@@ -154,7 +154,14 @@ def _leaf_fault(leaf: Pair, issuer: bytes | None, *, now: float, names: frozense
         return facts, "the certificate ends soon"
     if facts_of(issuer).left(now) <= RENEW_AT:
         return facts, "the authority ends soon"
+    if not facts_of(issuer).valid_at(now):
+        return facts, "the authority is not valid yet"
     return facts, ""
+
+
+def _can_go_on(authority: Facts, now: float) -> bool:
+    """One that was made by a clock that was ahead cannot: no apiserver takes what it signs."""
+    return authority.valid_at(now) and authority.left(now) > RENEW_AT
 
 
 def _live(bundle: bytes, now: float) -> tuple[bytes, ...]:
