@@ -95,7 +95,7 @@ class Service:
             tenure=Tenure(self._lease.tenure if self._lease is not None else lambda: 0),
         )
         self.journal.attach(engine.ledger)
-        self._templates = ClaimTemplates(client, now=now)
+        self._templates = ClaimTemplates(client, now=now, time=loop.time)
         claims = ClaimLookup(client, engine.claims.book, self._templates) if settings.dra else None
         self.webhook = Webhook(engine.vendors, settings, engine.ledger, claims=claims, observer=self._observer)
         self._informers: dict[InformerHandler[Any], Reflector[Any]] = {

@@ -17,7 +17,7 @@ from tessera.lab.sandbox.api.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATES
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.admission.claim_lookup import ClaimLookup
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
-from tessera.scheduler.admission.claim_templates import KEEP_S, RENEW_S, USED, ClaimTemplates
+from tessera.scheduler.admission.claim_templates import KEEP_S, RENEW_S, SEEN_S, USED, ClaimTemplates
 from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
@@ -94,14 +94,24 @@ async def plane() -> AsyncIterator[ControlPlane]:
 class Clock:
     def __init__(self) -> None:
         self.seconds = 1_000_000.0
+        self.skew = 0.0
+        """by which the wall clock is set"""
 
     def __call__(self) -> float:
+        return self.seconds + self.skew
+
+    def time(self) -> float:
         return self.seconds
+
+
+def templates_of(plane: ControlPlane, clock: Clock | None = None) -> ClaimTemplates:
+    clock = clock or Clock()
+    return ClaimTemplates(plane.client, now=clock, time=clock.time)
 
 
 def lookup(plane: ControlPlane, templates: ClaimTemplates | None = None) -> ClaimLookup:
     """With informers that have shown nothing yet."""
-    return ClaimLookup(plane.client, ClaimWorld().claims.book, templates or ClaimTemplates(plane.client, now=Clock()))
+    return ClaimLookup(plane.client, ClaimWorld().claims.book, templates or templates_of(plane))
 
 
 def asked(document: Document, *, dry_run: bool = False) -> bytes:
@@ -198,7 +208,7 @@ async def test_the_claims_of_a_pod_are_read_until_one_is_wrong(plane: ControlPla
 
 
 async def test_what_informers_show_is_not_read_again(plane: ControlPlane) -> None:
-    templates = ClaimTemplates(plane.client, now=Clock())
+    templates = templates_of(plane)
     templates.put("default/ours", msgspec.convert(template("ours", of_class(OURS)), ResourceClaimTemplate))
     world = ClaimWorld()
     found = ClaimLookup(plane.client, world.claims.book, templates)
@@ -270,7 +280,7 @@ def used_at(plane: ControlPlane) -> str:
 
 async def test_a_template_that_no_pod_has_used_for_a_day_is_deleted(plane: ControlPlane) -> None:
     clock = Clock()
-    templates = ClaimTemplates(plane.client, now=clock)
+    templates = templates_of(plane, clock)
     await plane.client.create(RESOURCE_CLAIM_TEMPLATES.path("default"), template("users-own", of_class(OURS)))
     await templates.use("default", TEMPLATE)
     await listed(plane, templates)
@@ -284,9 +294,30 @@ async def test_a_template_that_no_pod_has_used_for_a_day_is_deleted(plane: Contr
     assert sorted(names(plane)) == ["tessera-1", "users-own"]
 
 
+async def test_a_clock_that_is_set_ahead_deletes_no_template_that_was_just_used(plane: ControlPlane) -> None:
+    clock = Clock()
+    templates = templates_of(plane, clock)
+    await templates.use("default", TEMPLATE)
+    await listed(plane, templates)
+    clock.skew = 2 * KEEP_S
+    assert await templates.sweep() == 0
+    clock.seconds += SEEN_S + 1
+    assert await templates.sweep() == 1
+
+
+async def test_a_use_is_recorded_by_a_clock_that_was_set_back(plane: ControlPlane) -> None:
+    clock = Clock()
+    await templates_of(plane, clock).use("default", TEMPLATE)
+    clock.skew = -KEEP_S
+    templates = templates_of(plane, clock)
+    await listed(plane, templates)
+    await templates.use("default", TEMPLATE)
+    assert used_at(plane) == str(int(clock()))
+
+
 async def test_a_template_that_is_used_is_kept_with_one_write_an_hour(plane: ControlPlane) -> None:
     clock = Clock()
-    leader, other = ClaimTemplates(plane.client, now=clock), ClaimTemplates(plane.client, now=clock)
+    leader, other = templates_of(plane, clock), templates_of(plane, clock)
     await leader.use("default", TEMPLATE)
     await listed(plane, other)
     began = used_at(plane)
