@@ -19,6 +19,7 @@ from tessera.core.policies import uses_forecast
 from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
+from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
@@ -62,6 +63,8 @@ NOT_FOUND = 404
 CONFLICT = 409
 WAKE_AGAIN_SECONDS = 1.0
 """until pods are woken that could not be woken at once"""
+WAKE_PAUSES = Backoff(initial=WAKE_AGAIN_SECONDS, cap=15.0)
+"""between tries, if nothing else happens: a backlog must not add to what an apiserver cannot serve"""
 
 
 class Engine:
@@ -105,6 +108,8 @@ class Engine:
         )
         self._began, self._wakes = int(clock.now()), 0
         self._wake_again: asyncio.TimerHandle | None = None
+        self._failed_rounds, self._has_failed = 0, False
+        """rounds of wake-ups in a row that had failures, and whether this one has"""
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
@@ -379,6 +384,7 @@ class Engine:
                 # The room stays; whether it helps is seen once decisions can be made again.
                 self._wake_later()
                 continue
+            self._failed_rounds, self._has_failed = (self._failed_rounds + 1) * self._has_failed, False
             self.claims.retry_wakes()
             async for members in self.gangs.retry():
                 await self._wake_all(members, self.gangs.on_wake_failed)
@@ -429,14 +435,15 @@ class Engine:
                 return
             on_failed(pod.uid)
             # Perhaps nothing else ever happens: the room that is there must be enough to try again.
-            self._wake_later()
+            self._has_failed = True
+            self._wake_later(WAKE_PAUSES.ceiling(self._failed_rounds + 1))
             log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
-    def _wake_later(self) -> None:
+    def _wake_later(self, seconds: float = WAKE_AGAIN_SECONDS) -> None:
         """One timer for all reasons: each of its own would start the next one, and they would only become more."""
         if self._wake_again is not None:
             self._wake_again.cancel()
-        self._wake_again = asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, self.unschedulable.room.set)
+        self._wake_again = asyncio.get_running_loop().call_later(seconds, self.unschedulable.room.set)
 
     async def look_up_groups(self) -> None:
         """For ever: read the sizes of gangs that are in an object, at a bounded rate. No wake-up waits for that."""

@@ -131,6 +131,23 @@ async def test_a_pod_that_could_not_be_woken_is_woken_later(fault: KubeError) ->
 
 
 @in_fake_time
+async def test_a_backlog_does_not_hammer_an_apiserver_that_refuses_to_wake_it() -> None:
+    async with world() as here:
+        pods = [gpu_pod(f"p{number}", mem=10 + number) for number in range(20)]
+        for pod in pods:
+            here.api.add_pod(pod)
+            here.filtered(pod)
+        here.api.always("annotate_pod", refused(429))
+        here.make_room()
+        await asyncio.sleep(600)
+        tries = len(here.logs.of("pod not woken"))
+        assert 20 * 30 <= tries <= 20 * 50
+        here.api.always("annotate_pod", None)
+        await asyncio.sleep(15)
+        assert all(here.retried(pod) for pod in pods)
+
+
+@in_fake_time
 async def test_a_pod_that_is_gone_is_not_woken_again_and_the_others_are() -> None:
     async with world() as here:
         gone, there = gpu_pod("gone", mem=500), gpu_pod("there", mem=500)
