@@ -5,6 +5,7 @@ Whether a plugin is alive is decided here by a rule of its own, from the words o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,8 +36,11 @@ class InformerView:
     """Told about every object that reaches a sink, after the sink."""
 
     def __init__(self, vendors: Mapping[str, Vendor], now: Callable[[], float]) -> None:
+        """`now` is the process's wall clock, which may be set."""
         self._vendors = vendors
         self._now = now
+        self._asked: dict[tuple[str, str], tuple[str, float]] = {}
+        """node and vendor: the handshake, and until when it may be answered, in the loop's time"""
         self.pods: dict[str, PodFacts] = {}
         self.raw_pods: dict[str, Pod] = {}
         """by uid, of pods that hold devices"""
@@ -63,6 +67,7 @@ class InformerView:
             self.raw_nodes.pop(key, None)
             self.nodes.pop(key, None)
             self._registered.pop(key, None)
+            self._asked = {asked: until for asked, until in self._asked.items() if asked[0] != key}
         else:
             self.raw_nodes[key] = node
             self._read(node)
@@ -138,8 +143,11 @@ class InformerView:
             return provided is None or int(provided) != 0
         if not said.startswith(ASKED):
             return True
-        asked = datetime.fromisoformat(said.removeprefix(ASKED)).replace(tzinfo=UTC).timestamp()
-        return self._now() < asked + ANSWER_SECONDS or int(provided or 0) > 0
+        time, key = asyncio.get_running_loop().time(), (node.name, vendor)
+        if self._asked.get(key, ("", 0.0))[0] != said:
+            age = self._now() - datetime.fromisoformat(said.removeprefix(ASKED)).replace(tzinfo=UTC).timestamp()
+            self._asked[key] = said, time + ANSWER_SECONDS - max(age, 0.0)
+        return time < self._asked[key][1] or int(provided or 0) > 0
 
 
 def _version(claim: ResourceClaim) -> int:

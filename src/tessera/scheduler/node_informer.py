@@ -87,6 +87,8 @@ class NodeInformer(InformerHandler[Node]):
         self._listener = listener
         self._asked: dict[str, Node] = {}
         """nodes whose handshake waits for an answer, the plugin's or ours: only time changes what they mean"""
+        self._answers: dict[str, dict[str, tuple[str, float]]] = {}
+        """by node and handshake: how it was first seen, and until when it may be answered, on the monotonic clock"""
         self._registered: dict[str, NodeFacts] = {}
         """as the nodes themselves say; the ledger's view also knows what their pods make of it"""
 
@@ -99,6 +101,7 @@ class NodeInformer(InformerHandler[Node]):
 
     def drop(self, key: str) -> None:
         self._asked.pop(key, None)
+        self._answers.pop(key, None)
         self._forget(key)
         self._listener.on_node_gone(key)
 
@@ -144,11 +147,12 @@ class NodeInformer(InformerHandler[Node]):
         if not vendor.keys.handshake or vendor.keys.register not in node.annotations:
             return True
         allocatable = _whole(node.allocatable.get(vendor.names.count))
-        match decode_handshake(node.annotations.get(vendor.keys.handshake), zone=self._clock.zone):
+        said = node.annotations.get(vendor.keys.handshake)
+        match decode_handshake(said, zone=self._clock.zone):
             case Requesting(time):
                 if time is None:
                     return True
-                asked_lately = self._time() < time + ANSWER_WITHIN
+                asked_lately = self._may_answer(node.name, vendor.keys.handshake, said or "", time)
                 if asked_lately:
                     self._asked[node.name] = node
                 return asked_lately or (allocatable or 0) > 0
@@ -157,6 +161,14 @@ class NodeInformer(InformerHandler[Node]):
                 return allocatable != 0
             case Reported():
                 return True
+
+    def _may_answer(self, node: str, handshake: str, said: str, asked: datetime) -> bool:
+        """Whether a plugin has time left. How much is read once: a wall clock that is set does not change it."""
+        known, now = self._answers.setdefault(node, {}), self._clock.monotonic()
+        if handshake not in known or known[handshake][0] != said:
+            left = min(asked + ANSWER_WITHIN - self._time(), ANSWER_WITHIN)
+            known[handshake] = said, now + left.total_seconds()
+        return now < known[handshake][1]
 
     def _shake_hands(self, node: Node, vendors: set[str]) -> None:
         """Answer plugins that reported: the stamp tells them that their registration was read."""

@@ -36,7 +36,7 @@ class World:
     zone: tzinfo = UTC
 
     def __post_init__(self) -> None:
-        self.at = 0.0
+        self.at = self.skew = 0.0
         self.ledger = Ledger(vendors())
         self.patches: list[tuple[str, Patch]] = []
         self.room = 0
@@ -50,7 +50,7 @@ class World:
             vendors(),
             pools=ClaimPools(self, self.on_synced),
             selector=self.selector,
-            clock=Clock(lambda: NOW + self.at, lambda: self.at, self.zone),
+            clock=Clock(lambda: NOW + self.at + self.skew, lambda: self.at, self.zone),
             listener=self,
         )
 
@@ -195,8 +195,11 @@ def test_five_thousand_plain_nodes_cost_nothing_and_are_not_kept() -> None:
 # -- the tick
 
 
-def test_a_plugin_that_does_not_answer_within_a_minute_loses_its_cards_with_the_next_tick() -> None:
+@pytest.mark.parametrize("skew", [0.0, -7200.0, 7200.0], ids=["right", "set back", "set ahead"])
+def test_a_plugin_that_does_not_answer_within_a_minute_loses_its_cards_with_the_next_tick(skew: float) -> None:
+    """However the wall clock is set meanwhile."""
     world = World().put(gpus(asked(0), allocatable=0))
+    world.skew = skew
     world.tick(45.0)
     assert world.cards() == ["n1-0", "n1-1"]
     world.tick(60.0)
