@@ -196,7 +196,7 @@ async def test_a_pod_whose_selectors_will_never_be_evaluated_is_refused(
 
 
 async def test_the_claims_of_a_pod_are_read_until_one_is_wrong(plane: ControlPlane) -> None:
-    templates = ClaimTemplates(plane.client, now=Clock())
+    templates = ClaimTemplates(plane.client, now=(clock := Clock()), time=clock.time)
     for number in range(3):
         wrong = template(f"t{number}", selecting(f"{'x' * 9000} == {number}"))
         templates.put(f"default/t{number}", msgspec.convert(wrong, ResourceClaimTemplate))
