@@ -325,6 +325,18 @@ async def test_what_an_earlier_plan_was_not_allowed_makes_no_later_one_impossibl
 
 
 @in_fake_time
+async def test_a_plan_that_one_member_can_never_follow_is_not_made_again_and_again() -> None:
+    world = World(machine("n1", cards=1), machine("n2", cards=1))
+    pods = gang(2)
+    world.create(*pods)
+    for _ in range(2):
+        first = world.chosen(pods[0])
+        assert world.filtered(pods[1], [first])["NodeNames"] is None
+        await asyncio.sleep(10)
+    assert world.filtered(pods[0])["NodeNames"] is None
+
+
+@in_fake_time
 async def test_an_optional_member_that_comes_first_takes_the_place_of_another_one() -> None:
     world = World(machine("n1"))
     pods = gang(3, gang_min="2")

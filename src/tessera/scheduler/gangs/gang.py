@@ -93,6 +93,8 @@ class Member:
     narrowed: Candidates | None = None
     """of a filter call that did not allow its hold. Other members may have taken the cpu of its other nodes by then, so
     this says where it can go beside them: the next plan respects it, if it can"""
+    refused_within: frozenset[str] = frozenset()
+    """names of the nodes that the last plan failed with which did not suit it"""
     is_tried: bool = False
     """its last filter call was for its nominated node alone"""
     unseen_ticks: int = 0

@@ -206,9 +206,11 @@ class GangPlanner:
             if placement is not None:
                 return placement
             why = answer.text if isinstance(answer, GangMisfit) else why
-        if member.candidates is None:
-            # It was only asked for after others had their places: without this the next plan would be the same.
+        allowed = frozenset(member.narrowed.names)
+        if member.candidates is None and member.refused_within == allowed:
+            # It was only ever asked for after others had their places: the next plan would be the same again.
             member.candidates = member.narrowed
+        member.refused_within = allowed
         return self._lifecycle.give_up(
             gang, f"kube-scheduler does not allow the planned node for pod {request.name}: {why}"
         )
