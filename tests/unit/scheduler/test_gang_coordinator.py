@@ -327,13 +327,13 @@ async def test_what_an_earlier_plan_was_not_allowed_makes_no_later_one_impossibl
 @in_fake_time
 async def test_a_plan_that_one_member_can_never_follow_is_not_made_again_and_again() -> None:
     world = World(machine("n1", cards=1), machine("n2", cards=1))
-    pods = gang(2)
-    world.create(*pods)
+    whole, most = (using_downward_api(gpu_pod(f"g-{mem}", mem=mem)).in_gang("g", 2) for mem in (81920, 81000))
+    world.create(whole, most)
     for _ in range(2):
-        first = world.chosen(pods[0])
-        assert world.filtered(pods[1], [first])["NodeNames"] is None
+        assert world.chosen(whole, ["n1"]) == "n1"
+        assert world.filtered(most, ["n1"])["NodeNames"] is None
         await asyncio.sleep(10)
-    assert world.filtered(pods[0])["NodeNames"] is None
+    assert world.filtered(whole, ["n1"])["NodeNames"] is None
 
 
 @in_fake_time
