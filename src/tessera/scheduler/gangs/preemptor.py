@@ -103,7 +103,9 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
                 self._gangs.nominations.report_none(gang, seconds)
                 return None
             if not found.victims and not found.leaving:
-                self._cycles.unschedulable.on_room()  # It fits as it is.
+                # It fits as it is. If its plan says otherwise, neither is made again at once.
+                gang.search_at = clock.monotonic() + AGAIN_SECONDS + SEARCH_PAUSE * seconds
+                self._cycles.unschedulable.on_room()
                 return None
             # The search may have paused, and nodes may have changed since.
             is_settled = not self._has_changed(found, position)
