@@ -220,7 +220,8 @@ async def test_five_mebibytes_are_read_and_more_than_eight_are_refused(world: Wo
         answer = await caller.filter(WEB_POD, names)
         assert answer["NodeNames"] == names
         assert (await caller.filter(world.pod, names))["NodeNames"] == ["n1"]
-        assert (await caller.post("/webhook", review))["response"]["allowed"] is True
+        answer = await caller.post("/webhook", review)
+        assert "at most 4194304" in answer["response"]["status"]["message"], "it is read, and answered"
         for path in ("/filter", "/bind", "/webhook"):
             assert (await caller.send("POST", path, b" " * (MAX_BODY_BYTES + 1)))[0] == 413
         assert (await caller.filter(WEB_POD, ["n1"]))["NodeNames"] == ["n1"]
