@@ -53,5 +53,5 @@ def decode_claim_devices(text: str) -> dict[str, tuple[ClaimDevice, ...]]:
         raise WireError(f"the devices of its claims have {count} entries; at most {MAX_ENTRIES}")
     try:
         return _decoder.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise WireError(f"the devices of its claims, {quoted(text)}, cannot be read: {error}") from error

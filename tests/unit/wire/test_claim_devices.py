@@ -29,6 +29,7 @@ def test_it_is_read_and_written_byte_for_byte() -> None:
         "[]",
         "null",
         '{"u":null}',
+        '{"\udc81":[]}',
         '{"u":[{"memory":1,"cores":1}]}',
         '{"u":[{"uuid":"","memory":1,"cores":1}]}',
         '{"u":[{"uuid":"a","memory":-1,"cores":1}]}',

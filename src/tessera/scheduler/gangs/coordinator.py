@@ -113,7 +113,8 @@ class GangCoordinator:
         uid, phase = pod.metadata.uid, pod.status.phase
         group = read_pod_group(pod)
         has_failed = phase in ENDED and phase != SUCCEEDED
-        is_over = has_failed or (pod.metadata.deletion_timestamp and not pod.spec.node_name)
+        # A member that is leaving does not count, or the pod that replaces it would be bound beside it, alone.
+        is_over = has_failed or bool(pod.metadata.deletion_timestamp)
         is_bound = bool(pod.spec.node_name)
         prepared = None
         if isinstance(group, PodGroup) and not is_over:
@@ -337,6 +338,7 @@ class GangCoordinator:
             if self.turns.is_starving(gang):
                 rest.starving.append(gang)
         if not rest.gangs:
+            self._round = _Round(deque(), None)
             await self.outlook.judge(list(filter(self._is_known, rest.unjudged)))
             favoured = self.turns.give(list(filter(self._is_known, rest.starving)))
             if favoured is not None and (woken := await self._retry(favoured)):
