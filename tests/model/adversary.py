@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from tessera.kube.decoder import MAX_RETRY_AFTER_SECONDS
 from tessera.kube.errors import ApiError
-from tessera.wire.pod_groups import GANG
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.faults import Faults, Storm
 from tests.model.tenants import PODS, Tenants
@@ -46,18 +45,15 @@ class Adversary:
         return f"{status} with {wait} to {share:.0%} of {'calls' if reads is None else 'reads' if reads else 'writes'}"
 
     def replace_evicted(self) -> str | None:
-        """A controller makes a new pod for one that was evicted. Those of gangs are not put back: one whose members
-        come again while the old ones leave may be bound in part."""
-        if len(self.api.pods.objects) >= PODS:
+        """A controller makes a new pod for one that was evicted, while that one may still be leaving."""
+        if len(self.api.pods.objects) >= PODS or self._replaced >= len(self.api.evicted):
             return None
-        for evicted in self.api.evicted[self._replaced :]:
-            self._replaced += 1
-            uid, template = evicted.metadata.uid, self.api.templates[evicted.metadata.uid]
-            if GANG not in template.annotations:
-                name = f"again{self._replaced}"
-                self.api.create_pod(template, namespace=evicted.metadata.namespace, name=name)
-                return f"{name} for {uid}"
-        return None
+        evicted = self.api.evicted[self._replaced]
+        self._replaced += 1
+        name = f"again{self._replaced}"
+        template = self.api.templates[evicted.metadata.uid]
+        self.api.create_pod(template, namespace=evicted.metadata.namespace, name=name)
+        return f"{name} for {evicted.metadata.uid}"
 
     def settle(self) -> bool:
         """Put back all that was evicted; whether anything was."""
