@@ -301,7 +301,9 @@ class Engine:
         self.nodes.refresh(node)
 
     def on_claims_ready(self, pod: Pod) -> None:
-        self.gangs.observe(pod)  # What it asks for is known now.
+        cycle = self.cycles.get(pod.metadata.uid)
+        if cycle is not None and cycle.is_shown:  # Otherwise it may be gone.
+            self.gangs.observe(pod)  # What it asks for is known now.
 
     def on_node(self, node: Node) -> None:
         self.queue.observe_node(node)

@@ -141,3 +141,15 @@ async def test_a_member_that_is_bound_stays_one_when_its_claim_is_gone() -> None
     [gang] = world.engine.gangs.registry
     found = [(each.request.name, each.state) for each in gang.members.values()]
     assert sorted(found) == [("g-0", MemberState.BOUND), ("g-1", MemberState.BOUND)]
+
+
+def test_a_pod_that_is_gone_is_no_member_because_its_claim_appears() -> None:
+    asking = claiming(pod("g-0"), "c").in_gang("g", 2)
+    world = ClaimWorld(agent_node("n1").gpus(1))
+    world.create(asking)
+    world.api.delete_pod("default/g-0")
+    world.watch()
+    assert reason(world, asking) == "ResourceClaim c does not exist yet", "kube-scheduler's cache is late"
+    world.claim("c", **BIG)
+    assert woken(world) == ["g-0"]
+    assert len(world.engine.gangs.registry) == 0
