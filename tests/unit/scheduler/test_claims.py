@@ -688,6 +688,24 @@ async def test_a_write_of_unknown_effect_holds_its_slice_until_it_cannot_land_an
 
 
 @in_fake_time
+async def test_a_write_that_landed_unheard_and_was_taken_back_is_not_sent_again() -> None:
+    world = ready()
+    world.api.script("write_claim_status", Step(lost_answer(), done=True))
+
+    def take_back() -> None:
+        """The informer shows the allocation, and that kube-controller-manager ends it: the room is free."""
+        world.watch()
+        world.api.change_claim("default/c", ClaimStatus())
+        world.watch()
+        assert world.cards() == FREE
+
+    world.api.script("write_claim_status", Step(meanwhile=take_back))
+    assert "released meanwhile" in await world.bound(USER)
+    assert world.stored("c").status.allocation is None
+    assert world.agrees()
+
+
+@in_fake_time
 async def test_a_pod_waits_while_a_write_of_its_claim_is_uncertain() -> None:
     world = ready()
     world.api.always("write_claim_status", lost_answer())

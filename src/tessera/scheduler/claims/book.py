@@ -121,6 +121,10 @@ class ClaimBook:
         """How many claims have devices of ours."""
         return sum(1 for record in self._records.values() if record.facts is not None)
 
+    def is_charged(self, record: ClaimRecord) -> bool:
+        """Whether the ledger holds something for it."""
+        return self._ledger.pod(record.uid) is not None
+
     def count(self, state: WriteState) -> int:
         return sum(1 for record in self._records.values() if record.state is state)
 

@@ -277,6 +277,9 @@ class ClaimWriter:
                 if write.facts is not None:
                     claim = await self._protect(claim)
                 self._book.learn(write.record, claim)
+                if write.facts is not None and not self._book.is_charged(write.record):
+                    # An earlier attempt had landed, and what it gave was taken back and is free.
+                    return f"ResourceClaim {write.record.key} was released meanwhile"
                 if not self._tenure.is_held() or self._tenure.number != number:
                     error = NOT_LEADING
                     break
