@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import random
 import socket
+from collections import deque
 from functools import cache
 
 PORTS = range(20_000, 32_000)
@@ -14,10 +15,13 @@ BLOCK = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that are free at this moment."""
-    own = _own_block()
+    """Ports of the loopback interface that are free at this moment. One comes again only after all others: a program
+    may take its time until it listens."""
+    own = _own_ports()
     chosen: list[int] = []
-    for port in random.sample(own, len(own)):
+    for _ in range(len(own)):
+        port = own[0]
+        own.rotate(-1)
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -31,7 +35,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @cache
-def _own_block() -> range:
+def _own_ports() -> deque[int]:
     """The process that has bound the first port of a block has the others."""
     blocks = range(PORTS.start, PORTS.stop, BLOCK)
     for first in random.sample(blocks, len(blocks)):
@@ -42,5 +46,5 @@ def _own_block() -> range:
             held.close()
             continue
         atexit.register(held.close)
-        return range(first + 1, first + BLOCK)
+        return deque(range(first + 1, first + BLOCK))
     raise OSError("other tests use all ports")
