@@ -83,7 +83,7 @@ class Adversary:
         return f"{claim.metadata.name}: {sorted(uids)}"
 
     def end_everything(self) -> None:
-        """All pods go, at once or by and by, and nobody makes new ones."""
+        """All pods go, at once or by and by, and no new ones are made."""
         self._replaced = len(self.api.evicted)
         for key, pod in list(self.api.pods.objects.items()):
             if self.rng.random() < 0.5:

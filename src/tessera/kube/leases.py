@@ -17,7 +17,7 @@ import msgspec
 VALID_SHARE = 2 / 3
 """of a lease's duration: kube-scheduler gives up after 10 of 15 s without a renewal (renewDeadline)"""
 LONGEST_S = 150
-"""of a lease's duration that counts: whoever can write a Lease can write any number"""
+"""of a lease's duration that counts: a client that can write a Lease can write any number"""
 CLOCK_SET_S = 1.0
 """by which a wall clock that was set differs from one that is only corrected"""
 

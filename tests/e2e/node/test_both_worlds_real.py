@@ -264,7 +264,7 @@ async def test_a_claim_that_its_tenant_deletes_keeps_its_card_while_its_pod_runs
         name = claim["metadata"]["name"]
         answer = await found.tenant.delete(RESOURCE_CLAIMS.path(found.namespace, name))
         assert answer.status == 200, answer.body
-        # Whoever removes the finalizer as well: a tenant may.
+        # A tenant may remove the finalizer as well.
         await found.tenant.patch(RESOURCE_CLAIMS.path(found.namespace, name), {"metadata": {"finalizers": None}})
 
         async def claim_is_gone() -> bool:
