@@ -75,6 +75,8 @@ async def test_mps_daemons_outlive_the_pod_of_the_agent_and_its_upgrade(node: No
         assert (len(agents), len(holders)) == (1, 1)
         started = daemons()
         assert (len(started), all(map(is_running, started.values()))) == (CARDS, True)
+        # One that takes long to answer on a busy machine is started again, before it counts.
+        starts = (SCRIPTED / "started").read_text()
         path = f"/apis/apps/v1/namespaces/{TENANT}/deployments"
         await release.api.create(path, deployment("first", 1, tenant=TENANT))
         pods = await running(release.api, 1, tenant=TENANT)
@@ -97,4 +99,4 @@ async def test_mps_daemons_outlive_the_pod_of_the_agent_and_its_upgrade(node: No
         # The agent that took them over serves through them.
         await release.api.create(path, deployment("second", 2, tenant=TENANT))
         await running(release.api, 3, tenant=TENANT)
-        assert len((SCRIPTED / "started").read_text().split()) == CARDS
+        assert (SCRIPTED / "started").read_text() == starts
