@@ -307,6 +307,16 @@ def test_a_pod_is_woken_by_its_claim_if_it_names_it_already() -> None:
     assert woken(world) == ["uid-p"]
 
 
+def test_a_pod_that_goes_before_it_is_woken_is_not_woken() -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    world.create(USER)
+    assert refusal(world, USER) == "ResourceClaim c does not exist yet"
+    world.claim("c", **PART)
+    world.api.delete_pod("default/p")
+    world.watch()
+    assert woken(world) == []
+
+
 @in_fake_time
 async def test_waking_a_pod_for_its_claim_takes_one_patch_and_is_repeated_if_it_fails() -> None:
     world = ClaimWorld(agent_node().gpus(1))

@@ -119,6 +119,7 @@ class ClaimCoordinator:
     def on_pod_gone(self, uid: str) -> None:
         self.reader.on_pod_gone(uid)
         self._workloads.pop(uid, None)
+        self._ready.pop(uid, None)
 
     def on_claim(self, record: ClaimRecord) -> None:
         self.reader.on_claim(record)
