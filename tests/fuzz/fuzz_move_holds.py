@@ -10,14 +10,14 @@ from typing import Any, cast
 import atheris
 
 with atheris.instrument_imports(
-    include=["tessera.wire.moves", "tessera.scheduler.move_holds", "tessera.core.holdings"]
+    include=["tessera.wire.moves", "tessera.scheduler.features.moves.holds", "tessera.core.holdings"]
 ):
     from tessera.core.audit import audit
     from tessera.core.devices import MIG, Device, NodeFacts
     from tessera.core.ledger import Ledger
     from tessera.scheduler.clock import Clock
+    from tessera.scheduler.features.moves.holds import HeldMoves, MoveHolds
     from tessera.scheduler.kube_api import KubeApi
-    from tessera.scheduler.move_holds import HeldMoves, MoveHolds
     from tessera.vendors.base import Switches
     from tessera.vendors.registry import build_vendors
     from tessera.wire import keys

@@ -17,9 +17,9 @@ from tessera.core.gangs import GangMisfit, plan_gang
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
-from tessera.scheduler.claims.book import WriteState
-from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.features.claims.book import WriteState
+from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING

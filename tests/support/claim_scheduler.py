@@ -18,8 +18,8 @@ from tessera.core.audit import audit
 from tessera.core.grants import Grants
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import replay
-from tessera.scheduler.claims.book import WriteState
-from tessera.scheduler.claims.coordinator import ClaimCoordinator
+from tessera.scheduler.features.claims.book import WriteState
+from tessera.scheduler.features.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.vendors.claims import claim_facts, shortfalls, with_parts
 from tessera.vendors.node_reader import node_facts

@@ -18,7 +18,7 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, replay
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, UNSCHEDULABLE, CycleState
 from tessera.scheduler.settings import NodeLockMode, Settings

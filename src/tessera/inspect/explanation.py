@@ -24,7 +24,7 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, holder_slices
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
-from tessera.scheduler.claims.pod_claims import ClaimNotReady
+from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes

@@ -23,7 +23,7 @@ from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
-from tessera.scheduler.gangs.gang import Gang, MemberState
+from tessera.scheduler.features.gangs.gang import Gang, MemberState
 
 TOO_MUCH_WORK = "finding a place for one member takes longer than is allowed here: use `tessera simulate pod`"
 

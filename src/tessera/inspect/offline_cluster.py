@@ -34,10 +34,10 @@ from tessera.kube.resources import (
     RESOURCE_SLICES,
     Resource,
 )
-from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import last_turnover
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.features.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest

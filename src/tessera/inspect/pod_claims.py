@@ -15,7 +15,7 @@ from tessera.core.selection import Candidates
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.request import ContainerSummary
 from tessera.inspect.slices import GrantedSlice, consumer_names, holder_slices
-from tessera.scheduler.claims.book import ClaimRecord
+from tessera.scheduler.features.claims.book import ClaimRecord
 from tessera.vendors.claims import BadClaim
 from tessera.wire.cel import AllOf
 from tessera.wire.objects import Pod, PodClaim

@@ -18,7 +18,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.victims import PodBook, PodTraits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import BudgetState, Json
-from tessera.scheduler.victim_book import VictimBook
+from tessera.scheduler.features.preemption.victim_book import VictimBook
 
 SWITCHED_OFF = "preemption is switched off (--preemption=false)"
 

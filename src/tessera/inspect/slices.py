@@ -13,7 +13,7 @@ from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import Role, claim_and_request
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.wire.resource_api import Consumer
 
 

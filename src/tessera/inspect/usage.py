@@ -23,7 +23,7 @@ from tessera.inspect.slices import (
     is_claim,
 )
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, SliceKey, Utilization, sum_utilization
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.pod_claims import unmet_selectors
 from tessera.inspect.slices import CardHolder, card_holders
-from tessera.scheduler.claims.book import ClaimBook
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.scheduler.pod_requests import PreparedRequest
 
 DETAILS = 3

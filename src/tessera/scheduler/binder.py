@@ -28,7 +28,7 @@ import structlog
 
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.allocation_queue import Ticket
-from tessera.scheduler.claims.writer import ClaimWriter
+from tessera.scheduler.features.claims.writer import ClaimWriter
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import BindEvent, SchedulerObserver

@@ -23,34 +23,34 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
-from tessera.scheduler.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
+from tessera.scheduler.features.claims.coordinator import ClaimCoordinator
+from tessera.scheduler.features.gangs.accounts import HoldAccounts
+from tessera.scheduler.features.gangs.coordinator import GangCoordinator
+from tessera.scheduler.features.gangs.group_sizes import EACH_SECONDS, WantedGroup
+from tessera.scheduler.features.gangs.holds import GangHolds, NodeLabels
+from tessera.scheduler.features.gangs.preemptor import GangPreemptor
+from tessera.scheduler.features.moves.holds import MoveHolds
+from tessera.scheduler.features.preemption.nominated_nodes import NominatedNodes
+from tessera.scheduler.features.preemption.preempt_verb import PreemptVerb
+from tessera.scheduler.features.preemption.preemptor import Preemptor
+from tessera.scheduler.features.preemption.victim_book import BudgetInformer, VictimBook
 from tessera.scheduler.filter import Filter
-from tessera.scheduler.gangs.accounts import HoldAccounts
-from tessera.scheduler.gangs.coordinator import GangCoordinator
-from tessera.scheduler.gangs.group_sizes import EACH_SECONDS, WantedGroup
-from tessera.scheduler.gangs.holds import GangHolds, NodeLabels
-from tessera.scheduler.gangs.preemptor import GangPreemptor
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.move_holds import MoveHolds
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.scheduler.node_lock import NodeLocks
-from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.pod_requests import RequestReader
-from tessera.scheduler.preempt_verb import PreemptVerb
-from tessera.scheduler.preemptor import Preemptor
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.takeover import AT_ONCE, Takeover
 from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
-from tessera.scheduler.victim_book import BudgetInformer, VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys

@@ -23,10 +23,10 @@ from tessera.core.misfits import UNREGISTERED, Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
-from tessera.scheduler.claims.pod_claims import ClaimNotReady
 from tessera.scheduler.demand_tracker import DemandTracker
-from tessera.scheduler.gangs.coordinator import GangCoordinator
-from tessera.scheduler.gangs.turns import HeldNodes
+from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
+from tessera.scheduler.features.gangs.coordinator import GangCoordinator
+from tessera.scheduler.features.gangs.turns import HeldNodes
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles

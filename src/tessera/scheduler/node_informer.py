@@ -19,8 +19,8 @@ import structlog
 
 from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
-from tessera.scheduler.claims.pools import ClaimPools
 from tessera.scheduler.clock import Clock
+from tessera.scheduler.features.claims.pools import ClaimPools
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts

@@ -15,10 +15,10 @@ import msgspec
 from tessera.core import policies
 from tessera.core.grants import Placement
 from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
-from tessera.scheduler.claims.pod_claims import ClaimNotReady, PodClaims
 from tessera.scheduler.demand_tracker import DemandTracker
+from tessera.scheduler.features.claims.pod_claims import ClaimNotReady, PodClaims
+from tessera.scheduler.features.preemption.victim_book import group_of
 from tessera.scheduler.host_resources import host_ask
-from tessera.scheduler.victim_book import group_of
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod

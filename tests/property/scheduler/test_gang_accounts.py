@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.scheduler.gangs.accounts import Span
+from tessera.scheduler.features.gangs.accounts import Span
 from tests.unit.scheduler.test_gang_accounts import CARDS, FULL, SHARE, Accounts
 
 

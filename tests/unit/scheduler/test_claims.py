@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.scheduler.claims.book import WriteState
-from tessera.scheduler.claims.reader import MOST_CONSUMERS
-from tessera.scheduler.claims.writer import FINALIZER
+from tessera.scheduler.features.claims.book import WriteState
+from tessera.scheduler.features.claims.reader import MOST_CONSUMERS
+from tessera.scheduler.features.claims.writer import FINALIZER
 from tessera.scheduler.pod_cycle import UNSEEN_TICKS, CycleState
 from tessera.wire import keys
 from tessera.wire.resource_api import DRIVER, ClaimStatus, Consumer, ResourceClaim

@@ -7,7 +7,7 @@ import pytest
 from tessera.core.devices import Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding
-from tessera.scheduler.gangs.accounts import FULL_SECONDS, RESERVE_SECONDS, HoldAccounts, cards_taken
+from tessera.scheduler.features.gangs.accounts import FULL_SECONDS, RESERVE_SECONDS, HoldAccounts, cards_taken
 
 CARDS, SHARE = 32, 0.1
 FULL = FULL_SECONDS * CARDS

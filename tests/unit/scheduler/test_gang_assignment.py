@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
-from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
-from tessera.scheduler.gangs.gang import Gang, Hold, Member, MemberState
+from tessera.scheduler.features.gangs.assignment import take_any_hold, take_hold
+from tessera.scheduler.features.gangs.gang import Gang, Hold, Member, MemberState
 from tessera.wire.pod_groups import PodGroup
 from tests.support.builders import Cluster, cluster, gpu_pod, node
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.scheduler.gangs.gang import GangState, MemberState
+from tessera.scheduler.features.gangs.gang import GangState, MemberState
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import ClaimStatus, Consumer
 from tests.support.builders import PodBuilder, pod

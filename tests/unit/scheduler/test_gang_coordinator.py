@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tessera.core.quota import QuotaFacts
-from tessera.scheduler.gangs.gang import GangState
-from tessera.scheduler.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.features.gangs.gang import GangState
+from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time

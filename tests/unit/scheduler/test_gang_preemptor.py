@@ -16,8 +16,8 @@ from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_preemption import GangSearch, GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.quota import QuotaFacts
-from tessera.scheduler.gangs import nominations, preemptor
-from tessera.scheduler.gangs.gang import Gang, GangState
+from tessera.scheduler.features.gangs import nominations, preemptor
+from tessera.scheduler.features.gangs.gang import Gang, GangState
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time

@@ -11,8 +11,8 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.gangs import FEW_MEMBERS
-from tessera.scheduler.gangs.gang import GangState
-from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE
+from tessera.scheduler.features.gangs.gang import GangState
+from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.stepwise_scheduler import World, filter_body, serving_downward_api, using_downward_api

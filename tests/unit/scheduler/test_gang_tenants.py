@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler.gangs.accounts import FULL_SECONDS
+from tessera.scheduler.features.gangs.accounts import FULL_SECONDS
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.move_holds import LONGEST_S, MoveHolds
+from tessera.scheduler.features.moves.holds import LONGEST_S, MoveHolds
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.moves import HeldCard, HeldInstance, HoldState, MoveHold, decode_move_hold, encode_move_hold

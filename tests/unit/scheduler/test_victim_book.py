@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from tessera.core.steps import finish
-from tessera.scheduler.victim_book import DEFAULT_GRACE_S, LEAVING_S, OPTED_OUT, STUCK, VictimBook, read_traits
+from tessera.scheduler.features.preemption.victim_book import (
+    DEFAULT_GRACE_S,
+    LEAVING_S,
+    OPTED_OUT,
+    STUCK,
+    VictimBook,
+    read_traits,
+)
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.unit.scheduler.test_preemptor import budget
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.scheduler.claims.book import ClaimRecord
+from tessera.scheduler.features.claims.book import ClaimRecord
 from tessera.vendors.claims import BadClaim, is_our_class
 from tessera.wire.cel import AllOf, compile_selector
 from tessera.wire.claim_spec import EXISTS, ClaimSpec, DeviceClass, DeviceToleration

@@ -18,7 +18,7 @@ from tessera.inspect.slices import holder_slices
 from tessera.inspect.state import Json
 from tessera.inspect.usage import CardUsage, holding_pods, sum_amounts, usage_of
 from tessera.inspect.utilization import MeasuredUse
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 
 NAMED_PROFILES = 12
 

@@ -30,7 +30,7 @@ from tessera.inspect.slices import consumers_of, is_claim
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state, count_cores
 from tessera.inspect.utilization import NOT_MEASURED, NOTHING_MEASURED, MeasuredUse, Utilization
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.scheduler.metrics.granted_time import share_of
 
 NVLINK_SCORE = 100

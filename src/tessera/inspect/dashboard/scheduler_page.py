@@ -34,7 +34,7 @@ from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.gangs.gang import Gang
+from tessera.scheduler.features.gangs.gang import Gang
 from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
 from tessera.scheduler.pod_cycle import CycleState

@@ -49,7 +49,7 @@ from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.access_review import error_response
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"

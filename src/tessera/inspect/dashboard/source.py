@@ -23,7 +23,7 @@ from tessera.inspect.render.lines import StyledLine
 from tessera.inspect.state import Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.gangs.gang import Gang
+from tessera.scheduler.features.gangs.gang import Gang
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys

@@ -35,7 +35,7 @@ from tessera.inspect.dashboard.waiting_gangs import (
 from tessera.inspect.dashboard.waiting_row import WaitingRow
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
-from tessera.scheduler.gangs.gang import Gang, MemberState
+from tessera.scheduler.features.gangs.gang import Gang, MemberState
 from tessera.scheduler.unschedulable_pods import MOST_SLICES, MOST_WORK
 
 MOST_PODS = 2_000

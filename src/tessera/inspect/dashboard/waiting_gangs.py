@@ -13,9 +13,9 @@ from typing import NamedTuple
 from tessera.core.ledger import Ledger
 from tessera.inspect.state import Json
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
-from tessera.scheduler.gangs.holds import HOLD_PREFIX
-from tessera.scheduler.gangs.turns import GangTurns
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.features.gangs.turns import GangTurns
 
 HELD = "held"
 """the state of a place that is held for a member of a gang"""

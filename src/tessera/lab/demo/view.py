@@ -12,7 +12,7 @@ from tessera.core.ledger import Ledger
 from tessera.inspect.slices import card_holders
 from tessera.lab.demo.cluster import DemoCluster
 from tessera.lab.sandbox.objects import condition_of, has_ended, name_of, namespace_of, node_of
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 
 VENDOR = "NVIDIA"
 _SIZE = re.compile(r"[0-9]+GB")

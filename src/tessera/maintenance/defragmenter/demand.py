@@ -13,7 +13,7 @@ from datetime import datetime
 from tessera.core.requests import PodRequest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
-from tessera.scheduler.gangs.gang import Gang, MemberState
+from tessera.scheduler.features.gangs.gang import Gang, MemberState
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.objects import Pod
 

@@ -18,7 +18,7 @@ from tessera.kube.errors import ApiError, BadName, KubeError
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner, find_owner
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.wire.admission import Review
 from tessera.wire.claim_spec import ClaimSpec, DeviceClass, ResourceClaimTemplate
 from tessera.wire.resource_api import ClaimingPod, ResourceClaim

@@ -15,7 +15,7 @@ from typing import Any
 
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
-from tessera.scheduler.claims.book import ClaimBook
+from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.scheduler.metrics import card_series, legacy_series
 from tessera.scheduler.metrics.mig_instances import MigInstances
 from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tessera.scheduler.certificates.tls import ServingTls
-from tessera.scheduler.claims.book import WriteState
-from tessera.scheduler.gangs.gang import GangState
+from tessera.scheduler.features.claims.book import WriteState
+from tessera.scheduler.features.gangs.gang import GangState
 from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.service_metrics import Metrics
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState

@@ -14,7 +14,7 @@ from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.dashboard.waiting_gangs import held_gang
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.scheduler.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.scheduler.service import Service
 from tessera.wire import journal
 from tests.support.builders import NOW, PodBuilder, cluster, gpu_pod, node

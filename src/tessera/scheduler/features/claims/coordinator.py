@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from tessera.core.requests import PodRequest
-from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, owner_uid
-from tessera.scheduler.claims.informers import ClaimInformer, ClassInformer
-from tessera.scheduler.claims.pod_claims import ClaimNotReady
-from tessera.scheduler.claims.pools import ClaimPools
-from tessera.scheduler.claims.reader import PodClaimReader
-from tessera.scheduler.claims.writer import ClaimWriter
+from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, owner_uid
+from tessera.scheduler.features.claims.informers import ClaimInformer, ClassInformer
+from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
+from tessera.scheduler.features.claims.pools import ClaimPools
+from tessera.scheduler.features.claims.reader import PodClaimReader
+from tessera.scheduler.features.claims.writer import ClaimWriter
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
-from tessera.scheduler.gangs.group_sizes import GroupSizes
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.features.gangs.group_sizes import GroupSizes
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.pod_groups import PodGroup
 

@@ -23,22 +23,22 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
 from tessera.core.steps import finish
-from tessera.scheduler.gangs.gang import Gang, GangState, Member, MemberState
-from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.gangs.lifecycle import GangLifecycle
-from tessera.scheduler.gangs.nominations import GangNominations
-from tessera.scheduler.gangs.outlook import GangOutlook
-from tessera.scheduler.gangs.planner import GangPlanner, shared_claim_text
-from tessera.scheduler.gangs.registry import GangRegistry
-from tessera.scheduler.gangs.reports import GangReports, gang_misfit
-from tessera.scheduler.gangs.turns import GangTurns
-from tessera.scheduler.nominated_nodes import NominatedNodes
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
+from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
+from tessera.scheduler.features.gangs.nominations import GangNominations
+from tessera.scheduler.features.gangs.outlook import GangOutlook
+from tessera.scheduler.features.gangs.planner import GangPlanner, shared_claim_text
+from tessera.scheduler.features.gangs.registry import GangRegistry
+from tessera.scheduler.features.gangs.reports import GangReports, gang_misfit
+from tessera.scheduler.features.gangs.turns import GangTurns
+from tessera.scheduler.features.preemption.nominated_nodes import NominatedNodes
+from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
+from tessera.scheduler.features.preemption.victim_book import VictimBook
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
-from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.objects import Pod, Workload

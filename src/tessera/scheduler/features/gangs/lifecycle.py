@@ -18,11 +18,11 @@ from collections.abc import Generator
 
 from tessera.core.gangs import GangMisfit
 from tessera.core.misfits import Misfit
-from tessera.scheduler.gangs.gang import Gang, GangState, MemberState
-from tessera.scheduler.gangs.holds import PLAN_AGAIN, GangHolds
-from tessera.scheduler.gangs.registry import GangRegistry
-from tessera.scheduler.gangs.reports import GangReports
-from tessera.scheduler.gangs.turns import GangTurns
+from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
+from tessera.scheduler.features.gangs.holds import PLAN_AGAIN, GangHolds
+from tessera.scheduler.features.gangs.registry import GangRegistry
+from tessera.scheduler.features.gangs.reports import GangReports
+from tessera.scheduler.features.gangs.turns import GangTurns
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.settings import Settings
 

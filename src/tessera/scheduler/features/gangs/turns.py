@@ -25,9 +25,9 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
-from tessera.scheduler.gangs.gang import Gang, GangState, Hold
-from tessera.scheduler.gangs.holds import GangHolds
-from tessera.scheduler.gangs.outlook import GangOutlook
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold
+from tessera.scheduler.features.gangs.holds import GangHolds
+from tessera.scheduler.features.gangs.outlook import GangOutlook
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.settings import Settings
 

@@ -13,13 +13,13 @@ import asyncio
 
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
-from tessera.scheduler.gangs.gang import Gang, GangState
-from tessera.scheduler.gangs.registry import GangRegistry
+from tessera.scheduler.features.gangs.gang import Gang, GangState
+from tessera.scheduler.features.gangs.registry import GangRegistry
+from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
+from tessera.scheduler.features.preemption.preemptor import Preemptor
+from tessera.scheduler.features.preemption.victim_book import VictimBook
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
-from tessera.scheduler.preemption_loop import finish_in_slices
-from tessera.scheduler.preemptor import Preemptor
-from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result

@@ -6,8 +6,8 @@
 
 A gang preempts if all required members exist and kube-scheduler has asked for them, none is gated, and all may preempt;
 the lowest of their priorities counts. Nothing changes until the whole set is found, and nothing is evicted before all
-members are nominated (`nominations`). If one eviction fails, nothing further is evicted. `scheduler/preemptor` is for
-single pods.
+members are nominated (`nominations`). If one eviction fails, nothing further is evicted.
+`features/preemption/preemptor` is for single pods.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from tessera.core.gang_preemption import GangVictims
 from tessera.core.preemption import Preemption
 from tessera.core.victims import PodTraits
 from tessera.scheduler.evictor import Evictor
-from tessera.scheduler.gangs.coordinator import GangCoordinator
-from tessera.scheduler.gangs.gang import Gang, GangState, Hold, MemberState
-from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.preemption_loop import (
+from tessera.scheduler.features.gangs.coordinator import GangCoordinator
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold, MemberState
+from tessera.scheduler.features.preemption.preemption_loop import (
     AGAIN_SECONDS,
     ATTEMPTS,
     NOT_DECIDING,
@@ -30,6 +29,7 @@ from tessera.scheduler.preemption_loop import (
     PreemptionLoop,
     finish_in_slices,
 )
+from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.settings import Settings
 
 SLICE_SECONDS = 0.005

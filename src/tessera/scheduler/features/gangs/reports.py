@@ -6,7 +6,7 @@ import structlog
 
 from tessera.core.gang_trial import Placed
 from tessera.core.misfits import Misfit, Reason, node_misfit
-from tessera.scheduler.gangs.gang import Gang
+from tessera.scheduler.features.gangs.gang import Gang
 from tessera.scheduler.observer import GangEvent, PreemptionEvent, SchedulerObserver
 
 log = structlog.get_logger(__name__)

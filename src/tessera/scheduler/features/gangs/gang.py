@@ -50,7 +50,7 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
-from tessera.scheduler.gangs.accounts import Span
+from tessera.scheduler.features.gangs.accounts import Span
 from tessera.wire.pod_groups import PodGroup
 
 

@@ -25,9 +25,9 @@ import structlog
 from tessera.core.grants import Grants, Placement
 from tessera.core.holdings import PodFacts
 from tessera.kube.errors import ApiError, KubeError, Unreachable
-from tessera.scheduler.claims.book import ClaimBook, ClaimRecord, WriteState
-from tessera.scheduler.claims.pod_claims import ClaimUse
-from tessera.scheduler.claims.reader import MOST_CONSUMERS
+from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, WriteState
+from tessera.scheduler.features.claims.pod_claims import ClaimUse
+from tessera.scheduler.features.claims.reader import MOST_CONSUMERS
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest

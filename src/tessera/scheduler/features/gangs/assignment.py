@@ -13,7 +13,7 @@ from tessera.core.matching import find_path
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
 from tessera.core.steps import finish
-from tessera.scheduler.gangs.gang import Gang, Hold, MemberState
+from tessera.scheduler.features.gangs.gang import Gang, Hold, MemberState
 
 
 def take_hold(gang: Gang, request: PodRequest, allowed: CandidateNames) -> Hold | None:

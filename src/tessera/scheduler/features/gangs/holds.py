@@ -22,9 +22,9 @@ from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
-from tessera.scheduler.gangs.accounts import HoldAccounts, Span, cards_taken
-from tessera.scheduler.gangs.assignment import take_any_hold, take_hold
-from tessera.scheduler.gangs.gang import Gang, GangState, Hold, Member
+from tessera.scheduler.features.gangs.accounts import HoldAccounts, Span, cards_taken
+from tessera.scheduler.features.gangs.assignment import take_any_hold, take_hold
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
 from tessera.wire.objects import Node, Workload

@@ -19,14 +19,14 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
-from tessera.scheduler.gangs.gang import Gang, GangState, Member
-from tessera.scheduler.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds, Planning, Unpaid
-from tessera.scheduler.gangs.lifecycle import GangLifecycle
-from tessera.scheduler.gangs.outlook import GangOutlook
-from tessera.scheduler.gangs.reports import GangReports
-from tessera.scheduler.gangs.turns import GangTurns
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Member
+from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds, Planning, Unpaid
+from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
+from tessera.scheduler.features.gangs.outlook import GangOutlook
+from tessera.scheduler.features.gangs.reports import GangReports
+from tessera.scheduler.features.gangs.turns import GangTurns
+from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.unschedulable_pods import MOST_WORK
 
 PAUSE_SECONDS = 1.0

@@ -1,0 +1,1 @@
+"""Features of the scheduler: one folder each. None imports another."""

@@ -1,0 +1,1 @@
+"""Moves: places kept for pods that defragmentation evicts."""

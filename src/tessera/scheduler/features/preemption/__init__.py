@@ -1,0 +1,1 @@
+"""Preemption: pods of lower priority make way."""
