@@ -7,12 +7,12 @@ soon as one of its containers may have been answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.checkpoint import MOST_RECORDS, Checkpoint, Record
-from tessera.node.handover.claims import Holding
+from tessera.node.handover.claims import Claim, Holding
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.verifier import Verifier
 from tessera.node.watched_value import WatchedValue
@@ -30,6 +30,8 @@ class Holdings:
         """by uid: pods that went from the API before they had ended, as far as is known here"""
         self._empty: frozenset[str] = frozenset()
         """uids of unreadable pods that hold nothing, as kubelet says"""
+        self._started: dict[str, tuple[BoundPod, Mapping[int, Claim], Holding]] = {}
+        """by uid: what was found for pods that have started, and from what"""
 
     @property
     def version(self) -> WatchedValue[int]:
@@ -41,7 +43,8 @@ class Holdings:
     def all(self, pods: Sequence[BoundPod] | None = None) -> list[Holding]:
         """Of every pod. `pods` as the API shows them, if they were just read from it."""
         shown = self._pods.all() if pods is None else pods
-        live = [self._holding(pod) for pod in shown if not pod.terminal]
+        before, self._started = self._started, {}
+        live = [self._known(pod, before) or self._holding(pod) for pod in shown if not pod.terminal]
         known = {pod.key.uid for pod in shown} if self._departed else ()
         return [*live, *(each for uid, each in self._departed.items() if uid not in known)]
 
@@ -49,6 +52,19 @@ class Holdings:
         """The same, with the pods as the API shows them now; None where it cannot be asked."""
         pods = await self._pods.read_all()
         return None if pods is None else self.all(pods)
+
+    def _known(
+        self, pod: BoundPod, before: Mapping[str, tuple[BoundPod, Mapping[int, Claim], Holding]]
+    ) -> Holding | None:
+        """Of a pod that has started: only a change of the pod, or of its records, changes it. None: of any other."""
+        if not pod.started or pod.claims_problem:
+            return None
+        uid, recorded = pod.key.uid, self._checkpoint.claims_of(pod.key.uid)
+        known = before.get(uid)
+        if known is None or known[0] is not pod or known[1] != recorded:
+            known = pod, dict(recorded), self._holding(pod)
+        self._started[uid] = known
+        return known[2]
 
     def _holding(self, pod: BoundPod) -> Holding:
         uid, inherited = pod.key.uid, self._pods.inherited

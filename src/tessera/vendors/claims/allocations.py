@@ -38,6 +38,8 @@ from tessera.wire.resource_api import (
 
 FROM_CLASS, FROM_CLAIM = "FromClass", "FromClaim"
 HELD = (Span(Role.CLAIM),)
+UUID_PREFIX = "GPU-"
+"""of NVIDIA's uuids, whose other letters are small"""
 
 
 def claim_facts(claim: ResourceClaim, pools: Mapping[str, PoolDevices]) -> PodFacts | None:
@@ -50,11 +52,10 @@ def claim_facts(claim: ResourceClaim, pools: Mapping[str, PoolDevices]) -> PodFa
     grants: list[Grant] = []
     problem = ""
     for each in devices:
-        found = _grant(each, pool if each.pool == devices[0].pool else None)
-        if isinstance(found, str):
-            problem = problem or found
-        elif found is not None:
-            grants.append(found)
+        grant, why = _grant(each, pool if each.pool == devices[0].pool else None)
+        problem = problem or why
+        if grant is not None:
+            grants.append(grant)
     return PodFacts(
         uid=metadata.uid,
         namespace=metadata.namespace,
@@ -69,24 +70,37 @@ def claim_facts(claim: ResourceClaim, pools: Mapping[str, PoolDevices]) -> PodFa
     )
 
 
-def _grant(allocated: AllocatedDevice, pool: PoolDevices | None) -> Grant | str | None:
-    """What one device gives; None if there is no such card any more, or for an administrator's access, which takes
-    nothing; or what is wrong."""
+def _grant(allocated: AllocatedDevice, pool: PoolDevices | None) -> tuple[Grant | None, str]:
+    """What one device gives, and what is wrong with it. None: nothing (an administrator's access), or not known."""
     if pool is None or pool.problem:
         why = pool.problem if pool is not None else "it is not there, or the claim has devices of another pool"
-        return f"pool {quoted(allocated.pool)}: {why}"
+        return _unpublished(allocated), f"pool {quoted(allocated.pool)}: {why}"
     device = pool.devices.get(allocated.device)
     if device is None:
         cards = {each.uuid.lower() for each in pool.devices.values()}
         is_of_a_card = any(allocated.device.startswith(uuid) for uuid in cards)
-        return f"device {quoted(allocated.device)} is not in its pool" if is_of_a_card else None
+        why = f"device {quoted(allocated.device)} is not in its pool" if is_of_a_card else ""
+        return _unpublished(allocated), why
     if allocated.admin_access:
-        return None
+        return None, ""
     whole = whole_amounts(device.memory, device.cores, slot=device.slot)
     amounts = consumed_amounts(allocated, whole, shared=device.published.shared)
     if isinstance(amounts, str):
-        return amounts
-    return Grant(device.uuid, Nvidia.key, memory=amounts.memory, cores=amounts.cores, mig=device.slot)
+        return None, amounts
+    return Grant(device.uuid, Nvidia.key, memory=amounts.memory, cores=amounts.cores, mig=device.slot), ""
+
+
+def _unpublished(allocated: AllocatedDevice) -> Grant | None:
+    """Of a device that no slice shows, the amounts that the claim itself says: they count against quotas, and on the
+    card if it is registered. Only cards are shared, and agents name their devices after them, in lower case."""
+    if allocated.admin_access or not allocated.consumed_capacity:
+        return None
+    amounts = consumed_amounts(allocated, Amounts(0, 0), shared=True)
+    if isinstance(amounts, str):
+        return None
+    is_uuid = allocated.device.startswith(UUID_PREFIX.lower())
+    uuid = UUID_PREFIX + allocated.device[len(UUID_PREFIX) :] if is_uuid else allocated.device
+    return Grant(uuid, Nvidia.key, memory=amounts.memory, cores=amounts.cores)
 
 
 @dataclass(frozen=True, slots=True)
