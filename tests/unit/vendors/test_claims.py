@@ -170,6 +170,20 @@ def test_what_cannot_be_read_blocks_the_node(
     assert bool(problem) is bool(facts.problem)
 
 
+@pytest.mark.parametrize("pools", [{}, {"n": pool_devices([])}, {"n": claims.pool(fleet(B), agent())}])
+def test_amounts_of_a_device_that_no_slice_shows_count_against_quotas(pools: dict[str, Any]) -> None:
+    cards, settings = fleet(A), agent()
+    asked = claim("c", gpu=exactly(memory="9Gi", cores="30"))
+    held = claims.allocated(asked, written(asked, cards, settings))
+    facts = claim_facts(held, pools)
+    assert facts is not None
+    assert facts.grants == {"NVIDIA": ((Grant(A, "NVIDIA", 9 * 1024, 30),),)}
+    ledger = Ledger(vendors())
+    ledger.observe_quota(QuotaFacts("default", "q", {"nvidia.com/gpumem": 10_000}))
+    ledger.observe_pod(facts)
+    assert ledger.rooms("default", ["NVIDIA"])["NVIDIA"].memory == 10_000 - 9 * 1024
+
+
 def test_a_claim_of_other_drivers_holds_nothing_here() -> None:
     assert claim_facts(claim("c", gpu=exactly()), {}) is None
 

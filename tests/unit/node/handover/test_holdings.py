@@ -42,6 +42,25 @@ async def test_a_container_holds_its_slice_from_the_answer_to_the_end_of_its_pod
 
 
 @in_fake_time
+async def test_what_a_started_pod_holds_follows_its_annotations_and_its_records() -> None:
+    async with HandoverNode(bound("p", A, status="Running")).running() as world:
+
+        def memory() -> list[int]:
+            return [part.memory for each in world.agent.holdings.all() for c in each.claims for part in c.slices]
+
+        assert memory() == memory() == [1000]
+        world.api.put(bound("p", B, status="Running"))
+        assert memory() == [2000]
+    async with HandoverNode(bound("p", A)).running() as world:
+        await world.gets("p", "c0", "i")
+        world.api.put(bound("p", B, status="Running"))
+        assert memory() == [1000]
+        for record in list(world.checkpoint):
+            world.checkpoint.discard(record)
+        assert memory() == [2000]
+
+
+@in_fake_time
 async def test_what_was_refused_is_not_held() -> None:
     async with HandoverNode(bound("p", A)).running() as world:
         world.mode.refusals["p"] = "no"
