@@ -76,10 +76,10 @@ async def test_the_reader_role_is_all_that_a_live_page_needs(installed: ChartIns
             KubeClient(reader) as client,
             follow_cluster(client, name="real", namespace="default", override=lambda setup: setup) as source,
         ):
-            assert source.engine.ledger.node_names() == ("gpu-1",)
+            assert source.view.ledger.node_names() == ("gpu-1",)
             await admin.create(PODS.path("mine"), holding("held", "mine"), dict)
             async with asyncio.timeout(WAIT_S):
-                while not source.engine.ledger.pods():
+                while not source.view.ledger.pods():
                     await asyncio.sleep(0.05)
             assert "may not watch" not in source.problem
             assert "not readable" not in source.problem

@@ -59,7 +59,7 @@ async def followed(cluster: DemoCluster) -> AsyncIterator[LiveSource]:
 
 def shown(source: PageSource, node: str) -> list[Any]:
     """The pods of a node as the page has them."""
-    document = NodeRenderer(source.engine.ledger, LiveContext(source)).render(node)
+    document = NodeRenderer(source.view.ledger, LiveContext(source)).render(node)
     assert document is not None
     return [next(iter(yaml.safe_load(f"{{{pod.decode()}}}").values())) for pod in document.pods.values()]
 
@@ -83,8 +83,8 @@ async def test_claims_are_seen_from_the_wait_for_a_template_to_the_end(cluster: 
         assert waits.problem == "the claim gpu of template small-gpu does not exist yet"
         await cluster.apply(manifests.CLAIM_TEMPLATE)
         await cluster.until(lambda: cluster.plane.phase("default", "embed") == "Running", "the pod")
-        await cluster.until(lambda: live.engine.ledger.state() == cluster.ledger.state(), "the same ledger")
-        [name] = [record.claim.metadata.name for record in live.engine.claims.book]
+        await cluster.until(lambda: live.view.ledger.state() == cluster.ledger.state(), "the same ledger")
+        [name] = [found.claim.metadata.name for found in live.view.claims()]
         for source in (live, own):
             await cluster.until(partial(_none_waits, source), "the end of the wait")
             assert [pod[:4] for pod in shown(source, "l4-1")] == [["default", "embed", CLAIM, name]]
@@ -95,7 +95,7 @@ async def test_claims_are_seen_from_the_wait_for_a_template_to_the_end(cluster: 
             assert [(one["name"], one["node"], one["fits"]) for one in tried["pods"]] == [("more", "l4-1", True)]
             assert tried["more"] == 19  # ten slots on each of two cards, less that of `embed`
         await cluster.delete_pod("default", "embed")
-        await cluster.until(lambda: not live.engine.ledger.pods(), "the cards to be free")
+        await cluster.until(lambda: not live.view.ledger.pods(), "the cards to be free")
 
 
 async def test_commands_answer_about_claims_of_a_live_cluster(cluster: DemoCluster) -> None:

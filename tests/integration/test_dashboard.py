@@ -119,7 +119,7 @@ async def test_a_bind_reaches_a_viewer_of_the_live_cluster(tmp_path: Path) -> No
         pod = await viewer.get("pod?namespace=default&name=a")
         assert "placed on" in pod["lines"][0]["text"]
         await cluster.plane.delete_pod("default", "a")
-        await cluster.until(lambda: not source.engine.ledger.pods())
+        await cluster.until(lambda: not source.view.ledger.pods())
         assert cluster.writes(US) == []
 
 
@@ -151,7 +151,7 @@ async def test_the_page_and_the_scheduler_have_the_same_ledger(tmp_path: Path) -
             await cluster.post_pod(gpu_pod(f"p{number}", gpu=1, mem=1000 * (number + 1)))
         await cluster.running_pods(*(f"p{number}" for number in range(4)))
         await cluster.at_rest()
-        ours = source.engine.ledger
+        ours = source.view.ledger
         await cluster.until(lambda: ours.state() == cluster.ledger.state())
 
 
@@ -173,11 +173,11 @@ async def test_a_lost_connection_is_told_and_so_is_its_return(tmp_path: Path, mo
         faults.next(Drop(), agent=US, times=1_000)
         faults.cut_watches(agent=US)
         await cluster.until(lambda: "the connection to the apiserver is lost" in source.problem)
-        assert source.engine.ledger.node_names() == ("n1", "n2")
+        assert source.view.ledger.node_names() == ("n1", "n2")
         await cluster.post_pod(gpu_pod("meanwhile", gpu=1, mem=1000))
         await cluster.running_pods("meanwhile")
         faults.clear()
-        await cluster.until(lambda: source.problem == "" and source.engine.ledger.pods())
+        await cluster.until(lambda: source.problem == "" and source.view.ledger.pods())
 
 
 def forbid(cluster: Product, path: str) -> None:
@@ -192,7 +192,7 @@ async def test_a_user_who_sees_one_namespace_only_is_told_what_is_missing(tmp_pa
             assert "pods outside namespace default (you may not list them)" in source.problem
             assert "quotas outside namespace default" in source.problem
             await cluster.post_pod(gpu_pod("a", gpu=1, mem=1000))
-            await cluster.until(lambda: source.engine.ledger.pods())
+            await cluster.until(lambda: source.view.ledger.pods())
 
 
 async def test_a_user_who_may_not_see_nodes_gets_the_pods_and_is_told(tmp_path: Path) -> None:

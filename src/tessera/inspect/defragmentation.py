@@ -18,12 +18,11 @@ from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, Move
 from tessera.core.selection import Candidates
-from tessera.core.victims import PodBook
 from tessera.inspect.admission import admit_copy
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.preemption import BudgetedBook
+from tessera.inspect.preemption import victim_book
 from tessera.inspect.state import InspectionError
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -133,7 +132,7 @@ def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> MovablePods:
         document = cluster.documents[key]
         filters = repr(pod_constraints(document))
         if filters not in allowed:
-            allowed[filters] = cluster.engine.selector.candidates(cluster.candidates(document)[0])
+            allowed[filters] = cluster.view.selector.candidates(cluster.candidates(document)[0])
         found[pod.metadata.uid] = MovablePod(
             prepared.request, allowed[filters], host_ask(pod), is_bare=not pod.workload.kind
         )
@@ -144,12 +143,6 @@ def _template(pod: Pod, own: Collection[str]) -> Pod:
     """The pod as its successor is created, without what its binding wrote. So pods of one workload are read once."""
     kept = {key: text for key, text in pod.annotations.items() if key not in own and keys.SLICE_KEY.match(key) is None}
     return structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=kept))
-
-
-def _book(cluster: OfflineCluster) -> PodBook:
-    """With the disruption budgets, if they were read."""
-    budgets = cluster.state.budgets
-    return cluster.engine.victims if budgets is None else BudgetedBook(cluster.engine.victims, budgets)
 
 
 def _obstacle(pod: Pod, prepared: object, *, with_bare: bool) -> str:
@@ -167,7 +160,7 @@ def plan_cards(cluster: OfflineCluster, *, most_moves: float, with_bare: bool) -
     """As many whole cards as possible. Raises ListForbidden if nodes could not be listed."""
     cluster.state.require_nodes()
     pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_whole_cards(cluster.ledger, _book(cluster), pods, most_moves=most_moves)
+    plan = plan_whole_cards(cluster.ledger, victim_book(cluster), pods, most_moves=most_moves)
     return _report(cluster, plan, stays, goal="whole cards", wanted=None)
 
 
@@ -184,9 +177,9 @@ def plan_copies(
     if not isinstance(prepared, PreparedRequest) or not prepared.request.asks_for_devices:
         raise InspectionError(f"{manifest.namespace}/{manifest.name} requests no devices")
     names = cluster.candidates(document)[0]
-    goal = Goal(prepared.request, manifest.count, cluster.engine.selector.candidates(names), host_ask(pod))
+    goal = Goal(prepared.request, manifest.count, cluster.view.selector.candidates(names), host_ask(pod))
     pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=most_moves)
+    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, most_moves=most_moves)
     copies = f"{manifest.count} x {manifest.namespace}/{manifest.name}"
     return _report(cluster, plan, stays, goal=copies, wanted=manifest.count)
 
@@ -208,13 +201,13 @@ def plan_for_waiting(
     prepared = cluster.prepare(cluster.pods[key])
     if not isinstance(prepared, PreparedRequest):
         return None
-    candidates = cluster.engine.selector.candidates(names)
+    candidates = cluster.view.selector.candidates(names)
     goal = Goal(prepared.request, count, candidates, host_ask(cluster.pods[key]))
     pods, stays = movable or movable_pods(cluster, with_bare=False)
     if highest_priority is not None:
         above = {pod.metadata.uid for pod in cluster.pods.values() if (pod.spec.priority or 0) > highest_priority}
         pods = {uid: pod for uid, pod in pods.items() if uid not in above}
-    plan = plan_room(cluster.ledger, _book(cluster), pods, goal, most_moves=most_moves)
+    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, most_moves=most_moves)
     report = _report(cluster, plan, stays, goal=key, wanted=count)
     return report if plan.steps and report.is_reached else None
 
@@ -239,7 +232,7 @@ def _report(
 
 
 def _planned(cluster: OfflineCluster, step: int, move: Move) -> PlannedMove:
-    source, traits = move.source, cluster.engine.victims.traits(move.uid)
+    source, traits = move.source, cluster.view.victims.traits(move.uid)
     pod, entry = cluster.pods[f"{source.namespace}/{source.name}"], cluster.ledger.pod(move.uid)
     workload = pod.workload
     return PlannedMove(

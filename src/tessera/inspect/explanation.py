@@ -24,7 +24,7 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, holder_slices
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
-from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
+from tessera.scheduler.engine_view import awaits_claim
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes
@@ -103,10 +103,10 @@ def find_pod(cluster: OfflineCluster, name: str, namespace: str) -> str:
     if key in cluster.pods:
         return key
     home, _, alone = key.partition("/")
-    gang = cluster.engine.gangs.registry.get(home, alone)
+    gang = cluster.view.gang(home, alone)
     if gang is not None:
-        members = gang.pending() or list(gang.members.values())
-        return min(f"{member.request.namespace}/{member.request.name}" for member in members)
+        members = gang.pending or [member.request for member in gang.members]
+        return min(f"{request.namespace}/{request.name}" for request in members)
     elsewhere = sorted(other for other in cluster.pods if other.endswith(f"/{name}"))
     if elsewhere and "/" not in name:
         raise InspectionError(f"no pod {key}; did you mean {' or '.join(elsewhere[:3])}?")
@@ -123,7 +123,7 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     is_bound = entry is not None and entry.state is GrantState.BOUND
     if is_bound or (pod.spec.node_name and any(claim.slices for claim in base.claims)):
         return _placed(cluster, key, prepared, entry.facts if entry is not None and is_bound else None, base)
-    if isinstance(prepared, ClaimNotReady):
+    if awaits_claim(prepared):
         return replace(base, status=PodVerdict.CLAIM_WAITING)
     if isinstance(prepared, BadPod):
         # A pod that runs has been placed by another scheduler, which serves what Tessera does not.
@@ -150,7 +150,7 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
         others = tuple(name for name in names if name != pinned)
         elsewhere = NodeGroup(Reason.CLAIM_ELSEWHERE, others, text) if others else None
         names = [pinned]
-    verdict = judge(cluster.engine, prepared, names, cards=cards)
+    verdict = judge(cluster.view, prepared, names, cards=cards)
     if elsewhere is not None and isinstance(verdict, FitsNowhere):
         verdict = replace(verdict, groups=(*verdict.groups, elsewhere))
     status = PodVerdict.FITS if isinstance(verdict, Fits) else PodVerdict.REFUSED
@@ -233,7 +233,7 @@ def _placed(
             # A claim that other pods use stays where it is, so that there is no choice.
             has_choice = isinstance(asked, PreparedRequest) and (asked.claims is None or not asked.claims.node)
             if isinstance(asked, PreparedRequest) and has_choice:
-                verdict = judge(cluster.engine, asked, names, advice=False, cards_of=node)
+                verdict = judge(cluster.view, asked, names, advice=False, cards_of=node)
     return replace(
         base,
         status=PodVerdict.PLACED,

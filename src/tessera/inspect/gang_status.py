@@ -23,7 +23,7 @@ from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
-from tessera.scheduler.features.gangs.gang import Gang, MemberState
+from tessera.scheduler.engine_view import GangView
 
 TOO_MUCH_WORK = "finding a place for one member takes longer than is allowed here: use `tessera simulate pod`"
 
@@ -60,7 +60,7 @@ class _Verdict(NamedTuple):
 
 def gang_of(cluster: OfflineCluster, uid: str, *, preempt: bool = False) -> GangStatus | None:
     """The gang of a pod of the cluster; None if it belongs to none. `preempt`: with the pods that would be evicted."""
-    gang = cluster.engine.gangs.registry.of(uid)
+    gang = cluster.view.gang_of(uid)
     return None if gang is None else _status(cluster, gang, preempt=preempt)
 
 
@@ -81,19 +81,18 @@ def plan_members(
     return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, **found._asdict())
 
 
-def _status(cluster: OfflineCluster, gang: Gang, *, preempt: bool) -> GangStatus:
-    bound, pending, gated = (gang.count(state) for state in (MemberState.BOUND, MemberState.PENDING, MemberState.GATED))
-    required = gang.required
-    missing = required - gang.present()
+def _status(cluster: OfflineCluster, gang: GangView, *, preempt: bool) -> GangStatus:
+    bound, gated, required = gang.bound, gang.gated, gang.required
+    missing = required - gang.present
     documents = {pod.metadata.uid: cluster.documents[key] for key, pod in cluster.pods.items()}
-    waiting = [(member.request, documents[member.request.uid]) for member in gang.pending()]
+    waiting = [(request, documents[request.uid]) for request in gang.pending]
     fits, fitting, preemption = True, None, None
     if not gang.group.is_sized:
         text, fits = "its size is not known here: it is in a PodGroup object", False
     elif bound >= required:
         text = f"{bound} of {required} members are bound"
     elif missing > 0 and not bound:
-        text, fits = f"{gang.present()} of {required} members exist", False
+        text, fits = f"{gang.present} of {required} members exist", False
         if gated:
             text += f", {gated} more wait for their schedulingGates"
     else:
@@ -111,7 +110,7 @@ def _status(cluster: OfflineCluster, gang: Gang, *, preempt: bool) -> GangStatus
         gang.group.size,
         gang.group.minimum,
         bound,
-        pending,
+        len(waiting),
         gated,
         text,
         fits,
@@ -129,7 +128,7 @@ def _judge(
     preempt: bool,
     work: float = math.inf,
 ) -> Generator[None, None, _Verdict]:
-    selector = cluster.engine.selector
+    selector = cluster.view.selector
     known: dict[bytes, Candidates] = {}
     planned = []
     for request, document in members:
@@ -140,7 +139,7 @@ def _judge(
             known[constraints] = selector.candidates(names)
         planned.append(GangMember(request, known[constraints]))
         yield
-    domains = cluster.engine.labels.domains(topology)
+    domains = cluster.domains(topology)
     planning = GangPlanning(selector, planned, required=required, domains=domains, work=work)
     answer = yield from planning.steps()
     planning.take_back()

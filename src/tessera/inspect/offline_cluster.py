@@ -16,6 +16,8 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 
+from tessera.core.gang_trial import Domains
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.policies import uses_forecast
 from tessera.core.requests import HostRequest, PodRequest
@@ -37,7 +39,7 @@ from tessera.kube.resources import (
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import last_turnover
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.features.claims.coordinator import ClaimCoordinator
+from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -48,7 +50,7 @@ from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
-from tessera.wire.resource_api import ClaimStatus, ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import DRIVER, ClaimStatus, ResourceClaim, ResourceSlice
 
 T = TypeVar("T")
 
@@ -99,7 +101,7 @@ class OfflineCluster:
         self.state = state
         self.settings = settings or build_offline_settings(state.setup)
         clock = now or (lambda: state.taken)
-        self.engine = Engine(
+        self._engine = Engine(
             self.settings,
             cast("KubeApi", _NoApi()),
             clock=Clock(clock, clock, datetime.now().astimezone().tzinfo or UTC),
@@ -107,6 +109,7 @@ class OfflineCluster:
             observer=SchedulerObserver(),
             tenure=Tenure(lambda: None),
         )
+        self.view = EngineView(self._engine)
         self.nodes: dict[str, Json] = {}
         self.pods: dict[str, Pod] = {}
         """by namespace/name"""
@@ -114,18 +117,18 @@ class OfflineCluster:
         """the same pods as JSON"""
         self.templates: dict[str, ResourceClaimTemplate] = {}
         """by namespace/name"""
-        self._lender: ClaimCoordinator | None = None
-        """for a trial: where pools and claims are taken from"""
+        self._lender: EngineView | None = None
+        """for a trial: where pools, claims and labels are taken from"""
         self._simulated: list[PodRequest] = []
-        claims = self.engine.claims
+        claims = self._engine.claims
         self.handlers: dict[Resource, tuple[type[Any], Handler]] = {
             # First: nodes have to be read again for every slice that comes later.
             RESOURCE_SLICES: (ResourceSlice, claims.pools),
             DEVICE_CLASSES: (DeviceClass, claims.classes),
             RESOURCE_CLAIMS: (ResourceClaim, claims.claims),
-            NODES: (Node, self.engine.nodes),
-            PODS: (Pod, self.engine.pods),
-            RESOURCE_QUOTAS: (ResourceQuota, self.engine.quotas),
+            NODES: (Node, self._engine.nodes),
+            PODS: (Pod, self._engine.pods),
+            RESOURCE_QUOTAS: (ResourceQuota, self._engine.quotas),
             RESOURCE_CLAIM_TEMPLATES: (ResourceClaimTemplate, TemplateInformer(self.templates)),
         }
         """by resource, how its objects are read and who takes them"""
@@ -173,11 +176,11 @@ class OfflineCluster:
 
     @property
     def ledger(self) -> Ledger:
-        return self.engine.ledger
+        return self._engine.ledger
 
     @property
     def vendors(self) -> Mapping[str, Vendor]:
-        return self.engine.vendors
+        return self._engine.vendors
 
     @cached_property
     def demand(self) -> ObservedDemand:
@@ -186,7 +189,7 @@ class OfflineCluster:
         seen = pods_seen_by_filter(self.pods, self.documents, self.vendors, scheduler_name=self.settings.scheduler_name)
         demand.turnover = last_turnover(seen)
         for pod in seen:
-            prepared = self.engine.requests.read(pod)
+            prepared = self.view.read(pod)
             if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 demand.observe(prepared.request, has_ended=pod.status.phase in ENDED)
         for request in self._simulated:
@@ -201,7 +204,7 @@ class OfflineCluster:
 
     def prepare(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod's request as filter would read it now."""
-        prepared = self.engine.requests.read(pod)
+        prepared = self.view.read(pod)
         if isinstance(prepared, BadPod) or prepared.request.forecast is None:
             return prepared
         ahead = replace(prepared.request, forecast=self.demand.forecast)
@@ -213,10 +216,10 @@ class OfflineCluster:
     @contextmanager
     def without_pod(self, key: str) -> Iterator[None]:
         """Removes the pod for as long as the block lasts, and takes the claims back that only it uses."""
-        book, pod = self.engine.claims.book, self.pods[key]
-        records = [record for each in self.engine.claims.reader.keys(pod) if (record := book.get(each)) is not None]
-        own = [each.claim for each in records if each.is_allocated and each.consumers <= {pod.metadata.uid}]
-        self.engine.pods.drop(key)
+        pod = self.pods[key]
+        found = [each.claim for each in self.view.claims_of(pod) if each.is_allocated]
+        own = [each for each in found if {user.uid for user in each.status.reserved_for or ()} <= {pod.metadata.uid}]
+        self._engine.pods.drop(key)
         for claim in own:
             self.set_claim(msgspec.structs.replace(claim, status=ClaimStatus()))
         try:
@@ -224,43 +227,66 @@ class OfflineCluster:
         finally:
             for claim in own:
                 self.set_claim(claim)
-            self.engine.pods.put(key, pod)
+            self._engine.pods.put(key, pod)
 
     def set_claim(self, claim: ResourceClaim) -> None:
         """Make the claim what this says, whatever version it is."""
         key = f"{claim.metadata.namespace}/{claim.metadata.name}"
-        self.engine.claims.book.drop(key)
-        self.engine.claims.book.observe(claim)
+        self._engine.claims.book.drop(key)
+        self.update_claim(claim)
+
+    def update_claim(self, claim: ResourceClaim) -> None:
+        """The claim appeared, or has a later version."""
+        self._engine.claims.book.observe(claim)
+
+    def reserve(self, prepared: PreparedRequest, placement: Placement) -> None:
+        """As filter does for a pod that it places."""
+        self._engine.cycles.reserve(prepared, placement)
+        self._engine.claims.reserve(prepared)
+
+    def release(self, uid: str) -> None:
+        """The pod is gone."""
+        self._engine.cycles.observe_gone(uid)
+
+    def tick(self) -> None:
+        """Plugins that do not answer a handshake in time are gone, though no object changes."""
+        self._engine.nodes.tick()
 
     def begin_trial(self) -> OfflineCluster:
         """The same cluster, to try pods on: its nodes are copied with `Ledger.copy_node`, and nothing that happens to
         it changes this one. What simulated pods take of hosts is not counted there."""
         empty = replace(self.state, nodes=(), pods=(), quotas=(), others={}, dra=ClaimObjects())
         trial = OfflineCluster(empty, settings=self.settings)
-        trial.borrow_claims(self.engine, self.templates)
-        trial.nodes, trial.pods, trial.documents = self.nodes, self.pods, self.documents
-        trial.ledger.quotas = self.ledger.quotas.copy()
-        trial.engine.labels = self.engine.labels
+        trial.borrow(self.view, self.nodes, self.templates)
+        trial.pods, trial.documents = self.pods, self.documents
         return trial
 
-    def borrow_claims(self, lender: Engine, templates: Mapping[str, ResourceClaimTemplate]) -> None:
-        """Know what another engine knows of claims; pools and claims are taken over one by one, where they matter."""
-        self._lender = lender.claims
+    def borrow(
+        self, lender: EngineView, nodes: dict[str, Json], templates: Mapping[str, ResourceClaimTemplate]
+    ) -> None:
+        """Know what another engine knows beside its cards; pools and claims are taken over one by one, where they
+        matter."""
+        self._lender = lender
+        # The device configuration may have been read again since the settings were.
+        self._engine.vendors.clear()
+        self._engine.vendors.update(lender.vendors)
+        self.nodes = nodes
         self.templates.update(templates)
-        for name, found in lender.claims.book.classes.items():
-            self.engine.claims.classes.put(name, found)
+        self.ledger.quotas = lender.ledger.quotas.copy()
+        for name, found in lender.device_classes.items():
+            self._engine.claims.classes.put(name, found)
 
     def borrow_pool(self, node: str) -> None:
-        pool = self._lender.pools.by_name.get(node) if self._lender is not None else None
-        if pool is not None and node not in self.engine.claims.pools.by_name:
-            self.engine.claims.pools.take_over(pool)
+        pool = self._lender.pools.get(node) if self._lender is not None else None
+        if pool is not None and node not in self.view.pools:
+            self._engine.claims.pools.take_over(pool)
 
     def borrow_claim(self, key: str) -> None:
-        record = self._lender.book.get(key) if self._lender is not None else None
-        if record is not None and self.engine.claims.book.get(key) is None:
-            for pool in record.pools:
-                self.borrow_pool(pool)
-            self.engine.claims.book.observe(record.claim)
+        found = self._lender.claim(key) if self._lender is not None else None
+        if found is not None and self.view.claim(key) is None:
+            for device in found.claim.devices_of(DRIVER):
+                self.borrow_pool(device.pool)
+            self.update_claim(found.claim)
 
     def add_host_load(self, key: str, node: str, ask: HostRequest) -> None:
         """Counts cpu and memory on a host that no pod of the state accounts for. Policies that ignore hosts skip it."""
@@ -268,10 +294,18 @@ class OfflineCluster:
             return
         amounts: dict[str, str | int | float] = {"cpu": f"{ask.cpu}m", "memory": f"{ask.memory}Mi"}
         containers = [Container(resources=ResourceRequirements(requests=amounts))]
-        self.engine.pods.put(key, Pod(Metadata(uid=key), PodSpec(containers=containers, node_name=node)))
+        self.count_host(key, Pod(Metadata(uid=key), PodSpec(containers=containers, node_name=node)))
+
+    def count_host(self, key: str, pod: Pod) -> None:
+        """Counts what a pod without devices takes of its host."""
+        self._engine.pods.put(key, pod)
 
     def remove_host_load(self, key: str) -> None:
-        self.engine.pods.drop(key)
+        self._engine.pods.drop(key)
+
+    def domains(self, topology: str) -> Domains | None:
+        """The nodes by the value of a label; None if none is asked for."""
+        return (self._lender or self.view).domains(topology)
 
     def candidates(self, document: Json) -> tuple[list[str], dict[str, str]]:
         """The nodes that kube-scheduler would ask about, sorted, and why it would not ask about the others."""

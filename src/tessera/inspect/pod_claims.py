@@ -14,8 +14,8 @@ from tessera.core.requests import PodRequest, Request, Role
 from tessera.core.selection import Candidates
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.request import ContainerSummary
-from tessera.inspect.slices import GrantedSlice, consumer_names, holder_slices
-from tessera.scheduler.features.claims.book import ClaimRecord
+from tessera.inspect.slices import GrantedSlice, holder_slices, user_names
+from tessera.scheduler.engine_view import ClaimView
 from tessera.vendors.claims import BadClaim
 from tessera.wire.cel import AllOf
 from tessera.wire.objects import Pod, PodClaim
@@ -64,37 +64,36 @@ def _summarize(cluster: OfflineCluster, pod: Pod, own: PodClaim) -> ClaimSummary
         if made and made[0].resource_claim_name is None:
             return None
         name = made[0].resource_claim_name if made else None
-    record = cluster.engine.claims.book.get(f"{pod.metadata.namespace}/{name}") if name else None
-    if record is None:
+    found = cluster.view.claim(f"{pod.metadata.namespace}/{name}") if name else None
+    if found is None:
         return ClaimSummary(name or own.name, "it does not exist yet", template)
-    return replace(summarize_claim(cluster, record), template=template)
+    return replace(summarize_claim(cluster, found), template=template)
 
 
-def summarize_claim(cluster: OfflineCluster, record: ClaimRecord) -> ClaimSummary:
-    book, claim = cluster.engine.claims.book, record.claim
-    ask = book.ask(record)
+def summarize_claim(cluster: OfflineCluster, found: ClaimView) -> ClaimSummary:
+    claim, ask = found.claim, found.ask
     asks: tuple[tuple[ContainerSummary, ...], ...] = ()
     if not isinstance(ask, BadClaim):
         asks = tuple(tuple(_asked(ask.name, one.name, one.request) for one in each) for each in ask.requests)
-    slices = holder_slices(cluster.ledger, record.facts, ()) if record.facts is not None else ()
+    slices = holder_slices(cluster.ledger, found.facts, ()) if found.facts is not None else ()
     return ClaimSummary(
         claim.metadata.name,
-        _state(record),
+        _state(found),
         asks=asks,
-        problem=ask.text if isinstance(ask, BadClaim) and not record.is_allocated else "",
+        problem=ask.text if isinstance(ask, BadClaim) and not found.is_allocated else "",
         slices=slices,
-        pods=consumer_names(book, record.facts)
-        if record.facts is not None
+        pods=user_names(cluster.view.users_of, found.facts)
+        if found.facts is not None
         else tuple(each.name for each in claim.status.reserved_for or ()),
     )
 
 
-def _state(record: ClaimRecord) -> str:
-    if record.claim.metadata.deletion_timestamp:
+def _state(found: ClaimView) -> str:
+    if found.claim.metadata.deletion_timestamp:
         return "being deleted"
-    if not record.is_allocated:
+    if not found.is_allocated:
         return "not allocated"
-    return f"allocated on {record.facts.node}" if record.facts is not None else "allocated by another driver"
+    return f"allocated on {found.facts.node}" if found.facts is not None else "allocated by another driver"
 
 
 def _asked(claim: str, name: str, request: Request) -> ContainerSummary:

@@ -18,7 +18,6 @@ from tessera.core.requests import PodRequest
 from tessera.core.victims import PodBook, PodTraits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import BudgetState, Json
-from tessera.scheduler.features.preemption.victim_book import VictimBook
 
 SWITCHED_OFF = "preemption is switched off (--preemption=false)"
 
@@ -66,7 +65,7 @@ def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) 
     if obstacle or priority is None:
         return PreemptionOutlook(obstacle=obstacle)
     preemption = _preemption(cluster)
-    found = preemption.find(request, priority=priority, candidates=cluster.engine.selector.candidates(names))
+    found = preemption.find(request, priority=priority, candidates=cluster.view.selector.candidates(names))
     if found is None:
         return PreemptionOutlook(obstacle=_obstacle(cluster, preemption.book, request, priority, names))
     return _outlook(cluster, found.node, found.victims, found.leaving)
@@ -88,7 +87,7 @@ def foresee_gang(cluster: OfflineCluster, demand: GangDemand, *, is_patient: boo
 
 def _find_obstacle(cluster: OfflineCluster, priority: int | None, *, never: str) -> str:
     """Why no search for victims would begin; empty if one would. `never` is the reason if there is no priority."""
-    lowest = cluster.engine.victims.lowest_priority
+    lowest = cluster.view.victims.lowest_priority
     if not cluster.settings.preemption:
         return SWITCHED_OFF
     if priority is None:
@@ -98,11 +97,13 @@ def _find_obstacle(cluster: OfflineCluster, priority: int | None, *, never: str)
 
 
 def _preemption(cluster: OfflineCluster) -> Preemption:
-    """With the budgets, if they were read."""
-    engine, budgets = cluster.engine, cluster.state.budgets
-    if budgets is None:
-        return engine.preemption
-    return Preemption(engine.selector, BudgetedBook(engine.victims, budgets))
+    return Preemption(cluster.view.selector, victim_book(cluster))
+
+
+def victim_book(cluster: OfflineCluster) -> PodBook:
+    """With the disruption budgets, if they were read."""
+    budgets = cluster.state.budgets
+    return cluster.view.victims if budgets is None else BudgetedBook(cluster.view.victims, budgets)
 
 
 def _outlook(cluster: OfflineCluster, node: str, victims: Sequence[str], leaving: Sequence[str]) -> PreemptionOutlook:
@@ -113,7 +114,7 @@ def _outlook(cluster: OfflineCluster, node: str, victims: Sequence[str], leaving
 class BudgetedBook:
     """`PodBook` with the budgets of a state, whose pods are known by their uids."""
 
-    def __init__(self, book: VictimBook, budgets: Mapping[str, BudgetState]) -> None:
+    def __init__(self, book: PodBook, budgets: Mapping[str, BudgetState]) -> None:
         self._book = book
         self._states = budgets
         self.members = book.members
@@ -148,11 +149,11 @@ def with_priority(document: Json, classes: Sequence[Json]) -> Json:
 
 def _obstacle(cluster: OfflineCluster, book: PodBook, request: PodRequest, priority: int, names: Sequence[str]) -> str:
     """Why no set of pods helps: what keeps the pods that hold cards of the kinds asked for."""
-    engine = cluster.engine
+    ledger = cluster.ledger
     kept: Counter[str] = Counter()
     for name in names:
-        search = NodeSearch(engine.ledger, book, request, priority=priority, node=name)
-        for entry in engine.ledger.pods_on(name):
+        search = NodeSearch(ledger, book, request, priority=priority, node=name)
+        for entry in ledger.pods_on(name):
             if not set(request.vendors).isdisjoint(entry.facts.grants):
                 kept[_short(search.obstacle(entry), priority)] += 1
     kept.pop("", None)
@@ -167,7 +168,7 @@ def _short(reason: str, priority: int) -> str:
 
 
 def _victims(cluster: OfflineCluster, uids: Sequence[str]) -> tuple[Victim, ...]:
-    traits: list[PodTraits] = [found for uid in uids if (found := cluster.engine.victims.traits(uid)) is not None]
+    traits: list[PodTraits] = [found for uid in uids if (found := cluster.view.victims.traits(uid)) is not None]
     return tuple(Victim(each.namespace, each.name, each.priority) for each in traits)
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tessera.core.grants import Placement
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
+from tessera.kube.resources import RESOURCE_CLAIMS
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.claims import BadClaim, allocation, claim_grants
 from tessera.wire.objects import Metadata, OwnerReference
@@ -57,14 +58,13 @@ class SimulatedClaims:
 
     def allocate(self, prepared: PreparedRequest, placement: Placement) -> None:
         """The pod has a reservation: write its claims, as the binder would."""
-        engine, request = self._cluster.engine, prepared.request
-        engine.claims.reserve(prepared)
+        view, request = self._cluster.view, prepared.request
         if prepared.claims is None:
             return
         self._cluster.borrow_pool(placement.node)
-        pool = engine.claims.pools.by_name[placement.node]
+        pool = view.pools[placement.node]
         for use in prepared.claims.uses:
-            record = engine.claims.book.get(use.key, use.uid)
+            record = view.claim(use.key, use.uid)
             assert record is not None  # it was read a moment ago
             given = record.claim.status.allocation
             if use.ask is not None:
@@ -76,7 +76,7 @@ class SimulatedClaims:
             status = ClaimStatus(given, (*(record.claim.status.reserved_for or ()), user))
             self._before.append((record.key, record.claim))
             version = str(int(record.claim.metadata.resource_version or 0) + 1)
-            engine.claims.book.observe(
+            self._cluster.update_claim(
                 replace(record.claim, metadata=replace(record.claim.metadata, resource_version=version), status=status)
             )
 
@@ -85,7 +85,7 @@ class SimulatedClaims:
         while len(self._before) > mark:
             key, claim = self._before.pop()
             if claim is None:
-                self._cluster.engine.claims.book.drop(key)
+                self._cluster.drop(RESOURCE_CLAIMS, key)
             else:
                 self._cluster.set_claim(claim)
 
@@ -96,6 +96,6 @@ class SimulatedClaims:
 
     def _put(self, claim: ResourceClaim) -> None:
         key = f"{claim.metadata.namespace}/{claim.metadata.name}"
-        known = self._cluster.engine.claims.book.get(key)
+        known = self._cluster.view.claim(key)
         self._before.append((key, known.claim if known is not None else None))
         self._cluster.set_claim(claim)

@@ -132,7 +132,7 @@ def simulate_in_steps(
     """changes of claims by the copies that stay"""
     # Looked up once: copies have equal candidates, and looking up a thousand nodes takes longer than placing a copy.
     names, filtered_out = yield from cluster.candidates_in_steps(manifest.pod)
-    candidates = cluster.engine.selector.candidates(names)
+    candidates = cluster.view.selector.candidates(names)
     while result.fits_in_all < limit:
         number = result.fits_in_all + 1
         document, verdict = admit_copy(cluster, manifest, number)
@@ -164,14 +164,14 @@ def simulate_in_steps(
                 result = replace(result, stop=StopReason(prepared.claims.elsewhere.text))
                 break
             names_within = [pinned]
-            within = cluster.engine.selector.candidates(names_within)
+            within = cluster.view.selector.candidates(names_within)
         for variant in prepared.variants:
             yield from _ask_filters(cluster, variant)
         request, answer = yield from _select(cluster, prepared, within, work)
         if number <= manifest.count:
             cluster.observe_request(request)
         if isinstance(answer, Refused):
-            refusal = yield from judge_refusal(cluster.engine, request, names_within, answer, cards=cards, work=work)
+            refusal = yield from judge_refusal(cluster.view, request, names_within, answer, cards=cards, work=work)
             stop = _stop_reason(refusal, filtered_out)
             if preempt and gang_key(manifest) is None:  # A gang preempts as a whole: see `simulate_gangs`.
                 stop = replace(stop, preemption=foresee(cluster, request, names_within))
@@ -194,7 +194,7 @@ def simulate_in_steps(
     claims.undo(requested)
     for uid in extra:
         yield
-        cluster.engine.cycles.observe_gone(uid)
+        cluster.release(uid)
         cluster.remove_host_load(_host_key(uid))
     return replace(result, placed=tuple(placed))
 
@@ -249,7 +249,7 @@ def simulate_gangs_in_steps(
 
 def _ask_filters(cluster: OfflineCluster, request: PodRequest) -> Generator[None, None, None]:
     """In steps of some milliseconds, before a decision that depends on the answers."""
-    while not cluster.engine.selector.ask_filters(request, FILTER_STEP):
+    while not cluster.view.selector.ask_filters(request, FILTER_STEP):
         yield
 
 
@@ -259,12 +259,12 @@ def _select(
     """As filter decides: a pod whose claims are all allocated goes where they are."""
     if prepared.claims is not None and not prepared.request.asks_for_devices:
         return prepared.request, Placement(prepared.claims.node, {})
-    return (yield from select_variant(cluster.engine.selector, prepared, candidates, work=work))
+    return (yield from select_variant(cluster.view.selector, prepared, candidates, work=work))
 
 
 def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, placement: Placement) -> SimulatedPlacement:
     request = prepared.request
-    cluster.engine.cycles.reserve(prepared, placement)
+    cluster.reserve(prepared, placement)
     containers = [container.name for container in request.containers]
     return SimulatedPlacement(request.name, placement.node, placement_slices(cluster.ledger, placement, containers))
 

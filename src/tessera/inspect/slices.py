@@ -1,7 +1,7 @@
 """Slices of cards in plain values: what a placement gives to each container or claim, and what holds a card.
 
-An allocated ResourceClaim holds its cards itself, whichever pods use it. The book of claims says which these are; where
-there is none (a journal's past), the claim is named alone.
+An allocated ResourceClaim holds its cards itself, whichever pods use it. `ClaimUsers` says which these are; where that
+is not known (a journal's past), the claim is named alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import Role, claim_and_request
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers
 from tessera.wire.resource_api import Consumer
 
 
@@ -80,15 +80,13 @@ def is_claim(facts: PodFacts) -> bool:
     return bool(facts.spans) and all(span.role is Role.CLAIM for span in facts.spans)
 
 
-def consumers_of(claims: ClaimBook | None, facts: PodFacts) -> list[Consumer]:
+def sorted_users(users_of: ClaimUsers | None, facts: PodFacts) -> list[Consumer]:
     """The pods that a claim is reserved for, by name, as far as they are known."""
-    record = claims.get(f"{facts.namespace}/{facts.name}", facts.uid) if claims is not None else None
-    reserved = record.claim.status.reserved_for if record is not None else None
-    return sorted(reserved or (), key=lambda each: each.name)
+    return sorted((users_of(facts) if users_of is not None else None) or (), key=lambda each: each.name)
 
 
-def consumer_names(claims: ClaimBook | None, facts: PodFacts) -> tuple[str, ...]:
-    return tuple(each.name for each in consumers_of(claims, facts))
+def user_names(users_of: ClaimUsers | None, facts: PodFacts) -> tuple[str, ...]:
+    return tuple(each.name for each in sorted_users(users_of, facts))
 
 
 def placement_slices(ledger: Ledger, placement: Placement, containers: Sequence[str]) -> tuple[GrantedSlice, ...]:
@@ -125,13 +123,13 @@ def holder_slices(ledger: Ledger, facts: PodFacts, containers: Sequence[str]) ->
     return placement_slices(ledger, Placement(facts.node, facts.grants), named)
 
 
-def card_holders(ledger: Ledger, node: str, uuid: str, claims: ClaimBook | None = None) -> tuple[CardHolder, ...]:
+def card_holders(ledger: Ledger, node: str, uuid: str, users_of: ClaimUsers | None = None) -> tuple[CardHolder, ...]:
     """The pods and claims that hold a card, the largest first."""
-    return tuple(holder for holder, _ in holders_with_pods(ledger, node, uuid, claims))
+    return tuple(holder for holder, _ in holders_with_pods(ledger, node, uuid, users_of))
 
 
 def holders_with_pods(
-    ledger: Ledger, node: str, uuid: str, claims: ClaimBook | None
+    ledger: Ledger, node: str, uuid: str, users_of: ClaimUsers | None
 ) -> list[tuple[CardHolder, tuple[str, ...]]]:
     """The same, each with the uids of the pods that use what it holds."""
     found = []
@@ -141,7 +139,7 @@ def holders_with_pods(
             continue
         facts, use = entry.facts, holding.use
         claim = facts.name if is_claim(facts) else ""
-        users = consumers_of(claims, facts) if claim else []
+        users = sorted_users(users_of, facts) if claim else []
         name = users[0].name if users else facts.name
         amounts = (use.slots, use.memory, use.cores)
         pods = tuple(each.name for each in users)

@@ -17,13 +17,13 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import (
     CardHolder,
     GrantedSlice,
-    consumer_names,
     holder_slices,
     holders_with_pods,
     is_claim,
+    user_names,
 )
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, SliceKey, Utilization, sum_utilization
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def card_usage(
     """
     cluster.state.require_nodes()
     found = [
-        usage_of(cluster.ledger, name, card, view.facts.problem, use, cluster.engine.claims.book)
+        usage_of(cluster.ledger, name, card, view.facts.problem, use, cluster.view.users_of)
         for name in cluster.ledger.node_names()
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
@@ -209,7 +209,7 @@ def _by_pod(cluster: OfflineCluster) -> dict[tuple[str, str], list[PodEntry]]:
         facts = entry.facts
         names: tuple[str, ...] = (facts.name,)
         if is_claim(facts):
-            names = consumer_names(cluster.engine.claims.book, facts) or (f"[{facts.name}]",)
+            names = user_names(cluster.view.users_of, facts) or (f"[{facts.name}]",)
         for name in names:
             found.setdefault((facts.namespace, name), []).append(entry)
     return found
@@ -252,9 +252,9 @@ def _with_measured(kind: type[Measured], one: Any, measured: Utilization | None)
 
 
 def usage_of(
-    ledger: Ledger, node: str, card: Card, problem: str, use: MeasuredUse, claims: ClaimBook | None
+    ledger: Ledger, node: str, card: Card, problem: str, use: MeasuredUse, users_of: ClaimUsers | None
 ) -> CardUsage:
-    """One card. `problem` is that of its node, `claims` says which pods use a claim."""
+    """One card. `problem` is that of its node, `users_of` says which pods use a claim."""
     device = card.device
     rules = ledger.rules.get(device.vendor)
     return CardUsage(
@@ -270,7 +270,7 @@ def usage_of(
         problem or card_state(card),
         tuple(
             _with_measured(MeasuredHolder, one, use.of_pods(uids, device.uuid))
-            for one, uids in holders_with_pods(ledger, node, device.uuid, claims)
+            for one, uids in holders_with_pods(ledger, node, device.uuid, users_of)
         ),
         use.cards.get((node, device.uuid)),
     )

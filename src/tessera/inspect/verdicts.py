@@ -22,8 +22,7 @@ from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.pod_claims import unmet_selectors
 from tessera.inspect.slices import CardHolder, card_holders
-from tessera.scheduler.engine import Engine
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers, EngineView
 from tessera.scheduler.pod_requests import PreparedRequest
 
 DETAILS = 3
@@ -77,7 +76,7 @@ class FitsNowhere:
 
 
 def judge(
-    engine: Engine,
+    view: EngineView,
     prepared: PreparedRequest,
     names: Sequence[str],
     *,
@@ -88,20 +87,20 @@ def judge(
     """The verdict on these candidates: the first alternative that fits, or what is said of the preferred one. `cards`
     lists every card that does not fit. `cards_of` names the node whose
     cards are shown with their scores, if that is not the chosen node."""
-    selector = engine.selector
+    selector = view.selector
     request, answer = finish(select_variant(selector, prepared, selector.candidates(names)))
     if isinstance(answer, Selected):
         return explain_choice(selector.ledger, request, answer, cards_of=cards_of)
     found = finish(advise(selector.ledger, request, names)) if advice else None
-    return _fits_nowhere(engine, request, names, answer, found, cards=cards)
+    return _fits_nowhere(view, request, names, answer, found, cards=cards)
 
 
 def judge_refusal(
-    engine: Engine, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, work: float
+    view: EngineView, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, work: float
 ) -> Generator[None, None, FitsNowhere]:
     """Why these candidates refuse a pod. A step is about as much as `Selector.select_within` does with so much work."""
-    found = yield from advise(engine.ledger, request, names, work=work)
-    return _fits_nowhere(engine, request, names, refused, found, cards=cards)
+    found = yield from advise(view.ledger, request, names, work=work)
+    return _fits_nowhere(view, request, names, refused, found, cards=cards)
 
 
 def select_variant(
@@ -120,20 +119,20 @@ def select_variant(
 
 
 def _fits_nowhere(
-    engine: Engine, request: PodRequest, names: Sequence[str], refused: Refused, found: Advice | None, *, cards: bool
+    view: EngineView, request: PodRequest, names: Sequence[str], refused: Refused, found: Advice | None, *, cards: bool
 ) -> FitsNowhere:
-    selector, ledger, claims = engine.selector, engine.ledger, engine.claims.book
+    selector, ledger, users_of = view.selector, view.ledger, view.users_of
     candidates = selector.candidates(names)
     near = found.near_miss if found is not None else None
     return FitsNowhere(
         _groups(selector, request, refused),
         near.text if near is not None else "",
-        card_holders(ledger, near.node, near.uuid, claims) if isinstance(near, NearMiss) else (),
+        card_holders(ledger, near.node, near.uuid, users_of) if isinstance(near, NearMiss) else (),
         found.changes if found is not None else (),
         found.mode if found is not None else "",
         refusal_sentence(ledger, request, candidates.rows, refused),
         (*found.wishes, *unmet_selectors(ledger, request, candidates)) if found is not None else (),
-        tuple(_cards(ledger, request, names, claims)) if cards else (),
+        tuple(_cards(ledger, request, names, users_of)) if cards else (),
     )
 
 
@@ -169,7 +168,7 @@ def _detail(ledger: Ledger, name: str, misfit: Misfit) -> str:
     return ""
 
 
-def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str], claims: ClaimBook) -> list[CardRefusal]:
+def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str], users_of: ClaimUsers) -> list[CardRefusal]:
     rooms = ledger.rooms(request.namespace, request.vendors)
     found = []
     for name in names:
@@ -190,7 +189,7 @@ def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str], claims: Cl
                     refusal.asked,
                     refusal.free,
                     refusal.total,
-                    card_holders(ledger, name, refusal.uuid, claims),
+                    card_holders(ledger, name, refusal.uuid, users_of),
                 )
             )
     return found

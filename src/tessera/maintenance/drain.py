@@ -24,7 +24,7 @@ from tessera.core.ledger import PodEntry
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.slices import consumers_of, is_claim
+from tessera.inspect.slices import is_claim, sorted_users
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
@@ -165,7 +165,7 @@ def _users(cluster: OfflineCluster, entry: PodEntry) -> list[str]:
     """The uids of the pods that have what this is: the pod itself, or those that a claim is reserved for."""
     if not is_claim(entry.facts):
         return [entry.facts.uid]
-    return [user.uid for user in consumers_of(cluster.engine.claims.book, entry.facts)]
+    return [user.uid for user in sorted_users(cluster.view.users_of, entry.facts)]
 
 
 def _title(entry: PodEntry) -> str:

@@ -108,7 +108,7 @@ class Process(SchedulerObserver):
             JournalFile(self.service.journal, kept.file, limit=kept.file_bytes, files=kept.files) if kept.file else None
         )
         self._exposition = Exposition(
-            self.service.ledger, legacy=settings.legacy_metrics, claims=self.service.engine.claims.book
+            self.service.ledger, legacy=settings.legacy_metrics, users_of=self.service.view.users_of
         )
         self._tenure_time = TenureTime(asyncio.get_running_loop().time, lambda: self.service.is_leader)
         self._granted_time = GrantedTime(self.service.ledger, self._tenure_time)

@@ -37,6 +37,7 @@ from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.event_recorder import EventRecorder
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.journal import Journal
@@ -94,6 +95,7 @@ class Service:
             observer=self._observer,
             tenure=Tenure(self._lease.tenure if self._lease is not None else lambda: 0),
         )
+        self.view = EngineView(engine)
         self.journal.attach(engine.ledger)
         self._templates = ClaimTemplates(client, now=now, time=loop.time)
         claims = ClaimLookup(client, engine.claims.book, self._templates) if settings.dra else None

@@ -246,7 +246,7 @@ async def test_copies_of_a_pod_with_a_template_are_placed_until_no_card_has_room
     text = "\n".join(line.text for line in simulation_lines(found))
     assert "claim p-1-gpu gets card 1 (6000 MiB, 10 cores)" in text
     # Only the requested copies stay, with what their claims hold.
-    assert {record.key for record in world.engine.claims.book} == {"default/p-1-gpu", "default/p-2-gpu"}
+    assert {found.key for found in world.view.claims()} == {"default/p-1-gpu", "default/p-2-gpu"}
     assert sum(card.memory_mib.used for card in card_usage(world)) == 12000
     assert audit(world.ledger) == []
 
@@ -256,8 +256,8 @@ async def test_copies_that_share_a_claim_hold_it_once() -> None:
     found = simulated(world, SHARED)
     assert len({one.node for one in found.placed}) == 1
     assert found.fits_in_all == 100
-    [record] = world.engine.claims.book
-    assert len(record.consumers) == 3
+    [shared] = world.view.claims()
+    assert len(shared.claim.status.reserved_for or ()) == 3
     assert sum(card.memory_mib.used for card in card_usage(world)) == 20000
 
 
@@ -283,7 +283,7 @@ async def test_a_trial_knows_the_claims_of_the_cluster_and_changes_nothing() -> 
     assert simulated(trial, MANIFEST.partition("---\n")[2]).fits_in_all == 6
     assert {one.node for one in simulated(trial, SHARED.partition("---\n")[2]).placed} == {"n2"}
     assert world.ledger.state() == before
-    assert [record.consumers for record in world.engine.claims.book] == [frozenset()]
+    assert [found.claim.status.reserved_for for found in world.view.claims()] == [None]
 
 
 def test_a_claim_without_a_name_is_refused() -> None:
@@ -301,7 +301,7 @@ async def test_a_selector_that_takes_long_is_tried_in_steps(monkeypatch: pytest.
     dear = "[1,2,3].all(i, device.attributes['gpu.tessera.io'].uuid.matches('^n[0-9]-[0-9]$'))"
     dra = claim_objects(nodes, [resource_claim("c", memory=1000, selector=dear)], templates=[])
     trial = OfflineCluster(state_of(nodes, [], dra=dra))
-    cards = trial.engine.ledger.arrays.published_cards
+    cards = trial.ledger.arrays.published_cards
     [manifest] = read_manifests(json.dumps(claiming(pod("p"), "c").manifest()), file="p", namespace="default", count=1)
     steps = simulation.simulate_in_steps(trial, manifest, most=1)
     accepts, costs = None, [0]

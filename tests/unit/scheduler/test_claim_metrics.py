@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tessera.core.ledger import Ledger
+from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
@@ -48,7 +49,7 @@ class _Toucher(SchedulerObserver):
 @in_fake_time
 async def test_what_a_claim_holds_is_shown_for_each_pod_that_uses_it_and_counted_once_when_written() -> None:
     world = ScrapedWorld(agent_node().gpus(1))
-    exposition = world.exposition = Exposition(world.ledger, claims=world.claims.book)
+    exposition = world.exposition = Exposition(world.ledger, users_of=EngineView(world.engine).users_of)
     world.claim("c", memory=4096, cores=30)
     one, other = claiming(pod("one"), "c"), claiming(pod("other"), "c")
     expected = {}

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.scheduler.features.claims.book import ClaimRecord
+from tessera.scheduler.engine_view import ClaimView
 from tessera.vendors.claims import BadClaim, is_our_class
 from tessera.wire.cel import AllOf, compile_selector
 from tessera.wire.claim_spec import EXISTS, ClaimSpec, DeviceClass, DeviceToleration
@@ -26,14 +26,14 @@ def check_claims(cluster: OfflineCluster) -> Iterator[Finding]:
         return
     yield from _check_pools(cluster)
     yield from _check_classes(cluster)
-    for record in sorted(cluster.engine.claims.book, key=lambda each: each.key):
-        yield from _check_claim(cluster, record)
+    for found in cluster.view.claims():
+        yield from _check_claim(cluster, found)
     for key, template in sorted(cluster.templates.items()):
         yield from _check_tolerations(f"ResourceClaimTemplate {key}", template.spec.spec)
 
 
 def _check_pools(cluster: OfflineCluster) -> Iterator[Finding]:
-    pools = cluster.engine.claims.pools.by_name
+    pools = cluster.view.pools
     is_asked_for = cluster.state.setup.flags is not None
     if not pools:
         if is_asked_for:
@@ -79,7 +79,7 @@ def _check_classes(cluster: OfflineCluster) -> Iterator[Finding]:
         for device in cluster.ledger.devices(name).values()
         for _, published in device.published
     ]
-    for name, found in sorted(cluster.engine.claims.book.classes.items()):
+    for name, found in sorted(cluster.view.device_classes.items()):
         texts = _expressions(found)
         faults = [fault for text in texts if isinstance(fault := compile_selector(text), str)]
         if faults and any(DRIVER in text for text in texts):
@@ -100,31 +100,30 @@ def _expressions(found: DeviceClass) -> tuple[str, ...]:
     return tuple(each.cel.expression for each in found.spec.selectors or () if each.cel is not None)
 
 
-def _check_claim(cluster: OfflineCluster, record: ClaimRecord) -> Iterator[Finding]:
-    ask = cluster.engine.claims.book.ask(record)
-    if isinstance(ask, BadClaim) and ask.is_foreign:
+def _check_claim(cluster: OfflineCluster, found: ClaimView) -> Iterator[Finding]:
+    if isinstance(found.ask, BadClaim) and found.ask.is_foreign:
         return
-    title = f"ResourceClaim {record.key}"
-    yield from _check_tolerations(title, record.claim.spec)
-    if record.facts is None:
+    title = f"ResourceClaim {found.key}"
+    yield from _check_tolerations(title, found.claim.spec)
+    if found.facts is None:
         return
     pods = {pod.metadata.uid: pod for pod in cluster.pods.values()}
-    for user in record.claim.status.reserved_for or ():
+    for user in found.claim.status.reserved_for or ():
         pod = pods.get(user.uid)
         if pod is None and cluster.state.all_pods_seen:
             yield AREA.warning(
                 f"{title} is reserved for pod {user.name}, which does not exist any more",
-                why=f"what it holds on {record.facts.node} is not free",
+                why=f"what it holds on {found.facts.node} is not free",
                 fix="kube-controller-manager releases it; if it does not for minutes, look at its log",
             )
         elif pod is not None and not pod.spec.node_name:
             waited = cluster.state.taken - _moment(pod.metadata.creation_timestamp, cluster.state.taken)
             if waited > STUCK:
                 yield AREA.warning(
-                    f"{title} is allocated on {record.facts.node}, but its pod {user.name} has been on no node for"
+                    f"{title} is allocated on {found.facts.node}, but its pod {user.name} has been on no node for"
                     f" {int(waited // 60)} minutes",
                     why="its devices are held for a pod that does not run",
-                    fix=f"tessera explain {user.name} -n {record.claim.metadata.namespace} says what keeps it",
+                    fix=f"tessera explain {user.name} -n {found.claim.metadata.namespace} says what keeps it",
                 )
 
 

@@ -18,19 +18,21 @@ from tessera.inspect.slices import holder_slices
 from tessera.inspect.state import Json
 from tessera.inspect.usage import CardUsage, holding_pods, sum_amounts, usage_of
 from tessera.inspect.utilization import MeasuredUse
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers
 
 NAMED_PROFILES = 12
 
 
-def card_details(ledger: Ledger, node: str, uuid: str, measured: MeasuredUse, claims: ClaimBook | None) -> Json | None:
-    """None if there is no such card. `claims` says which pods use one."""
+def card_details(
+    ledger: Ledger, node: str, uuid: str, measured: MeasuredUse, users_of: ClaimUsers | None
+) -> Json | None:
+    """None if there is no such card. `users_of` says which pods use a claim."""
     view = ledger.node(node)
     card = next((card for card in view.cards if card.device.uuid == uuid), None) if view is not None else None
     if view is None or card is None:
         return None
     device = card.device
-    usage = usage_of(ledger, node, card, view.facts.problem, measured, claims)
+    usage = usage_of(ledger, node, card, view.facts.problem, measured, users_of)
     links = sorted(f"{_index(ledger, node, other)}: {score}" for other, score in device.links.items())
     facts = {
         "vendor": device.vendor,
@@ -47,13 +49,13 @@ def card_details(ledger: Ledger, node: str, uuid: str, measured: MeasuredUse, cl
 
 
 def node_details(
-    ledger: Ledger, name: str, measured: MeasuredUse, facts: Json, claims: ClaimBook | None
+    ledger: Ledger, name: str, measured: MeasuredUse, facts: Json, users_of: ClaimUsers | None
 ) -> Json | None:
     """None if the node has registered nothing. `facts` are those that its source knows beside."""
     view = ledger.node(name)
     if view is None:
         return None
-    cards = [usage_of(ledger, name, card, view.facts.problem, measured, claims) for card in view.cards]
+    cards = [usage_of(ledger, name, card, view.facts.problem, measured, users_of) for card in view.cards]
     memory, cores = sum_amounts(use.memory_mib for use in cards), sum_amounts(use.cores for use in cards)
     found = {
         "cards": len(cards),

@@ -25,12 +25,12 @@ from tessera.core.holdings import Holding
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.node_info import Card
 from tessera.inspect.dashboard.room import Room, SliceSize, count_room
-from tessera.inspect.dashboard.waiting_gangs import HELD, held_gang
-from tessera.inspect.slices import consumers_of, is_claim
+from tessera.inspect.dashboard.waiting_gangs import HELD
+from tessera.inspect.slices import is_claim, sorted_users
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state, count_cores
 from tessera.inspect.utilization import NOT_MEASURED, NOTHING_MEASURED, MeasuredUse, Utilization
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers, held_gang
 from tessera.scheduler.metrics.granted_time import share_of
 
 NVLINK_SCORE = 100
@@ -65,7 +65,7 @@ class RenderContext:
     """What the page shows of pods beside what the ledger knows. This one knows no more than whose pods they are, as
     for the past of a journal."""
 
-    claims: ClaimBook | None = None
+    users_of: ClaimUsers | None = None
 
     def __init__(self, origin: Callable[[str], PodOrigin]) -> None:
         """`origin` is asked for each pod by uid."""
@@ -166,7 +166,7 @@ class NodeRenderer:
             if not entry.holdings:
                 continue
             facts, uid = entry.facts, entry.facts.uid
-            users = consumers_of(self._context.claims, facts) if is_claim(facts) else []
+            users = sorted_users(self._context.users_of, facts) if is_claim(facts) else []
             for uuid, holding in entry.holdings.items():
                 measured = self._context.use.of_pods([user.uid for user in users] or [uid], uuid) or NOT_MEASURED
                 self._count(name, facts.namespace, uuid, holding, measured, found)

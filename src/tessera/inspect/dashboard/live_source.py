@@ -120,15 +120,14 @@ class LiveSource(FixedSource):
         return next((why for _, why in self._failures.values()), "no answer in time")
 
     async def _tick(self) -> None:
-        """Plugins that do not answer a handshake in time are gone, though no object changes."""
         while True:
             await asyncio.sleep(TICK)
-            self.engine.nodes.tick()
+            self.cluster.tick()
 
     async def _measure(self) -> None:
         while True:
             if self._clock() - self._asked_at < UNWATCHED_SECONDS:
-                before, names = self.measurements, self.engine.ledger.node_names()
+                before, names = self.measurements, self.view.ledger.node_names()
                 use = await read_use(self._client, self.cluster.pods, nodes=names, namespace=self._release)
                 self.measurements = use
                 self._measured_anew |= self._nodes_that_differ(before, use)
@@ -166,7 +165,7 @@ class LiveSource(FixedSource):
             return
         if resource is PODS and not self._sanitizer.concerns_devices(document):
             # It counts only for policies that look at hosts.
-            self.engine.pods.put(key, msgspec.convert(document, Pod))
+            self.cluster.count_host(key, msgspec.convert(document, Pod))
             return
         reduced = self._sanitizer.sanitize(resource, document)
         self.cluster.put(resource, reduced)
@@ -197,9 +196,9 @@ class LiveSource(FixedSource):
         """A claim or a class is there or goes."""
         if resource is RESOURCE_CLAIMS:
             # Which pods use a claim is shown on its node, though it holds the same as before.
-            record = self.engine.claims.book.get(key)
-            if record is not None and record.facts is not None:
-                self._measured_anew.add(record.facts.node)
+            found = self.view.claim(key)
+            if found is not None and found.facts is not None:
+                self._measured_anew.add(found.facts.node)
         if resource in (RESOURCE_CLAIMS, DEVICE_CLASSES):
             self.pending.on_claims()
 

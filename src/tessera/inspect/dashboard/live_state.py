@@ -23,7 +23,6 @@ from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import in_steps, pause_for
 from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.dashboard.waiting import WaitingPods
-from tessera.inspect.dashboard.waiting_gangs import held_gang, plan_ends, wall_time
 from tessera.inspect.state import Json
 from tessera.inspect.utilization import MeasuredUse
 from tessera.scheduler.pod_cycle import CycleState
@@ -42,10 +41,6 @@ KEPT_SECONDS = 5.0
 """that a compressed state is good for: a viewer goes on from its version"""
 LEVEL = 1
 """of compression: four times faster than the default, a fifth larger"""
-MOVING = frozenset({
-    CycleState.RESERVED, CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND, CycleState.HANDING_OVER
-})  # fmt: skip
-"""states between a decision and the end of the handover: a change of them changes no amount"""
 
 
 class PackedState(NamedTuple):
@@ -63,25 +58,17 @@ class LiveContext(RenderContext):
     def __init__(self, source: PageSource) -> None:
         super().__init__(source.origin)
         self._source = source
-        self.claims = source.engine.claims.book
+        self.users_of = source.view.users_of
 
     @property
     def use(self) -> MeasuredUse:
         return self._source.measurements
 
     def is_handing_over(self, uid: str) -> bool:
-        cycle = self._source.engine.cycles.get(uid)
-        return cycle is not None and cycle.state is CycleState.HANDING_OVER
+        return self._source.view.state_of(uid) is CycleState.HANDING_OVER
 
     def until(self, uid: str) -> int | None:
-        """When a nomination or a place held for a gang ends by itself, in Unix seconds."""
-        engine, name = self._source.engine, held_gang(uid)
-        nomination, entry = engine.ledger.nominations.get(uid), engine.ledger.pod(uid)
-        if name:
-            facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
-            gang = engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
-            return wall_time(engine.cycles.clock, plan_ends(gang, engine.gangs.turns)) if gang is not None else None
-        return wall_time(engine.cycles.clock, nomination.deadline) if nomination is not None else None
+        return self._source.view.held_until(uid)
 
 
 class LiveState:
@@ -105,7 +92,7 @@ class LiveState:
         self._loop = asyncio.get_running_loop()
         # Versions of two processes, or of two runs of one, must not be taken for each other.
         self.log = EventLog(int(now() * 1000))
-        self._renderer = NodeRenderer(source.engine.ledger, LiveContext(source))
+        self._renderer = NodeRenderer(source.view.ledger, LiveContext(source))
         self._documents: dict[str, NodeDocument] = {}
         self._known_models = 0
         self.totals = Totals(self._renderer.models)
@@ -268,7 +255,7 @@ class LiveState:
         self.log.append("nodes", b"".join(parts))
 
     def _changed_nodes(self) -> list[str]:
-        ledger, cycles = self.source.engine.ledger, self.source.engine.cycles
+        ledger = self.source.view.ledger
         arrays = ledger.arrays
         columns = arrays.changed_since(self._seen) if self._epoch >= 0 else None
         if columns is None:
@@ -282,7 +269,7 @@ class LiveState:
                 names.update(dict.fromkeys(name for name in self._documents if name not in registered))
                 names.update(dict.fromkeys(name for name in ledger.node_names() if name not in self._documents))
         self._seen, self._epoch = arrays.now, arrays.epoch
-        moving = {cycle.uid: cycle.state for cycle in cycles if cycle.state in MOVING}
+        moving = self.source.view.moving()
         for uid in moving.keys() | self._moving.keys():
             entry = ledger.pod(uid)
             if moving.get(uid) is not self._moving.get(uid) and entry is not None:
@@ -294,7 +281,7 @@ class LiveState:
 
     def _is_placed(self, uid: str) -> bool:
         """Whether the pod holds cards of another node by now."""
-        entry = self.source.engine.ledger.pod(uid)
+        entry = self.source.view.ledger.pod(uid)
         return entry is not None and bool(entry.holdings)
 
     # -- the whole state

@@ -21,7 +21,7 @@ from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
 from tessera.inspect.dashboard.steps import pause_for
-from tessera.inspect.dashboard.waiting_gangs import GangAnswer, decided, wall_time
+from tessera.inspect.dashboard.waiting_gangs import GangAnswer
 from tessera.inspect.explanation import bad_pod_text
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import request_lines, section
@@ -33,11 +33,9 @@ from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
-from tessera.scheduler.engine import Engine
-from tessera.scheduler.features.gangs.gang import Gang
+from tessera.scheduler.engine_view import EngineView, GangView
 from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
-from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.process import Reload
 from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
@@ -80,12 +78,6 @@ class Refusals:
 
     def get(self, uid: str) -> tuple[PodOrigin, int | None]:
         return self._pods.get(uid, (NO_ORIGIN, None))
-
-    def keep_only(self, uids: Iterable[str]) -> None:
-        self._pods = {uid: self._pods[uid] for uid in uids if uid in self._pods}
-
-    def __len__(self) -> int:
-        return len(self._pods)
 
 
 def _waiting_origin(pod: Pod | None, now: float) -> PodOrigin:
@@ -139,8 +131,8 @@ class EngineSource:
         self._nodes_at = float("-inf")
 
     @property
-    def engine(self) -> Engine:
-        return self._service.engine
+    def view(self) -> EngineView:
+        return self._service.view
 
     def describe(self) -> Json:
         problem = self._service.unsynced()
@@ -161,44 +153,35 @@ class EngineSource:
         return ()
 
     def waiting(self) -> Iterable[WaitingPod]:
-        refusals, unschedulable = self._page.refusals, self.engine.unschedulable
-        if len(refusals) > 2 * len(unschedulable):
-            refusals.keep_only([pod.request.uid for pod in unschedulable])
-        for pod in unschedulable:
-            request = pod.request
-            cycle = self.engine.cycles.get(request.uid)
-            if cycle is not None and cycle.state not in (CycleState.REFUSED, CycleState.NOMINATED):
-                continue
+        refusals = self._page.refusals
+        for request, candidates in self.view.refused():
             origin, attempts = refusals.get(request.uid)
             yield WaitingPod(
                 request.uid,
                 request.namespace,
                 request.name,
                 request,
-                pod.candidates,
+                candidates,
                 origin=origin,
                 attempts=attempts,
             )
+        for pod, problem in self.view.awaiting_claims():
+            origin, attempts = refusals.get(pod.metadata.uid)
+            yield WaitingPod(
+                pod.metadata.uid,
+                pod.metadata.namespace,
+                pod.metadata.name,
+                None,
+                problem=bad_pod_text(problem),
+                origin=origin if attempts else _waiting_origin(pod, time.time()),
+                attempts=attempts,
+            )
 
-        for waiting in self.engine.claims.reader.waiting():
-            metadata, problem = waiting.metadata, self.engine.requests.read(waiting)
-            if isinstance(problem, BadPod):
-                origin, attempts = refusals.get(metadata.uid)
-                yield WaitingPod(
-                    metadata.uid,
-                    metadata.namespace,
-                    metadata.name,
-                    None,
-                    problem=bad_pod_text(problem),
-                    origin=origin if attempts else _waiting_origin(waiting, time.time()),
-                    attempts=attempts,
-                )
+    def judge_gang(self, gang: GangView) -> GangAnswer:
+        return GangAnswer(gang.why, gang.fitting)
 
-    def judge_gang(self, gang: Gang) -> GangAnswer:
-        return decided(gang)
-
-    def gang_since(self, gang: Gang) -> float | None:
-        return wall_time(self.engine.cycles.clock, gang.since)
+    def gang_since(self, gang: GangView) -> float | None:
+        return gang.since
 
     def node_facts(self, name: str) -> Json:
         return {}
@@ -211,27 +194,26 @@ class EngineSource:
             raise InspectionError(f"the pod cannot be read now: {error}") from error
         if pod is None:
             return None
-        engine, lines = self.engine, list[StyledLine]()
-        entry = engine.ledger.pod(pod.metadata.uid)
+        view, lines = self.view, list[StyledLine]()
+        entry = view.ledger.pod(pod.metadata.uid)
         if entry is not None:
             containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
-            lines += held_lines(engine.ledger, entry, containers)
-        for key in engine.claims.reader.keys(pod):
-            record = engine.claims.book.get(key)
-            held = engine.ledger.pod(record.uid) if record is not None else None
-            lines += held_lines(engine.ledger, held) if held is not None else []
-        prepared = engine.requests.read(pod)
+            lines += held_lines(view.ledger, entry, containers)
+        for claim in view.claims_of(pod):
+            held = view.ledger.pod(claim.claim.metadata.uid)
+            lines += held_lines(view.ledger, held) if held is not None else []
+        prepared = view.read(pod)
         if isinstance(prepared, BadPod):
             lines.append(StyledLine(bad_pod_text(prepared), Style.BAD))
         elif prepared.needs_placement:
-            lines += request_lines(summarize_request(prepared.request, pod.annotations, engine.vendors))
-        cycle = engine.cycles.get(pod.metadata.uid)
+            lines += request_lines(summarize_request(prepared.request, pod.annotations, view.vendors))
+        state = view.state_of(pod.metadata.uid)
         facts = {"phase": pod.status.phase, "scheduler": pod.spec.scheduler_name}
-        gang = engine.gangs.registry.of(pod.metadata.uid)
+        gang = view.gang_of(pod.metadata.uid)
         if gang is not None:
-            heading = f"Gang {gang.name}, {count_of(gang.group.size, 'member')}"
-            lines += section(heading, [StyledLine(f"{gang.state.value}: {decided(gang).why}")])
-        return PodAnswer(lines, {**facts, "cycle": cycle.state.name.lower() if cycle is not None else ""})
+            heading = f"Gang {gang.namespace}/{gang.group.name}, {count_of(gang.group.size, 'member')}"
+            lines += section(heading, [StyledLine(f"{gang.state}: {gang.why}")])
+        return PodAnswer(lines, {**facts, "cycle": state.name.lower() if state is not None else ""})
 
     async def begin_trial(self) -> OfflineCluster:
         now = time.time()
@@ -239,13 +221,7 @@ class EngineSource:
             self._nodes, self._nodes_at = await self._list_nodes(), now
             self._templates = await self._list_templates() if self._service.settings.dra else {}
         trial = OfflineCluster(ClusterState("the scheduler", now), settings=self._service.settings)
-        # The device configuration may have been read again since the settings were.
-        trial.engine.vendors.clear()
-        trial.engine.vendors.update(self.engine.vendors)
-        trial.borrow_claims(self.engine, self._templates)
-        trial.nodes = self._nodes
-        trial.ledger.quotas = self.engine.ledger.quotas.copy()
-        trial.engine.labels = self.engine.labels
+        trial.borrow(self.view, self._nodes, self._templates)
         return trial
 
     async def _list_templates(self) -> dict[str, ResourceClaimTemplate]:

@@ -44,12 +44,11 @@ from tessera.inspect.dashboard.journal import (
     seek,
 )
 from tessera.inspect.dashboard.live_state import LiveState, compress
-from tessera.inspect.dashboard.waiting_gangs import gang_name
 from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.access_review import error_response
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"
@@ -177,14 +176,14 @@ class PageServer:
         node, card = query.get("node", ""), query.get("card", "")
         async with self._moment(query) as (ledger, measured):
             return _found(
-                card_details(ledger, node, card, measured, self._claims(query)), f"node {node} has no card {card}"
+                card_details(ledger, node, card, measured, self._users_of(query)), f"node {node} has no card {card}"
             )
 
     async def _get_node(self, request: Request, query: dict[str, str]) -> Response:
         name = query.get("name", "")
         async with self._moment(query) as (ledger, measured):
             facts = self._state.source.node_facts(name)
-            found = node_details(ledger, name, measured, facts, self._claims(query))
+            found = node_details(ledger, name, measured, facts, self._users_of(query))
             return _found(found, f"no node {name} has registered cards")
 
     async def _get_pod(self, request: Request, query: dict[str, str]) -> Response:
@@ -194,7 +193,7 @@ class PageServer:
             history: list[Json] = []
             if source.journal is not None:
                 timeline = await source.journal.timeline()
-                gang = gang_name(source.engine.gangs.registry, namespace, name)
+                gang = source.view.gang_name(namespace, name)
                 history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=time)
             answer = await source.explain(namespace, name) if time == math.inf else None
             if answer is not None:
@@ -266,7 +265,7 @@ class PageServer:
         source = self._state.source
         async with self._question():
             if "time" not in query:
-                yield source.engine.ledger, source.measurements
+                yield source.view.ledger, source.measurements
                 return
             timeline = await _journal(source.journal).timeline()
             moment = await seek(timeline, _time(query["time"]), self._state.pause)
@@ -274,9 +273,9 @@ class PageServer:
 
     # -- inside
 
-    def _claims(self, query: dict[str, str]) -> ClaimBook | None:
-        """What is known of claims now; a journal does not say which pods used them."""
-        return None if "time" in query else self._state.source.engine.claims.book
+    def _users_of(self, query: dict[str, str]) -> ClaimUsers | None:
+        """Which pods use claims now; a journal does not say which pods used them."""
+        return None if "time" in query else self._state.source.view.users_of
 
     def _route(self, method: str, path: str, answer: Answer, *, max_body_bytes: int = 0) -> Route:
         async def handle(request: Request) -> Response:

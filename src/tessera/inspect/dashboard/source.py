@@ -22,8 +22,7 @@ from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.render.lines import StyledLine
 from tessera.inspect.state import Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
-from tessera.scheduler.engine import Engine
-from tessera.scheduler.features.gangs.gang import Gang
+from tessera.scheduler.engine_view import EngineView, GangView
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys
@@ -74,7 +73,7 @@ class PageSource(Protocol):
     """What the page shows."""
 
     @property
-    def engine(self) -> Engine: ...
+    def view(self) -> EngineView: ...
 
     @property
     def measurements(self) -> MeasuredUse: ...
@@ -94,11 +93,11 @@ class PageSource(Protocol):
 
     def waiting(self) -> Iterable[WaitingPod]: ...
 
-    def judge_gang(self, gang: Gang) -> GangAnswer:
+    def judge_gang(self, gang: GangView) -> GangAnswer:
         """Why a gang waits; may take some milliseconds."""
         ...
 
-    def gang_since(self, gang: Gang) -> float | None:
+    def gang_since(self, gang: GangView) -> float | None:
         """Unix seconds since which it waits."""
         ...
 
@@ -129,8 +128,8 @@ class FixedSource:
             self.pending.put(key)
 
     @property
-    def engine(self) -> Engine:
-        return self.cluster.engine
+    def view(self) -> EngineView:
+        return self.cluster.view
 
     @property
     def problem(self) -> str:
@@ -156,12 +155,12 @@ class FixedSource:
     def waiting(self) -> Iterable[WaitingPod]:
         return self.pending.pods()
 
-    def judge_gang(self, gang: Gang) -> GangAnswer:
-        found = gang_of(self.cluster, next(iter(gang.members)))
+    def judge_gang(self, gang: GangView) -> GangAnswer:
+        found = gang_of(self.cluster, gang.members[0].request.uid)
         return GangAnswer(found.text, found.fitting) if found is not None else NOT_PLANNED
 
-    def gang_since(self, gang: Gang) -> float | None:
-        created = [self.origin(member.request.uid).created for member in gang.pending()]
+    def gang_since(self, gang: GangView) -> float | None:
+        created = [self.origin(request.uid).created for request in gang.pending]
         return min((moment for moment in created if moment is not None), default=None)
 
     def node_facts(self, name: str) -> Json:

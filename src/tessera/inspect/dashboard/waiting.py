@@ -27,15 +27,12 @@ from tessera.inspect.dashboard.waiting_gangs import (
     NOT_PLANNED,
     GangAnswer,
     gang_document,
-    plan_ends,
     row_uid,
-    waiting,
-    wall_time,
 )
 from tessera.inspect.dashboard.waiting_row import WaitingRow
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
-from tessera.scheduler.features.gangs.gang import Gang, MemberState
+from tessera.scheduler.engine_view import GangView
 from tessera.scheduler.unschedulable_pods import MOST_SLICES, MOST_WORK
 
 MOST_PODS = 2_000
@@ -66,7 +63,7 @@ class WaitingPods:
         self._source = source
         self._rows: dict[str, WaitingRow] = {}
         self._pods: list[WaitingPod] = []
-        self._gangs: list[Gang] = []
+        self._gangs: list[GangView] = []
         self._answers: dict[Hashable, tuple[int, Answer]] = {}
         """by shape, with the position of the arrays' log at which it was found"""
         self._gang_answers: dict[str, tuple[Hashable, GangAnswer]] = {}
@@ -83,7 +80,7 @@ class WaitingPods:
     def asked(self) -> Counter[SliceSize]:
         """The slices that they ask for."""
         requests = [pod.request for pod in self._pods if pod.request is not None]
-        requests += [member.request for gang in self._gangs for member in gang.pending()]
+        requests += [request for gang in self._gangs for request in gang.pending]
         return count_slices(one for each in requests for container in each.containers for one in container.requests)
 
     def waited(self, now: float) -> list[float]:
@@ -93,8 +90,8 @@ class WaitingPods:
 
     def refresh(self) -> Json | None:
         """What changed since the last call, with the answers that there are; None if nothing did."""
-        gangs = self._gangs = list(_first(waiting(self._source.engine.gangs.registry)))
-        members = {uid for gang in gangs for uid in gang.members}
+        gangs = self._gangs = list(_first(self._source.view.waiting_gangs()))
+        members = {member.request.uid for gang in gangs for member in gang.members}
         pods = self._pods = list(islice((pod for pod in self._source.waiting() if pod.uid not in members), MOST_PODS))
         rows = {row_uid(gang): self._gang_row(gang) for gang in gangs} | {pod.uid: self._row(pod) for pod in pods}
         before, self._rows = self._rows, rows
@@ -105,14 +102,14 @@ class WaitingPods:
     async def judge(self, pause: Pause) -> None:
         """Find the answers that are missing or out of date, the oldest first. `pause` gets the seconds that a step
         took."""
-        now = self._source.engine.ledger.arrays.now
+        now = self._source.view.ledger.arrays.now
         samples = {_shape(pod): pod for pod in self._pods if pod.request is not None}
         self._answers = {shape: self._answers[shape] for shape in samples if shape in self._answers}
         stale = [shape for shape in samples if shape not in self._answers or self._answers[shape][0] < now]
         for shape in sorted(stale, key=lambda shape: self._answers.get(shape, NEVER)[0]):
             request, names = samples[shape].request, samples[shape].candidates.names
             assert request is not None  # it has a shape
-            at = self._source.engine.ledger.arrays.now
+            at = self._source.view.ledger.arrays.now
             self._answers[shape] = at, await self._answer(request, names, pause)
         await self._judge_gangs(pause)
 
@@ -125,30 +122,27 @@ class WaitingPods:
                 found[uid] = (state, self._source.judge_gang(gang)) if known is None or known[0] != state else known
         self._gang_answers = found
 
-    def _state(self, gang: Gang) -> Hashable:
+    def _state(self, gang: GangView) -> Hashable:
         """All that an answer about the gang depends on."""
-        arrays = self._source.engine.ledger.arrays
-        mine = gang.state, gang.reason, gang.fitting, len(gang.waiting_binds), gang.group
-        return arrays.epoch, arrays.now, *mine, *(gang.counts[state] for state in MemberState)
+        arrays = self._source.view.ledger.arrays
+        return arrays.epoch, arrays.now, gang
 
-    def _gang_row(self, gang: Gang) -> WaitingRow:
-        engine, members = self._source.engine, gang.members.values()
+    def _gang_row(self, gang: GangView) -> WaitingRow:
         _, answer = self._gang_answers.get(row_uid(gang), (None, NOT_PLANNED))
-        until = wall_time(engine.cycles.clock, plan_ends(gang, engine.gangs.turns))
         return WaitingRow(
             uid=row_uid(gang),
             namespace=gang.namespace,
             name=gang.group.name,
-            owner=self._source.origin(next(iter(gang.members))).owner,
+            owner=self._source.origin(gang.members[0].request.uid).owner,
             since=self._source.gang_since(gang),
-            asks=describe_members([member.request for member in members if member.state is not MemberState.DONE]),
+            asks=describe_members([member.request for member in gang.members if member.state != "done"]),
             why=answer.why,
-            gang=gang_document(gang, engine.ledger, answer, until=until),
+            gang=gang_document(gang, self._source.view.ledger, answer),
         )
 
     async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""
-        selector = self._source.engine.selector
+        selector = self._source.view.selector
         ledger = selector.ledger
         for _ in range(1 + MOST_SLICES):
             async with one_step(pause):
@@ -159,9 +153,9 @@ class WaitingPods:
             return Answer(f"it fits on {selected.placement.node}, and waits for its turn")
         if isinstance(selected, Unfinished):
             return NOT_YET
-        turns = self._source.engine.gangs.turns
-        if turns.favoured is not None and (held := turns.refusal_of(request, selector.candidates(names))) is not None:
-            return Answer(held.misfit.text)
+        held = self._source.view.held_for_gang(request, selector.candidates(names))
+        if held:
+            return Answer(held)
         async with one_step(pause):
             why = _why(selected, mismatch_words(ledger, request, selector.candidates(names).rows))
         async with one_step(pause):
@@ -192,7 +186,7 @@ class WaitingPods:
 
     def _claim(self, pod: WaitingPod) -> str:
         """What a nominated pod waits for; empty if it is not nominated."""
-        ledger = self._source.engine.ledger
+        ledger = self._source.view.ledger
         nomination = ledger.nominations.get(pod.uid)
         if nomination is None:
             return f"nominated for {pod.nominated_node}, where other pods make room" if pod.nominated_node else ""
@@ -224,7 +218,7 @@ def _why(refused: Refused, mismatch: str) -> str:
     )
 
 
-def _first(gangs: Iterable[Gang]) -> Iterator[Gang]:
+def _first(gangs: Iterable[GangView]) -> Iterator[GangView]:
     """As many as have `MOST_PODS` members together."""
     left = MOST_PODS
     for gang in gangs:

@@ -48,7 +48,7 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     trial = await source.begin_trial()
     for document in beside:
         trial.put_manifest(document)
-    ledger = source.engine.ledger
+    ledger = source.view.ledger
     async for name in in_steps(ledger.node_names(), pause):
         trial.ledger.copy_node(name, ledger)
     gangs = await _finish(simulate_gangs_in_steps(trial, manifests, work=MOST_WORK), pause, what="the manifest")

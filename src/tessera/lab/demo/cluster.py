@@ -241,7 +241,7 @@ async def _wait_for_cards(cluster: DemoCluster) -> None:
 
     def done() -> bool:
         nodes = cluster.plane.nodes
-        offered = cluster.scheduler.service.engine.claims.pools.by_name
+        offered = cluster.scheduler.service.view.pools
         serving = {machine.name for machine in MACHINES}
         is_registered = set(cluster.ledger.node_names()) == set(nodes) and all(node.cards for node in nodes.values())
         return is_registered and offered.keys() >= serving

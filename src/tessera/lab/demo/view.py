@@ -12,7 +12,7 @@ from tessera.core.ledger import Ledger
 from tessera.inspect.slices import card_holders
 from tessera.lab.demo.cluster import DemoCluster
 from tessera.lab.sandbox.objects import condition_of, has_ended, name_of, namespace_of, node_of
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers
 
 VENDOR = "NVIDIA"
 _SIZE = re.compile(r"[0-9]+GB")
@@ -62,11 +62,10 @@ class ClusterView:
 
 
 def take_view(cluster: DemoCluster) -> ClusterView:
-    claims = cluster.scheduler.service.engine.claims.book
-    return ClusterView(_cards(cluster.ledger, claims), _waiting(cluster))
+    return ClusterView(_cards(cluster.ledger, cluster.scheduler.service.view.users_of), _waiting(cluster))
 
 
-def _cards(ledger: Ledger, claims: ClaimBook) -> tuple[CardView, ...]:
+def _cards(ledger: Ledger, users_of: ClaimUsers) -> tuple[CardView, ...]:
     found = []
     for name in ledger.node_names():
         view = ledger.node(name)
@@ -74,7 +73,7 @@ def _cards(ledger: Ledger, claims: ClaimBook) -> tuple[CardView, ...]:
             device = card.device
             held = [
                 SliceView(short_name(one.namespace, one.name), one.memory_mib, one.cores)
-                for one in card_holders(ledger, name, device.uuid, claims)
+                for one in card_holders(ledger, name, device.uuid, users_of)
             ]
             state = "" if device.healthy and not card.held else card.held or "unhealthy"
             found.append(

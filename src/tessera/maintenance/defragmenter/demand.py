@@ -13,7 +13,7 @@ from datetime import datetime
 from tessera.core.requests import PodRequest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
-from tessera.scheduler.features.gangs.gang import Gang, MemberState
+from tessera.scheduler.engine_view import GangView
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.objects import Pod
 
@@ -42,31 +42,26 @@ def waiting_demand(cluster: OfflineCluster, *, patience_s: float) -> list[Demand
 
 
 def _single_pods(cluster: OfflineCluster) -> Iterator[Demand]:
+    members = {member.request.uid for gang in cluster.view.gangs() for member in gang.members}
     for key, pod in cluster.pods.items():
-        prepared = cluster.prepare(pod) if _waits(cluster, pod) else None
-        in_gang = cluster.engine.gangs.registry.of(pod.metadata.uid) is not None
-        if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices and not in_gang:
+        prepared = cluster.prepare(pod) if _waits(cluster, pod) and pod.metadata.uid not in members else None
+        if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
             yield _demand(cluster, key, [key], prepared.request)
 
 
 def _gangs(cluster: OfflineCluster) -> Iterator[Demand]:
     keys = {pod.metadata.uid: key for key, pod in cluster.pods.items()}
-    seen: set[int] = set()
-    for uid in keys:
-        gang = cluster.engine.gangs.registry.of(uid)
-        if gang is None or id(gang) in seen:
-            continue
-        seen.add(id(gang))
-        members = gang.pending()
-        is_alike = len({member.request.shape for member in members}) == 1
-        if _is_complete(gang) and is_alike and all(_waits(cluster, cluster.pods[keys[m.request.uid]]) for m in members):
+    for gang in cluster.view.gangs():
+        members = gang.pending
+        is_alike = len({request.shape for request in members}) == 1
+        if _is_complete(gang) and is_alike and all(_waits(cluster, cluster.pods[keys[each.uid]]) for each in members):
             name = f"gang {gang.namespace}/{gang.group.name}"
-            yield _demand(cluster, name, [keys[m.request.uid] for m in members[: gang.required]], members[0].request)
+            yield _demand(cluster, name, [keys[each.uid] for each in members[: gang.required]], members[0])
 
 
-def _is_complete(gang: Gang) -> bool:
-    others = gang.count(MemberState.BOUND, MemberState.GATED)
-    return gang.group.is_sized and not others and len(gang.pending()) >= gang.required > 0
+def _is_complete(gang: GangView) -> bool:
+    others = gang.bound + gang.gated
+    return gang.group.is_sized and not others and len(gang.pending) >= gang.required > 0
 
 
 def _waits(cluster: OfflineCluster, pod: Pod) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
-from tessera.scheduler.features.claims.book import ClaimBook
+from tessera.scheduler.engine_view import ClaimUsers
 from tessera.scheduler.metrics import card_series, legacy_series
 from tessera.scheduler.metrics.mig_instances import MigInstances
 from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
@@ -33,10 +33,10 @@ Blocks = tuple[bytes, ...]
 class Exposition:
     """The series about one ledger."""
 
-    def __init__(self, ledger: Ledger, *, legacy: bool = False, claims: ClaimBook | None = None) -> None:
-        """`claims` says which pods use what claims hold."""
+    def __init__(self, ledger: Ledger, *, legacy: bool = False, users_of: ClaimUsers | None = None) -> None:
+        """`users_of` says which pods use what claims hold."""
         self._ledger = ledger
-        self._claims = claims
+        self._users_of = users_of
         self.instances = MigInstances(self.touch)
         """to be told the MIG annotation of every pod"""
         self._cards = card_series.CARDS + (legacy_series.CARDS if legacy else ())
@@ -124,12 +124,10 @@ class Exposition:
         """What pods hold on a node. What a claim holds is shown as held by each pod that uses it."""
         for entry in self._ledger.pods_on(name):
             facts = entry.facts
-            key = f"{facts.namespace}/{facts.name}"
-            record = self._claims.get(key, facts.uid) if self._claims is not None else None
-            if record is None:
+            users = self._users_of(facts) if self._users_of is not None else None
+            if users is None:
                 yield facts
             else:
-                users = record.claim.status.reserved_for or ()
                 yield from (facts._replace(name=user.name, uid=user.uid) for user in users)
 
 

@@ -2,71 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
 from tessera.scheduler.certificates.tls import ServingTls
-from tessera.scheduler.features.claims.book import WriteState
-from tessera.scheduler.features.gangs.gang import GangState
+from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.service_metrics import Metrics
-from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.service import Service
 
 
+class EngineReadings(Collector):
+    """The series of one engine, counted once per scrape."""
+
+    def __init__(self, view: EngineView) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        gauge, counter, counts = GaugeMetricFamily, CounterMetricFamily, self._view.counts()
+        yield gauge("tessera_pods_in_handover", "Pods between bind and Allocate.", counts.handovers)
+        yield gauge("tessera_pods_awaiting_turn", "Binds that wait for a turn.", counts.awaiting_turn)
+        yield gauge("tessera_reservations", "Placements not yet bound.", counts.reservations)
+        yield gauge("tessera_pods_refused", "Refused pods that wait for room.", counts.refused)
+        text = "Bindings of unknown effect, which hold their devices until the pod can be patched."
+        yield gauge("tessera_bindings_uncertain", text, counts.uncertain)
+        text = "Pods for which devices are held until victims have left."
+        yield gauge("tessera_nominations", text, counts.nominations)
+        yield gauge("tessera_pods_unfenced", "Pods to be touched before this replica decides.", counts.unfenced)
+        yield gauge("tessera_gangs_waiting", "Gangs that wait for members or room.", counts.gangs_waiting)
+        text = "Gangs whose places are held, or that are being bound."
+        yield gauge("tessera_gangs_planned", text, counts.gangs_planned)
+        yield counter("tessera_gangs_bound", "Gangs that became whole.", counts.gangs_bound)
+        yield counter("tessera_gang_plans_given_up", "Plans of gangs that came to nothing.", counts.gangs_given_up)
+        text = "ResourceClaims that hold cards, by whichever scheduler."
+        yield gauge("tessera_claims_allocated", text, counts.claims_allocated)
+        text = "Writes of ResourceClaims of unknown effect, which hold their devices until the claim can be patched."
+        yield gauge("tessera_claims_uncertain", text, counts.claims_uncertain)
+        text = "Pods that wait for a ResourceClaim that they name."
+        yield gauge("tessera_pods_awaiting_claims", text, counts.awaiting_claims)
+        text = "ResourceClaims written, by result: allocated, or released because their pod could not use them."
+        writes = counter("tessera_claim_writes", text, labels=["result"])
+        for result, number in counts.claim_writes.items():
+            writes.add_metric([result], number)
+        yield writes
+
+
 def add_readings(metrics: Metrics, service: Service, tls: ServingTls, file: JournalFile | None) -> None:
-    engine = service.engine
-    cycles, gangs, claims = engine.cycles, engine.gangs, engine.claims
     gauge, counter = metrics.add_gauge, metrics.add_counter
-    gauge("tessera_pods_in_handover", "Pods between bind and Allocate.", lambda: engine.queue.active)
-    gauge("tessera_pods_awaiting_turn", "Binds that wait for a turn.", lambda: engine.queue.waiting)
-    gauge("tessera_reservations", "Placements not yet bound.", lambda: cycles.count(*HOLDS_RESERVATION))
-    gauge("tessera_pods_refused", "Refused pods that wait for room.", lambda: len(engine.unschedulable))
-    gauge(
-        "tessera_bindings_uncertain",
-        "Bindings of unknown effect, which hold their devices until the pod can be patched.",
-        lambda: cycles.count(CycleState.UNCERTAIN),
-    )
-    gauge(
-        "tessera_nominations",
-        "Pods for which devices are held until victims have left.",
-        lambda: len(service.ledger.nominations),
-    )
-    gauge(
-        "tessera_pods_unfenced",
-        "Pods to be touched before this replica decides.",
-        lambda: engine.takeover.left,
-    )
-    gauge(
-        "tessera_gangs_waiting",
-        "Gangs that wait for members or room.",
-        lambda: gangs.count(GangState.WAITING, GangState.NOMINATED),
-    )
-    gauge(
-        "tessera_gangs_planned",
-        "Gangs whose places are held, or that are being bound.",
-        lambda: gangs.count(GangState.PLANNED, GangState.COMPLETING),
-    )
-    counter("tessera_gangs_bound", "Gangs that became whole.", lambda: gangs.reports.bound)
-    counter("tessera_gang_plans_given_up", "Plans of gangs that came to nothing.", lambda: gangs.reports.given_up)
-    gauge(
-        "tessera_claims_allocated",
-        "ResourceClaims that hold cards, by whichever scheduler.",
-        lambda: claims.book.holding,
-    )
-    gauge(
-        "tessera_claims_uncertain",
-        "Writes of ResourceClaims of unknown effect, which hold their devices until the claim can be patched.",
-        lambda: claims.book.count(WriteState.UNCERTAIN),
-    )
-    gauge(
-        "tessera_pods_awaiting_claims",
-        "Pods that wait for a ResourceClaim that they name.",
-        lambda: len(claims.reader.waiting()),
-    )
-    counter(
-        "tessera_claim_writes",
-        "ResourceClaims written, by result: allocated, or released because their pod could not use them.",
-        lambda: {"allocated": claims.writer.allocated, "released": claims.writer.released},
-        label="result",
-    )
+    metrics.registry.register(EngineReadings(service.view))
     counter("tessera_events_dropped", "Events given up under pressure.", lambda: service.recorder.dropped)
     gauge("tessera_leader", "1 where this process leads.", lambda: service.is_leader)
     gauge(

@@ -47,7 +47,7 @@ async def real() -> AsyncIterator[Page]:
     here.decide(gpu_pod("a", mem=20_000, cores=5))
     here.decide(gpu_pod("b", mem=90_000))
     source = RecordedSource(here.records, name="j")
-    cards = source.engine.ledger.devices("n1")
+    cards = source.view.ledger.devices("n1")
     source.measurements = MeasuredUse(
         {SliceKey("uid-a", "main", uuid): Utilization(0, 0) for uuid in cards},
         {("n1", uuid): Utilization(1_000, 5) for uuid in cards},

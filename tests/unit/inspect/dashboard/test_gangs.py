@@ -12,8 +12,8 @@ from tessera.inspect.dashboard import live_state
 from tessera.inspect.dashboard.recorded_source import RecordedSource
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource
-from tessera.inspect.dashboard.waiting_gangs import held_gang
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.scheduler.engine_view import EngineView, held_gang
 from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.scheduler.service import Service
 from tessera.wire import journal
@@ -44,7 +44,7 @@ def of_snapshot(*pods: PodBuilder, cards: int = 2) -> Page:
 
 def of_scheduler(world: World) -> Page:
     service = SimpleNamespace(
-        engine=world.engine,
+        view=EngineView(world.engine),
         journal=SimpleNamespace(begin=0.0),
         settings=SimpleNamespace(scheduler_name="hami-scheduler"),
         unsynced=lambda: "",

@@ -11,6 +11,7 @@ from tessera.inspect.dashboard import event_log, live_state
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.utilization import MeasuredUse, Utilization
+from tessera.kube.resources import NODES
 from tests.support.builders import cluster, gpu_pod, node
 from tests.support.cluster_states import state_of
 from tests.support.page import Page
@@ -32,6 +33,11 @@ async def page() -> AsyncIterator[Page]:
     page = Page(FixedSource(OfflineCluster(state)))
     yield page
     await page.server.close()
+
+
+def _cluster(page: Page) -> OfflineCluster:
+    assert isinstance(page.state.source, FixedSource)
+    return page.state.source.cluster
 
 
 def _cards(document: Any, name: str) -> Any:
@@ -80,15 +86,14 @@ async def test_a_viewer_sees_what_monitors_measured_last(page: Page, monkeypatch
 async def test_a_viewer_hears_of_the_node_that_changed_and_of_no_other(page: Page) -> None:
     state = await page.get("/api/state")
     viewer = await page.events(state["version"])
-    engine = page.state.source.engine
     uid = next(iter(state["pods"]))
-    engine.cycles.observe_gone(uid)
+    _cluster(page).release(uid)
     event = await viewer.next("nodes")
     assert event.data["pods"] == {uid: None}
     assert [one["name"] for one in event.data["nodes"]] == ["n1"]
     assert event.data["gone"] == []
     assert event.version == event.data["version"]
-    engine.nodes.drop("n2")
+    _cluster(page).drop(NODES, "n2")
     event = await viewer.next("nodes")
     assert event.data["gone"] == ["n2"]
     await viewer.close()
@@ -129,7 +134,7 @@ async def test_without_viewers_nothing_is_followed_and_the_memory_is_given_back(
 async def test_all_viewers_get_the_same_bytes(page: Page) -> None:
     state = await page.get("/api/state")
     streams = [page.state.events(state["version"]) for _ in range(3)]
-    page.state.source.engine.nodes.drop("n2")
+    _cluster(page).drop(NODES, "n2")
     received = []
     for stream in streams:
         data = b""
@@ -146,7 +151,7 @@ async def test_a_state_that_was_kept_is_continued_by_the_events_since(
     monkeypatch.setattr(live_state, "KEPT_SECONDS", 60.0)
     first = await page.get("/api/state")
     viewer = await page.events(first["version"])
-    page.state.source.engine.nodes.drop("n2")
+    _cluster(page).drop(NODES, "n2")
     await viewer.next("nodes")
     await viewer.close()
     second = await page.get("/api/state")

@@ -116,7 +116,7 @@ async def test_a_quota_stops_a_copy_as_it_would_stop_a_pod(page: Page) -> None:
 
 
 async def test_trying_changes_nothing(page: Page) -> None:
-    ledger = page.state.source.engine.ledger
+    ledger = page.state.source.view.ledger
     before, position = ledger.state(), ledger.arrays.now
     text = pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000})
     first = await tried(page, text)

@@ -1,0 +1,343 @@
+"""What a reader may ask of an engine: the one interface of commands, the page, metrics and the lab to the pipeline.
+
+Answers are values of this module, or of `core`, `vendors` and `wire`. No record that the pipeline changes leaves it, so
+the pipeline can be arranged in another way without its readers. Nothing here changes an engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tessera.core.gang_trial import Domains
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Candidates, Selector
+from tessera.core.victims import PodBook
+from tessera.scheduler.engine import Engine
+from tessera.scheduler.features.claims.book import ClaimRecord, WriteState
+from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
+from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
+from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
+from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.vendors.base import Vendor
+from tessera.vendors.claims import BadClaim, ClaimAsk, PoolDevices
+from tessera.vendors.drafts import BadPod
+from tessera.wire.claim_spec import DeviceClass
+from tessera.wire.objects import Pod
+from tessera.wire.pod_groups import PodGroup
+from tessera.wire.resource_api import Consumer, ResourceClaim
+
+NOT_JUDGED = "not judged yet"
+"""why a gang waits that was not planned yet"""
+MOVING = frozenset({
+    CycleState.RESERVED, CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND, CycleState.HANDING_OVER
+})  # fmt: skip
+"""states between a decision and the end of the handover"""
+
+ClaimUsers = Callable[[PodFacts], Sequence[Consumer] | None]
+"""the pods that use what a holder of the ledger has; None if it is no ResourceClaim"""
+
+
+class GangMember(NamedTuple):
+    """A pod of a gang."""
+
+    request: PodRequest
+    state: str
+    """gated, pending, bound or done"""
+
+
+@dataclass(frozen=True, slots=True)
+class GangView:
+    """A gang at one moment."""
+
+    namespace: str
+    group: PodGroup
+    state: str
+    members: tuple[GangMember, ...]
+    """in the order in which they were met"""
+    required: int
+    """members that must be placed and bound together"""
+    why: str
+    """it waits, as the scheduler says that plans it"""
+    fitting: int | None
+    """members that would fit now; None if that is not known"""
+    since: int | None = field(compare=False)
+    """unix seconds since which it waits"""
+    until: int | None = field(compare=False)
+    """unix seconds when what is held for it is released; None if nothing is, or that is not known"""
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether every required member has a place."""
+        return self.state in (GangState.PLANNED.value, GangState.COMPLETING.value, GangState.WHOLE.value)
+
+    @property
+    def pending(self) -> list[PodRequest]:
+        return [member.request for member in self.members if member.state == MemberState.PENDING.value]
+
+    @property
+    def bound(self) -> int:
+        return self._count(MemberState.BOUND)
+
+    @property
+    def gated(self) -> int:
+        """Members that a schedulingGate holds back: they are not counted before it is gone."""
+        return self._count(MemberState.GATED)
+
+    @property
+    def present(self) -> int:
+        """Members that exist and are not gated."""
+        return self.bound + self._count(MemberState.PENDING)
+
+    def _count(self, state: MemberState) -> int:
+        return sum(member.state == state.value for member in self.members)
+
+
+class ClaimView(NamedTuple):
+    """A ResourceClaim."""
+
+    key: str
+    claim: ResourceClaim
+    ask: ClaimAsk | BadClaim
+    facts: PodFacts | None
+    """what it holds; None if it has no devices of ours"""
+
+    @property
+    def is_allocated(self) -> bool:
+        return self.claim.status.allocation is not None
+
+
+class EngineCounts(NamedTuple):
+    """What there is now, and totals since the start."""
+
+    handovers: int
+    awaiting_turn: int
+    """binds"""
+    reservations: int
+    refused: int
+    uncertain: int
+    """Bindings"""
+    nominations: int
+    unfenced: int
+    """pods to be touched before this replica decides"""
+    gangs_waiting: int
+    gangs_planned: int
+    gangs_bound: int
+    """since the start"""
+    gangs_given_up: int
+    """plans since the start"""
+    claims_allocated: int
+    claims_uncertain: int
+    awaiting_claims: int
+    """pods"""
+    claim_writes: Mapping[str, int]
+    """by result, since the start"""
+
+
+class EngineView:
+    """Reads one engine. Used from its event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def ledger(self) -> Ledger:
+        """The cards with what is held of them, nominations and quotas."""
+        return self._engine.ledger
+
+    @property
+    def selector(self) -> Selector:
+        return self._engine.selector
+
+    @property
+    def vendors(self) -> Mapping[str, Vendor]:
+        return self._engine.vendors
+
+    @property
+    def victims(self) -> PodBook:
+        """What preemption knows of bound pods."""
+        return self._engine.victims
+
+    def counts(self) -> EngineCounts:
+        engine = self._engine
+        cycles, gangs, claims = engine.cycles, engine.gangs, engine.claims
+        return EngineCounts(
+            handovers=engine.queue.active,
+            awaiting_turn=engine.queue.waiting,
+            reservations=cycles.count(*HOLDS_RESERVATION),
+            refused=len(engine.unschedulable),
+            uncertain=cycles.count(CycleState.UNCERTAIN),
+            nominations=len(engine.ledger.nominations),
+            unfenced=engine.takeover.left,
+            gangs_waiting=gangs.count(GangState.WAITING, GangState.NOMINATED),
+            gangs_planned=gangs.count(GangState.PLANNED, GangState.COMPLETING),
+            gangs_bound=gangs.reports.bound,
+            gangs_given_up=gangs.reports.given_up,
+            claims_allocated=claims.book.holding,
+            claims_uncertain=claims.book.count(WriteState.UNCERTAIN),
+            awaiting_claims=len(claims.reader.waiting()),
+            claim_writes={"allocated": claims.writer.allocated, "released": claims.writer.released},
+        )
+
+    # -- pods
+
+    def read(self, pod: Pod) -> PreparedRequest | BadPod:
+        """The pod's request, with its claims, as filter reads it."""
+        return self._engine.requests.read(pod)
+
+    def state_of(self, uid: str) -> CycleState | None:
+        """How far a pod is; None if it is over, or no pod."""
+        cycle = self._engine.cycles.get(uid)
+        return None if cycle is None else cycle.state
+
+    def moving(self) -> dict[str, CycleState]:
+        """By uid, the pods between a decision and the end of their handover: a change of state changes no amount."""
+        return {cycle.uid: cycle.state for cycle in self._engine.cycles if cycle.state in MOVING}
+
+    def refused(self) -> Iterator[tuple[PodRequest, Candidates]]:
+        """The pods that wait for room."""
+        for pod in self._engine.unschedulable:
+            if self.state_of(pod.request.uid) in (None, CycleState.REFUSED, CycleState.NOMINATED):
+                yield pod.request, pod.candidates
+
+    def awaiting_claims(self) -> Iterator[tuple[Pod, BadPod]]:
+        """The pods that wait for their claims, and why."""
+        for pod in self._engine.claims.reader.waiting():
+            problem = self.read(pod)
+            if isinstance(problem, BadPod):
+                yield pod, problem
+
+    def held_until(self, uid: str) -> int | None:
+        """Unix seconds when a nomination, or a place that is held for a gang, ends by itself."""
+        name, nomination, entry = held_gang(uid), self.ledger.nominations.get(uid), self.ledger.pod(uid)
+        if name:
+            facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
+            gang = self._engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
+            return self._plan_ends(gang) if gang is not None else None
+        return self._wall_time(nomination.deadline) if nomination is not None else None
+
+    # -- gangs
+
+    def gangs(self) -> Iterator[GangView]:
+        return map(self._gang, self._engine.gangs.registry)
+
+    def waiting_gangs(self) -> Iterator[GangView]:
+        """Those that are not whole, and have a member that waits."""
+        for gang in self._engine.gangs.registry:
+            if gang.state is not GangState.WHOLE and gang.counts[MemberState.PENDING]:
+                yield self._gang(gang)
+
+    def gang(self, namespace: str, name: str) -> GangView | None:
+        found = self._engine.gangs.registry.get(namespace, name)
+        return None if found is None else self._gang(found)
+
+    def gang_of(self, uid: str) -> GangView | None:
+        """The gang of a pod; None if it belongs to none."""
+        found = self._engine.gangs.registry.of(uid)
+        return None if found is None else self._gang(found)
+
+    def gang_name(self, namespace: str, pod: str) -> str:
+        """The gang that has a member of this name; empty if none has."""
+        for gang in self._engine.gangs.registry:
+            if gang.namespace == namespace and any(one.request.name == pod for one in gang.members.values()):
+                return gang.group.name
+        return ""
+
+    def domains(self, topology: str) -> Domains | None:
+        """The nodes by the value of a label; None if none is asked for."""
+        return self._engine.labels.domains(topology)
+
+    def held_for_gang(self, request: PodRequest, candidates: Candidates) -> str:
+        """For which gang room is held that a refused pod would fit in, in words; empty if for none."""
+        turns = self._engine.gangs.turns
+        held = turns.refusal_of(request, candidates) if turns.favoured is not None else None
+        return "" if held is None else held.misfit.text
+
+    def _gang(self, gang: Gang) -> GangView:
+        fitting, why = gang.fitting, gang.reason or NOT_JUDGED
+        if gang.state is GangState.PLANNED:
+            fitting, come = gang.required, f"{len(gang.waiting_binds)} of {gang.required} members have come to be bound"
+            why = f"a place is held for every member; {come}"
+        elif gang.state is GangState.COMPLETING:
+            bound = gang.count(MemberState.BOUND)
+            fitting, why = None, f"{bound} of {gang.required} members are bound; the others follow as they come"
+        return GangView(
+            gang.namespace,
+            gang.group,
+            gang.state.value,
+            tuple(GangMember(member.request, member.state.value) for member in gang.members.values()),
+            gang.required,
+            why,
+            fitting,
+            self._wall_time(gang.since),
+            self._plan_ends(gang),
+        )
+
+    def _plan_ends(self, gang: Gang) -> int | None:
+        """When what is held for a gang is released."""
+        moment = math.inf
+        match gang.state:
+            case GangState.PLANNED:
+                moment = min(gang.deadline, gang.ends)
+            case GangState.NOMINATED:
+                moment = gang.deadline
+            case GangState.COMPLETING if gang.holds:
+                moment = gang.deadline
+            case GangState.WAITING if gang.holds:
+                moment = self._engine.gangs.turns.ends_of(gang)
+        return self._wall_time(moment)
+
+    def _wall_time(self, moment: float) -> int | None:
+        """Unix seconds of a moment on the monotonic clock; None if it never comes."""
+        clock = self._engine.cycles.clock
+        return None if math.isinf(moment) else round(clock.now() + moment - clock.monotonic())
+
+    # -- ResourceClaims
+
+    def claims(self) -> list[ClaimView]:
+        """Sorted by key."""
+        return [self._claim(record) for record in sorted(self._engine.claims.book, key=lambda each: each.key)]
+
+    def claim(self, key: str, uid: str = "") -> ClaimView | None:
+        """The claim of this name; with `uid`, only if it is still that one."""
+        record = self._engine.claims.book.get(key, uid)
+        return None if record is None else self._claim(record)
+
+    def claims_of(self, pod: Pod) -> list[ClaimView]:
+        """The pod's claims that exist."""
+        return [found for key in self._engine.claims.reader.keys(pod) if (found := self.claim(key)) is not None]
+
+    def users_of(self, facts: PodFacts) -> Sequence[Consumer] | None:
+        """The pods that a claim is reserved for, by what it holds; None if that is no claim, or it is gone."""
+        record = self._engine.claims.book.get(f"{facts.namespace}/{facts.name}", facts.uid)
+        return None if record is None else record.claim.status.reserved_for or ()
+
+    @property
+    def device_classes(self) -> Mapping[str, DeviceClass]:
+        return self._engine.claims.book.classes
+
+    @property
+    def pools(self) -> Mapping[str, PoolDevices]:
+        """What nodes offer to claims, by node."""
+        return self._engine.claims.pools.by_name
+
+    def _claim(self, record: ClaimRecord) -> ClaimView:
+        return ClaimView(record.key, record.claim, self._engine.claims.book.ask(record), record.facts)
+
+
+def awaits_claim(found: PreparedRequest | BadPod) -> bool:
+    """Whether a pod cannot be placed until one of its claims is made, changed or released."""
+    return isinstance(found, ClaimNotReady)
+
+
+def held_gang(uid: str) -> str:
+    """The name of the gang that a place of the ledger is held for; empty if a pod has it."""
+    if not uid.startswith(HOLD_PREFIX):
+        return ""
+    _, _, rest = uid.removeprefix(HOLD_PREFIX).partition("/")
+    return rest.rpartition("/")[0]
