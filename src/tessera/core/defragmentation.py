@@ -27,9 +27,9 @@ def plan_whole_cards(
 ) -> DefragmentationPlan:
     """As many cards as possible without any pod, by the fewest moves. A pod moves to a card that no pod uses only where
     that empties two others, and only an exact search finds that."""
-    planner = Planner(ledger, book, pods, most_moves=most_moves)
-    cards = WholeCards(planner)
-    with planner.trial.on_ledger():
+    with ledger.begin() as transaction:
+        planner = Planner(transaction, book, pods, most_moves=most_moves)
+        cards = WholeCards(planner)
         cards.take_idle()
         cards.pack()
         goals = [Goal(request) for request in whole_card_requests(ledger)]
@@ -52,8 +52,8 @@ def plan_room(
     depth: int = DEPTH,
 ) -> DefragmentationPlan:
     """Room for the goal's copies, as many as possible. Those that fit already need no move."""
-    planner = Planner(ledger, book, pods, most_moves=most_moves)
-    with planner.trial.on_ledger():
+    with ledger.begin() as transaction:
+        planner = Planner(transaction, book, pods, most_moves=most_moves)
         planner.place_fitting(goal)
         planner.run(goal, depth)
     return planner.finish()

@@ -10,7 +10,6 @@ the domains depends on that.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +21,11 @@ import numpy as np
 from tessera.core import screen
 from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
-from tessera.core.ledger import LedgerListener
+from tessera.core.ledger import GrantState, facts_of
 from tessera.core.matching import find_path
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
+from tessera.core.transaction import Transaction
 
 MOST_REFUSED = 16
 """kinds of members that may be refused before no other kind is tried: each costs as much as the refusal of a pod"""
@@ -68,7 +68,7 @@ class Domains(NamedTuple):
 
 
 class GangTrial:
-    """What was placed before a pause is held in the ledger from then on (`publish`), until it is taken back."""
+    """What was placed before a pause is held in the ledger from then on (`keep`), until it is taken back."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class GangTrial:
         """position in `members` -> position in `held`"""
         self.refused: tuple[GangMember, Refused] | None = None
         """the first member that did not fit"""
-        self._listener: LedgerListener | None = None
-        self._published = 0
-        """of `held`, those that the listener knows"""
+        self._transaction: Transaction | None = None
+        self._kept = 0
+        """of `held`, those from before the last pause"""
 
     @property
     def places(self) -> tuple[Placed, ...]:
@@ -109,27 +109,23 @@ class GangTrial:
         """Members that have no place."""
         return [member for i, member in enumerate(self.members) if i not in self._hold_of]
 
-    # -- what the ledger's listener knows
+    # -- on the ledger
 
-    def mute(self) -> None:
-        """Nothing is told until `publish`: most trials come to nothing within one step."""
-        self._listener, self._ledger.listener = self._ledger.listener, None
+    def begin(self) -> None:
+        """Most trials come to nothing within one step, so what follows is one transaction."""
+        self._transaction = self._ledger.begin()
 
-    def publish(self) -> None:
+    def keep(self) -> None:
         """What was placed so far is held from now on."""
-        self._ledger.listener = self._listener
-        for request, _ in self.held[self._published :]:
-            entry = self._ledger.pod(request.uid)
-            if entry is not None and self._listener is not None:
-                self._listener.on_pod(entry.facts, entry.state, observed=entry.observed)
-        self._published = len(self.held)
+        if self._transaction is not None:
+            self._transaction.keep()
+        self._transaction, self._kept = None, len(self.held)
 
     def take_back(self) -> None:
-        for request, _ in self.held[self._published :]:
-            self._ledger.release(request.uid)
-        if self._ledger.listener is None:
-            self._ledger.listener = self._listener
-        for request, _ in self.held[: self._published]:
+        if self._transaction is not None:
+            self._transaction.discard()
+            self._transaction = None
+        for request, _ in self.held[: self._kept]:
             self._ledger.release(request.uid)
 
     # -- placing
@@ -200,7 +196,8 @@ class GangTrial:
             return Unfinished()  # Answers are kept: the next plan goes on from there.
         if isinstance(answer, Selected):
             named = self._name(request)
-            self._ledger.reserve(named, answer.placement, deadline=math.inf)
+            assert self._transaction is not None  # it is not paused
+            self._transaction.put(facts_of(named, answer.placement), GrantState.RESERVED)
             self.held.append(Placed(named, answer.placement))
             return len(self.held) - 1
         return answer

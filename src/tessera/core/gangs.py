@@ -103,7 +103,7 @@ class GangPlanning:
             self._trial = trial = GangTrial(
                 self._selector, ordered, work=self._work, card_choice=card_choice, name=self._name
             )
-            trial.mute()
+            trial.begin()
             try:
                 is_finished = yield from trial.run(self._domains)
             except BaseException:  # It is not continued.
@@ -120,18 +120,18 @@ class GangPlanning:
     def pause(self) -> None:
         """Other decisions follow."""
         if self._trial is not None:
-            self._trial.publish()
+            self._trial.keep()
 
     def resume(self) -> None:
         if self._trial is not None:
-            self._trial.mute()
+            self._trial.begin()
 
     def keep(self) -> list[Placed]:
         """The places of the plan, in the same order, with the requests under which they are held."""
         trial, self._trial = self._trial, None
         if trial is None:
             return []
-        trial.publish()
+        trial.keep()
         return trial.held
 
     def take_back(self) -> None:

@@ -38,6 +38,7 @@ from tessera.core.node_info import Card, NodeInfo
 from tessera.core.nominations import Nomination, NominationBook, Part, claimed, counted, quota_use, shares_of
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.transaction import Transaction, TransactionError
 
 
 class GrantState(Enum):
@@ -117,11 +118,20 @@ class Ledger:
         """of all registered nodes"""
         self.facts_revision = 0
         """changes with every change of a registration"""
+        self.transactions: list[Transaction] = []
+        """those that are open, the innermost last; changed by themselves only"""
+
+    def begin(self) -> Transaction:
+        """Try changes, which are then kept or taken back together. Until then nothing else may change the ledger."""
+        transaction = Transaction(self)
+        self.transactions.append(transaction)
+        return transaction
 
     # -- what the API shows
 
     def observe_node(self, facts: NodeFacts) -> None:
         """A node registered, or its registration changed."""
+        self._check_settled()
         node = self._nodes.setdefault(facts.name, NodeEntry())
         if node.facts == facts:
             return
@@ -145,6 +155,7 @@ class Ledger:
 
     def forget_node(self, name: str) -> None:
         """The node is gone, or no longer ours. Its pods stay until they are gone themselves."""
+        self._check_settled()
         node = self._nodes.get(name)
         if node is None or node.facts is None:
             return
@@ -163,6 +174,7 @@ class Ledger:
 
     def observe_pod(self, facts: PodFacts) -> bool:
         """The API shows the pod on a node: that is the truth, whatever was reserved before. False: nothing new."""
+        self._check_settled()
         entry = self._pods.get(facts.uid)
         if entry is not None and entry.facts == facts:
             if not entry.observed:
@@ -175,15 +187,12 @@ class Ledger:
 
     def release(self, uid: str) -> bool:
         """The pod was deleted, ended, or its reservation is given up."""
-        had_nomination = self.withdraw(uid)
-        entry = self._remove(uid)
-        if entry is None:
-            return had_nomination
-        if entry.observed:
-            self.arrays.given_back += len(entry.holdings)
-        if self.listener is not None:
-            self.listener.on_pod(entry.facts, None, observed=entry.observed)
-        return True
+        self._check_settled()
+        entry, nomination = self._pods.get(uid), self.nominations.get(uid)
+        self._remove_nomination(uid)
+        self._remove(uid)
+        self._tell_change(uid, entry, nomination)
+        return entry is not None or nomination is not None
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -191,6 +200,7 @@ class Ledger:
         return self.arrays.epoch, self.arrays.now, self.quotas.revision
 
     def observe_quota(self, facts: QuotaFacts) -> None:
+        self._check_settled()
         if self.quotas.find(facts.namespace, facts.name) == facts:
             return
         self.quotas.set_quota(facts)
@@ -198,6 +208,7 @@ class Ledger:
             self.listener.on_quota(facts.namespace, facts.name, facts)
 
     def forget_quota(self, namespace: str, name: str) -> None:
+        self._check_settled()
         if self.quotas.find(namespace, name) is None:
             return
         self.quotas.drop_quota(namespace, name)
@@ -206,10 +217,12 @@ class Ledger:
 
     def observe_host(self, name: str, free: HostRequest) -> None:
         """What a node has free beside its cards. May come before its cards."""
+        self._check_settled()
         if self.arrays.set_host_free(name, cpu=free.cpu, memory=free.memory) and self.listener is not None:
             self.listener.on_host(name, free)
 
     def forget_host(self, name: str) -> None:
+        self._check_settled()
         if self.arrays.forget_host(name) and self.listener is not None:
             self.listener.on_host(name, None)
 
@@ -248,11 +261,10 @@ class Ledger:
         self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf
     ) -> None:
         """Set what a pod holds, whatever it held or claimed before. A journal's records are applied with it."""
-        self.withdraw(facts.uid)
-        self._remove(facts.uid)
-        entry = PodEntry(facts, state, deadline, observed)
-        self._add(entry)
-        self._tell_pod(entry)
+        self._check_settled()
+        nomination = self.nominations.get(facts.uid)
+        self._set_pod(facts, state, observed=observed, deadline=deadline)
+        self._tell_change(facts.uid, None, nomination)
 
     def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
         """Claim a placement over `victims` for a pod that holds nothing. Replaces an older nomination of the same pod.
@@ -260,33 +272,22 @@ class Ledger:
         The placement must fit `node_after(..., victims, claimant=uid)`, which relies on the victims of earlier
         nominations on the node as well: `victims` must name those too.
         """
-        self.withdraw(facts.uid)
-        assert facts.uid not in self._pods  # whatever holds a placement needs no claim
-        nomination = Nomination(facts, victims, deadline)
-        self.nominations.put(nomination)
-        node = self._nodes.get(facts.node)
-        if node is not None and node.facts is not None:
-            nomination.holdings = holdings(facts, node.devices, self.rules)
-            self._refresh(facts.node, node)
-        if self.listener is not None:
-            self.listener.on_nomination(facts, victims)
+        self._check_settled()
+        before = self.nominations.get(facts.uid)
+        self._set_nomination(facts, victims, deadline)
+        self._tell_change(facts.uid, None, before)
 
     def withdraw(self, uid: str) -> bool:
         """End a pod's nomination."""
-        nomination = self.nominations.pop(uid)
-        if nomination is None:
-            return False
-        name = nomination.facts.node
-        node = self._nodes.get(name)
-        if node is not None and node.facts is not None:
-            self._count_again(name, node)
-            self._refresh(name, node)
-        if self.listener is not None:
-            self.listener.on_nomination(nomination.facts, None)
-        return True
+        self._check_settled()
+        nomination = self.nominations.get(uid)
+        self._remove_nomination(uid)
+        self._tell_change(uid, self._pods.get(uid), nomination)
+        return nomination is not None
 
     def bind(self, uid: str) -> bool:
         """The binding is being written: the reservation no longer expires."""
+        self._check_settled()
         entry = self._reserved.pop(uid, None)
         if entry is None:
             return False
@@ -296,6 +297,7 @@ class Ledger:
 
     def unbind(self, uid: str, *, deadline: float) -> bool:
         """The write is known to have failed: back to a reservation."""
+        self._check_settled()
         entry = self._pods.get(uid)
         if entry is None or entry.state is not GrantState.BOUND or entry.observed:
             return False
@@ -442,9 +444,57 @@ class Ledger:
 
     # -- inside
 
+    def _check_settled(self) -> None:
+        if self.transactions:
+            raise TransactionError("a transaction is open: only it may change the ledger")
+
     def _tell_pod(self, entry: PodEntry) -> None:
         if self.listener is not None:
             self.listener.on_pod(entry.facts, entry.state, observed=entry.observed)
+
+    def _tell_change(self, uid: str, entry: PodEntry | None, nomination: Nomination | None) -> None:
+        """What a pod has become, after what it held and claimed before."""
+        listener, now, claim = self.listener, self._pods.get(uid), self.nominations.get(uid)
+        if entry is not None and now is None and entry.observed:
+            self.arrays.given_back += len(entry.holdings)
+        if listener is None:
+            return
+        if nomination is not None and claim is not nomination:
+            listener.on_nomination(nomination.facts, None)
+        if now is not None and now is not entry:
+            self._tell_pod(now)
+        elif entry is not None and now is None:
+            listener.on_pod(entry.facts, None, observed=entry.observed)
+        if claim is not None and claim is not nomination:
+            listener.on_nomination(claim.facts, claim.victims)
+
+    def _set_pod(self, facts: PodFacts, state: GrantState, *, observed: bool, deadline: float) -> None:
+        self._remove_nomination(facts.uid)
+        self._remove(facts.uid)
+        self._add(PodEntry(facts, state, deadline, observed))
+
+    def _set_nomination(self, facts: PodFacts, victims: frozenset[str], deadline: float) -> None:
+        assert facts.uid not in self._pods  # whatever holds a placement needs no claim
+        self._remove_nomination(facts.uid)
+        self._add_nomination(Nomination(facts, victims, deadline))
+
+    def _add_nomination(self, nomination: Nomination) -> None:
+        self.nominations.put(nomination)
+        name = nomination.facts.node
+        node = self._nodes.get(name)
+        if node is not None and node.facts is not None:
+            nomination.holdings = holdings(nomination.facts, node.devices, self.rules)
+            self._refresh(name, node)
+
+    def _remove_nomination(self, uid: str) -> None:
+        nomination = self.nominations.pop(uid)
+        if nomination is None:
+            return
+        name = nomination.facts.node
+        node = self._nodes.get(name)
+        if node is not None and node.facts is not None:
+            self._count_again(name, node)
+            self._refresh(name, node)
 
     def _remove(self, uid: str) -> PodEntry | None:
         entry = self._pods.pop(uid, None)

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, facts_of
+from tessera.core.ledger import facts_of
 from tessera.core.move_bounds import MoveBounds
 from tessera.core.node_preemption import NodeSearch
-from tessera.core.relocation import NO_HOST, MovablePod, Move, Trial, hold_uid, replay_moves
+from tessera.core.relocation import NO_HOST, MovablePod, Move, Relocation, hold_uid, replay_moves
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates
+from tessera.core.transaction import Transaction
 from tessera.core.victims import Cost, PodBook, PodTraits, VictimSet
 
 ANY_PRIORITY = 2**31
@@ -132,10 +133,14 @@ class _BookView:
 class Planner:
     """One plan in the making, on the ledger itself."""
 
-    def __init__(self, ledger: Ledger, book: PodBook, pods: Mapping[str, MovablePod], *, most_moves: float) -> None:
-        self.trial = Trial(ledger)
+    def __init__(
+        self, transaction: Transaction, book: PodBook, pods: Mapping[str, MovablePod], *, most_moves: float
+    ) -> None:
+        """The transaction is not kept: a plan changes nothing."""
+        self.relocation = Relocation(transaction)
+        self.transaction = transaction
         self.fitting = 0
-        self.ledger = ledger
+        self.ledger = transaction.ledger
         bare = frozenset(uid for uid, pod in pods.items() if pod.is_bare)
         self.book: PodBook = book
         if bare:
@@ -151,7 +156,7 @@ class Planner:
         self._homeless: dict[Hashable, int | None] = {}
         """kind of pod -> the number of steps after which it fitted nowhere; None: it had a place once"""
         self._queues: dict[Hashable, _Queue] = {}
-        self._bounds = MoveBounds(ledger)
+        self._bounds = MoveBounds(self.ledger)
         self._work = 0
 
     @property
@@ -196,11 +201,11 @@ class Planner:
         """Copies that need no move."""
         while self.fitting < goal.count:
             request = self._copy(goal)
-            placement = self.trial.find_target(request, goal.candidates, goal.host)
+            placement = self.relocation.find_target(request, goal.candidates, goal.host)
             if placement is None:
                 return
             self._placed.append(facts_of(request, placement))
-            self.trial.put(self._placed[-1], goal.host)
+            self.relocation.put(self._placed[-1], goal.host)
             self.fitting += 1
 
     def run(self, goal: Goal, deepest: int) -> None:
@@ -210,7 +215,7 @@ class Planner:
                 request = self._copy(goal)
                 placement = self._find_target(request, goal.candidates, goal.host)
                 if placement is not None:  # The moves for another copy have made room for this one, too.
-                    self.trial.put(facts_of(request, placement), goal.host)
+                    self.relocation.put(facts_of(request, placement), goal.host)
                 elif not self._make_room(request, goal.candidates, goal.host, depth):
                     break
                 entry = self.ledger.pod(request.uid)
@@ -219,7 +224,7 @@ class Planner:
 
     def _find_target(self, request: PodRequest, candidates: Candidates | None, host: HostRequest) -> Placement | None:
         self.spend(TARGET_WORK + len(self.ledger.arrays.names) // NODES_OF_A_UNIT)
-        return self.trial.find_target(request, candidates, host)
+        return self.relocation.find_target(request, candidates, host)
 
     def _copy(self, goal: Goal) -> PodRequest:
         number = self.fitting + len(self._gained) + 1
@@ -264,24 +269,25 @@ class Planner:
     def _displace(self, request: PodRequest, host: HostRequest, found: VictimSet, depth: int) -> str | None:
         """Place the pod where the victims are, and these elsewhere. None: done; else nothing has changed, and it is the
         pod that finds no place, or empty."""
-        ledger, mark, steps = self.ledger, self.trial.mark(), len(self.steps)
+        transaction, steps = self.transaction, len(self.steps)
+        mark = transaction.mark()
         self.spend(TRY_WORK)
         if self.settled.intersection(found.leaving):
             return ""
-        ledger.nominate(facts_of(request, found.placement), frozenset((*found.victims, *found.leaving)))
+        transaction.nominate(facts_of(request, found.placement), frozenset((*found.victims, *found.leaving)))
         self.settled.update(found.victims)
         stuck = self._place_all(found.victims, depth)
-        ledger.withdraw(request.uid)
+        transaction.withdraw(request.uid)
         if stuck is None:
             moves = tuple(self.move(uid) for uid in found.victims)
             self.steps += [moves] if self._is_gang(moves) else [(move,) for move in moves]
-            if self.trial.has_host_room(found.node, host) and self.moves <= self.most_moves:
-                self.trial.put(facts_of(request, found.placement), host)
+            if self.relocation.has_host_room(found.node, host) and self.moves <= self.most_moves:
+                self.relocation.put(facts_of(request, found.placement), host)
                 return None
             stuck = ""
         self.settled.difference_update(found.victims)
         del self.steps[steps:]
-        self.trial.undo(mark)
+        transaction.roll_back(mark)
         return stuck
 
     def _place_all(self, uids: Iterable[str], depth: int) -> str | None:
@@ -291,7 +297,7 @@ class Planner:
             request = pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name)
             placement = self._find_target(request, pod.candidates, pod.host)
             if placement is not None:
-                self.trial.put(facts_of(request, placement), pod.host)
+                self.relocation.put(facts_of(request, placement), pod.host)
                 continue
             if not depth or not self._make_room(request, pod.candidates, pod.host, depth - 1, inner=True):
                 return uid
@@ -304,8 +310,8 @@ class Planner:
         assert held is not None  # a place was found before
         source = old.facts
         target = held.facts._replace(uid=uid, namespace=source.namespace, name=source.name)
-        self.trial.release(hold_uid(uid), pod.host)
-        self.trial.put(target, pod.host)
+        self.relocation.remove(hold_uid(uid), pod.host)
+        self.relocation.put(target, pod.host)
         return Move(uid, source, target)
 
     def _is_gang(self, moves: Iterable[Move]) -> bool:

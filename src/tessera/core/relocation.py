@@ -1,4 +1,4 @@
-"""Tries moves of pods on a ledger, and takes them back.
+"""Where pods that move go, tried in a transaction.
 
 A move needs its target while the pod still holds its old place: the target is held first, then the pod is evicted, then
 its successor takes what is held. So a pod's target never relies on what the pod itself, or a later move, frees.
@@ -11,7 +11,6 @@ free CPU and memory are known must have room for the pod as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from tessera.core.mig import place_choices, smallest_places
 from tessera.core.misfits import Misfit
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request
 from tessera.core.selection import Candidates
+from tessera.core.transaction import Transaction
 
 NO_HOST = HostRequest()
 FAR = np.iinfo(np.int64).max
@@ -75,71 +75,30 @@ def instances_of(facts: PodFacts) -> Instances:
     return tuple(sorted(found, key=lambda each: (each[0], each[1].placement)))
 
 
-class Trial:
-    """A ledger on which moves are tried. It is as before when `on_ledger` ends."""
+class Relocation:
+    """Places for pods that move, in one transaction."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self._undo: list[tuple[str, PodFacts | None, GrantState]] = []
-        self._hosts: list[tuple[str, HostRequest]] = []
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.ledger = transaction.ledger
         self._evaluations: dict[Hashable, Evaluation] = {}
         self._places: dict[tuple[tuple[int, ...], int, int], int] = {}
 
-    @contextmanager
-    def on_ledger(self) -> Iterator[None]:
-        listener, self.ledger.listener = self.ledger.listener, None
-        try:
-            yield
-        finally:
-            self.undo((0, 0))
-            self.ledger.listener = listener
-
-    # -- changes
-
-    def mark(self) -> tuple[int, int]:
-        """What `undo` goes back to."""
-        return len(self._undo), len(self._hosts)
-
-    def undo(self, mark: tuple[int, int]) -> None:
-        pods, hosts = mark
-        while len(self._undo) > pods:
-            uid, facts, state = self._undo.pop()
-            if facts is None:
-                self.ledger.release(uid)
-            else:
-                self.ledger.put_pod(facts, state, observed=state is GrantState.BOUND)
-        while len(self._hosts) > hosts:
-            self.ledger.observe_host(*self._hosts.pop())
-
     def put(self, facts: PodFacts, host: HostRequest = NO_HOST) -> None:
         """Place a pod, or move it if it is there already; then its host's load moves with it."""
-        entry = self.ledger.pod(facts.uid)
-        if entry is not None:
-            self._load(entry.facts.node, HostRequest(-host.cpu, -host.memory))
-        old = None if entry is None else entry.facts
-        self._undo.append((facts.uid, old, GrantState.BOUND if entry is None else entry.state))
-        self.ledger.put_pod(facts, GrantState.BOUND, observed=True)
+        self.remove(facts.uid, host)
+        self.transaction.put(facts, GrantState.BOUND, observed=True)
         self._load(facts.node, host)
 
     def remove(self, uid: str, host: HostRequest = NO_HOST) -> None:
-        """Take a pod away that was there before."""
-        entry = self.ledger.pod(uid)
-        if entry is not None:
-            self._undo.append((uid, entry.facts, entry.state))
-            self.release(uid, host)
-
-    def release(self, uid: str, host: HostRequest = NO_HOST) -> None:
-        """Give back a place that `put` made after the last mark."""
-        entry = self.ledger.pod(uid)
+        entry = self.transaction.remove(uid)
         if entry is not None:
             self._load(entry.facts.node, HostRequest(-host.cpu, -host.memory))
-            self.ledger.release(uid)
 
     def _load(self, node: str, host: HostRequest) -> None:
         free = self.ledger.arrays.host_free(node)
         if free is not None and host != NO_HOST:
-            self._hosts.append((node, HostRequest(*free)))
-            self.ledger.observe_host(node, HostRequest(free[0] - host.cpu, free[1] - host.memory))
+            self.transaction.observe_host(node, HostRequest(free[0] - host.cpu, free[1] - host.memory))
 
     # -- targets
 

@@ -92,7 +92,7 @@ class WholeCards:
                 )
                 uid = f"idle/{name}/{device.uuid}"
                 self._idle[device.uuid] = uid
-                self._planner.trial.put(PodFacts(uid, "", uid, name, grants={device.vendor: ((whole,),)}))
+                self._planner.relocation.put(PodFacts(uid, "", uid, name, grants={device.vendor: ((whole,),)}))
                 taken += 1
         return taken
 
@@ -147,23 +147,23 @@ class WholeCards:
 
     def _make(self, small: SmallCluster) -> bool:
         """Whether all its moves could be made, and there are some; else nothing has changed."""
-        planner, trial = self._planner, self._planner.trial
-        mark, steps = trial.mark(), len(planner.steps)
+        planner, relocation = self._planner, self._planner.relocation
+        mark, steps = planner.transaction.mark(), len(planner.steps)
         moves = small.moves(most_moves=planner.most_moves - planner.moves)
         used = self._idle.keys() & {move.uuid for move in moves}
         for uuid in used:
-            trial.remove(self._idle[uuid])
+            relocation.remove(self._idle[uuid])
         for uid, node, uuid, slot in moves:
             pod = planner.pods[uid]
             request = pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name)
             request = pin(request, (uuid,), () if slot is None else ((uuid, slot),))
-            placement = trial.place_on(request, node) if trial.has_host_room(node, pod.host) else None
+            placement = relocation.place_on(request, node) if relocation.has_host_room(node, pod.host) else None
             if placement is None:
                 planner.settled.difference_update(move.uid for step in planner.steps[steps:] for move in step)
                 del planner.steps[steps:]
-                trial.undo(mark)
+                planner.transaction.roll_back(mark)
                 return False
-            trial.put(facts_of(request, placement), pod.host)
+            relocation.put(facts_of(request, placement), pod.host)
             planner.settled.add(uid)
             planner.steps.append((planner.move(uid),))
         left = len(used)  # As many of the cards that were emptied are no gain.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.ledger import GrantState, facts_of
 from tessera.core.move_planner import DefragmentationPlan, Goal
-from tessera.core.relocation import MovablePod, Trial
+from tessera.core.relocation import MovablePod, Relocation
 from tessera.core.requests import HostRequest
 from tessera.core.victims import PodTraits
 from tessera.lab.simulator.cluster import SimulatedCluster, make_request
@@ -130,16 +130,17 @@ class Defragmenter:
 
     def _repack(self, parts: Mapping[str, MovablePod]) -> int:
         """How many cards fewer these pods use if each is placed anew."""
-        before, trial, homeless = len(self._cards(parts)), Trial(self.cluster.ledger), 0
-        with trial.on_ledger():
+        before, homeless = len(self._cards(parts)), 0
+        with self.cluster.ledger.begin() as transaction:
+            relocation = Relocation(transaction)
             for uid, pod in parts.items():
-                trial.remove(uid, pod.host)
+                relocation.remove(uid, pod.host)
             for uid in sorted(parts, key=lambda uid: (-_size(parts[uid]), -parts[uid].host.cpu, uid)):
                 pod = parts[uid]
-                placement = trial.find_target(pod.request, None, pod.host)
+                placement = relocation.find_target(pod.request, None, pod.host)
                 homeless += placement is None
                 if placement is not None:
-                    trial.put(facts_of(pod.request, placement), pod.host)
+                    relocation.put(facts_of(pod.request, placement), pod.host)
             return before - len(self._cards(parts)) - homeless
 
     def _cards(self, parts: Mapping[str, MovablePod]) -> set[str]:

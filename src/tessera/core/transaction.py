@@ -1,0 +1,159 @@
+"""Changes to a ledger that are tried, and then kept or taken back.
+
+While a transaction is open, only it changes the ledger, and the ledger's listener hears nothing. `keep` tells the
+listener what each touched pod, nomination and host has become; `discard` leaves everything as it was. `roll_back`
+returns to a `mark`. A transaction may be begun inside another one: what it keeps is then kept or taken back with the
+outer one. Revisions and the log of the arrays only grow, so no cache takes a state that was tried for a later one.
+
+A transaction is never left open across a pause: whatever decides meanwhile could neither read nor change the ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from tessera.core.requests import HostRequest
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from tessera.core.holdings import PodFacts
+    from tessera.core.ledger import GrantState, Ledger, PodEntry
+    from tessera.core.nominations import Nomination
+
+
+class TransactionError(RuntimeError):
+    """The ledger is changed past the transaction that is open, or a transaction is used that is not the innermost."""
+
+
+class PodBefore(NamedTuple):
+    """What a pod held and claimed before a change."""
+
+    uid: str
+    entry: PodEntry | None
+    nomination: Nomination | None
+
+
+class HostBefore(NamedTuple):
+    """What a node had free beside its cards before a change; None if that was not known."""
+
+    name: str
+    free: tuple[int, int] | None
+
+
+Change = PodBefore | HostBefore
+
+
+class Transaction:
+    """Made by `Ledger.begin`. Leaving its `with` block discards what was not kept."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._changes: list[Change] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.is_open:
+            self.discard()
+
+    @property
+    def is_open(self) -> bool:
+        return self in self.ledger.transactions
+
+    # -- changes
+
+    def put(self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf) -> None:
+        """Set what a pod holds, whatever it held or claimed before."""
+        self._record_pod(facts.uid)
+        self.ledger._set_pod(facts, state, observed=observed, deadline=deadline)
+
+    def remove(self, uid: str) -> PodEntry | None:
+        """Take away what a pod holds or claims; what it held."""
+        self._record_pod(uid)
+        self.ledger._remove_nomination(uid)
+        return self.ledger._remove(uid)
+
+    def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
+        self._record_pod(facts.uid)
+        self.ledger._set_nomination(facts, victims, deadline)
+
+    def withdraw(self, uid: str) -> None:
+        """End a pod's nomination."""
+        self._record_pod(uid)
+        self.ledger._remove_nomination(uid)
+
+    def observe_host(self, name: str, free: HostRequest) -> None:
+        self._check()
+        arrays = self.ledger.arrays
+        self._changes.append(HostBefore(name, arrays.host_free(name)))
+        arrays.set_host_free(name, cpu=free.cpu, memory=free.memory)
+
+    def _record_pod(self, uid: str) -> None:
+        self._check()
+        self._changes.append(PodBefore(uid, self.ledger.pod(uid), self.ledger.nominations.get(uid)))
+
+    def _check(self) -> None:
+        if self.ledger.transactions[-1:] != [self]:
+            raise TransactionError("this transaction has ended, or another one was begun inside it")
+
+    # -- the end
+
+    def mark(self) -> int:
+        """What `roll_back` returns to."""
+        return len(self._changes)
+
+    def roll_back(self, mark: int) -> None:
+        """Take back all changes since the mark, the last one first."""
+        self._check()
+        while len(self._changes) > mark:
+            self._restore(self._changes.pop())
+
+    def discard(self) -> None:
+        """Take back all changes, and end."""
+        self.roll_back(0)
+        self.ledger.transactions.pop()
+
+    def keep(self) -> None:
+        """Keep all changes, and end."""
+        self._check()
+        transactions = self.ledger.transactions
+        transactions.pop()
+        if transactions:
+            transactions[-1]._changes += self._changes
+        else:
+            self._tell()
+
+    def _restore(self, before: Change) -> None:
+        ledger = self.ledger
+        if isinstance(before, HostBefore):
+            if before.free is None:
+                ledger.arrays.forget_host(before.name)
+            else:
+                ledger.arrays.set_host_free(before.name, cpu=before.free[0], memory=before.free[1])
+            return
+        ledger._remove_nomination(before.uid)
+        ledger._remove(before.uid)
+        if before.entry is not None:
+            ledger._add(before.entry)
+        if before.nomination is not None:
+            ledger._add_nomination(before.nomination)
+
+    def _tell(self) -> None:
+        """Each pod, nomination and host once, as it is now."""
+        ledger, listener = self.ledger, self.ledger.listener
+        first: dict[tuple[type[Change], str], Change] = {}
+        for before in self._changes:
+            first.setdefault((type(before), before[0]), before)
+        for before in first.values():
+            if isinstance(before, HostBefore):
+                free = ledger.arrays.host_free(before.name)
+                if listener is not None and free is not None and free != before.free:
+                    listener.on_host(before.name, HostRequest(*free))
+            else:
+                ledger._tell_change(before.uid, before.entry, before.nomination)
