@@ -43,6 +43,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
                     "unit/core/test_quota.py", "unit/core/test_mig_selection.py", "unit/core/test_sharing_rules.py"),
     "core/fit": ("unit/core/test_check_order.py", "unit/core/test_effective_use.py", "unit/core/test_numa_binding.py",
                  "unit/core/test_sharing_rules.py", "unit/core/test_selection.py", "unit/core/test_quota.py"),
+    "core/transaction": ("property/core/test_transactions.py",),
     "core/arrays": ("unit/core/test_arrays.py", "unit/core/test_audit.py", "unit/core/test_ledger.py",
                     "unit/core/test_holdings.py", "unit/core/test_quota.py", "unit/core/test_mig_selection.py",
                     "unit/core/test_check_order.py", "unit/core/test_fragmentation.py",
