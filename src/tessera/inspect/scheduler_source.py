@@ -11,7 +11,6 @@ process, else with the state that the new one begins with.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class SchedulerSource:
         return self._notes
 
     async def records(self, *, follow: bool = False) -> AsyncGenerator[Record, None]:
-        failures, rng = 0, random.Random()
+        failures = 0
         while True:
             failures += 1
             try:
@@ -103,7 +102,7 @@ class SchedulerSource:
                     self._note(f"the journal ended: {str(error).partition(NEW_LINE)[0]}. Trying again")
             if not follow:
                 return
-            await asyncio.sleep(RETRY.delay(failures, rng))
+            await asyncio.sleep(RETRY.delay(failures))
 
     async def _read(self, *, follow: bool) -> AsyncGenerator[Record, None]:
         """One request."""

@@ -24,6 +24,6 @@ class Backoff:
         """The longest wait after this many failures in a row (1 is the first)."""
         return max(self.floor, min(self.cap, self.initial * 2.0 ** min(max(failures - 1, 0), _DOUBLINGS)))
 
-    def delay(self, failures: int, rng: random.Random) -> float:
+    def delay(self, failures: int) -> float:
         """A random time between floor and ceiling, so that many clients do not retry at the same moment."""
-        return rng.uniform(self.floor, self.ceiling(failures))
+        return random.uniform(self.floor, self.ceiling(failures))

@@ -157,7 +157,7 @@ class EventBroadcaster:
                 failures = 0
                 continue
             failures += 1
-            await asyncio.sleep(self._backoff.delay(failures, self._rng))
+            await asyncio.sleep(self._backoff.delay(failures))
 
     async def _write_some(self) -> bool:
         """Write one batch; returns whether the apiserver responded to all of it."""

@@ -164,7 +164,7 @@ class Reflector(Generic[T]):
                 self._report(error)
                 wait = self._handle_error(error)
             self._failures += 1
-            await asyncio.sleep(wait + BACKOFF.delay(self._failures, self._rng))
+            await asyncio.sleep(wait + BACKOFF.delay(self._failures))
 
     def _handle_error(self, error: KubeError) -> float:
         """Decide whether to list again; returns the seconds to wait beyond the back-off."""

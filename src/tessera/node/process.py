@@ -12,7 +12,6 @@ apiserver are away.
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -165,7 +164,7 @@ class AgentProcess:
 
     async def _run_parts(self) -> None:
         """Runs the parts with one configuration after the other."""
-        failures, rng, time = 0, random.Random(), asyncio.get_running_loop().time
+        failures, time = 0, asyncio.get_running_loop().time
         while not self.stopping.is_set():
             self._restart.clear()
             self.agent = NodeAgent(self.configuration.settings, self.around)
@@ -176,7 +175,7 @@ class AgentProcess:
                 failures = 0
                 continue
             failures = 1 if time() - began >= SOUND_S else failures + 1
-            pause = PAUSES.delay(failures, rng)
+            pause = PAUSES.delay(failures)
             self.metrics.restarts.inc()
             log.error("a part of the agent failed; restarting all parts", again_in_s=round(pause, 1), exc_info=fault)
             with suppress(TimeoutError):

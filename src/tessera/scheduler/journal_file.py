@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import random
 import stat
 from contextlib import aclosing
 
@@ -49,7 +48,6 @@ class JournalFile:
         """bytes of the file, and of the state that it begins with"""
         self._complete: tuple[int, int | None] = (0, None)
         """size and position before a state that is not written as a whole; else as they are"""
-        self._rng = random.Random()
         self._stop = asyncio.Event()
         self.errors = 0
         """writes that failed"""
@@ -75,7 +73,7 @@ class JournalFile:
                 if is_last:
                     return
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PAUSES.delay(failures, self._rng) if failures else WRITE_EVERY):
+                    async with asyncio.timeout(PAUSES.delay(failures) if failures else WRITE_EVERY):
                         await self._stop.wait()
         finally:
             self._close()

@@ -72,7 +72,6 @@ class Takeover:
         self._is_ours = is_ours
         self._now = now
         self._is_ours_claim = is_ours_claim
-        self._rng = random.Random(random.random())
         self.problem = ""
         """why it does not get on; empty if it does, or none runs"""
         self._left: dict[str, Pod | ResourceClaim] = {}
@@ -88,7 +87,7 @@ class Takeover:
     async def run(self, number: int) -> str | None:
         """The fence that every pod has by now; None if the tenure ended before."""
         tenure, is_listed, failures = self._tenure, False, 0
-        fence = f"{int(self._now())}-{self._rng.getrandbits(32):08x}"
+        fence = f"{int(self._now())}-{random.getrandbits(32):08x}"
         tenure.obstacle = TAKING_OVER
         try:
             while tenure.current == number:
@@ -109,7 +108,7 @@ class Takeover:
                 failures += 1
                 tenure.obstacle = f"{TAKING_OVER}, but {self.problem}"
                 log.warning("take-over held up", problem=self.problem)
-                await asyncio.sleep(PAUSES.delay(failures, self._rng))
+                await asyncio.sleep(PAUSES.delay(failures))
             return None
         finally:
             self._left, self.problem = {}, ""

@@ -138,7 +138,7 @@ def replica(store: FakeStore, clock: Clock, names: frozenset[str] = NAMES) -> tu
     def note(expiry: float) -> None:
         serving.expiry = expiry
 
-    return serving, CertificateRotator(store, serving, names=names, now=clock, on_served=note, rng=random.Random(1))
+    return serving, CertificateRotator(store, serving, names=names, now=clock, on_served=note)
 
 
 async def test_the_first_round_makes_stores_announces_and_serves_a_certificate() -> None:

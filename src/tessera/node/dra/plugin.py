@@ -10,8 +10,6 @@ kubelet forgets the driver.
 
 from __future__ import annotations
 
-import random
-
 import structlog
 
 from tessera.node.dra.service import DriverService, Preparer, RegistrationService
@@ -44,7 +42,6 @@ class DraPlugin:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        rng = random.Random()
         failures = 0
         watch = SocketWatch(own=self._registration.path, kubelet=self._driver.path)
         try:
@@ -54,7 +51,7 @@ class DraPlugin:
                 except ServingError as error:
                     failures += 1
                     self._set_problem(str(error))
-                    wait = TIMING.backoff.delay(failures, rng)
+                    wait = TIMING.backoff.delay(failures)
                 else:
                     failures = 0
                     self._set_problem(self._status)

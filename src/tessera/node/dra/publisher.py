@@ -12,7 +12,6 @@ server that drops taints, devices that only Tessera's scheduler may allocate are
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from hashlib import sha256
@@ -89,7 +88,6 @@ class SlicePublisher:
         self._changed = asyncio.Event()
         self._node = pods.node_view
         self._slices = _SliceView(self._changed.set)
-        self._rng = random.Random()
         self._groups: tuple[tuple[str, ...], Mapping[str, str]] | None = None
         """NVLink groups, with the cards that they were read for"""
         self._accepted: dict[str, tuple[SliceSpec, SliceSpec]] = {}
@@ -154,7 +152,7 @@ class SlicePublisher:
             # Another agent of this node, or a watch that is behind: the next look shows it.
             if not is_conflict(error):
                 self._set_problem(f"ResourceSlices cannot be written: {error}")
-            return PAUSES.delay(self.failures, self._rng)
+            return PAUSES.delay(self.failures)
         self.failures = 0
         self._set_problem(problem)
         self.published.set()

@@ -12,7 +12,6 @@ back-off until the API takes it or the pod is gone.
 from __future__ import annotations
 
 import asyncio
-import random
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -57,7 +56,6 @@ class StatusWriter:
         self._cluster = cluster
         self._pods = pods
         self._state = state
-        self._rng = random.Random()
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._busy: set[str] = set()
         """uids that are queued or being written"""
@@ -147,7 +145,7 @@ class StatusWriter:
             else:
                 return True
             if attempt < LOCK_TRIES:
-                await asyncio.sleep(LOCK_PAUSES.delay(attempt, self._rng))
+                await asyncio.sleep(LOCK_PAUSES.delay(attempt))
         log.warning("node lock not released", node=self._pods.node, pod="/".join(owner), error=problem)
         return False
 
@@ -193,7 +191,7 @@ class StatusWriter:
                         return
                     failures += 1
                     log.warning("handover not written", pod=str(pod.key), error=str(error), failures=failures)
-                    await asyncio.sleep(RETRIES.delay(failures, self._rng))
+                    await asyncio.sleep(RETRIES.delay(failures))
                     continue
                 if after.phase != keys.PHASE_ALLOCATING and self._pods.node_view.lock_concerns(pod.key[:2]):
                     await self.release_lock(pod.key[:2])

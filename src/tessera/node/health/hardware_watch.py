@@ -9,7 +9,6 @@ An error in either loop is a fault of the cards and a pause. It never spins and 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -38,10 +37,9 @@ PAUSES = Backoff(initial=1.0, cap=30.0, floor=0.5)
 class HardwareWatch:
     """Lives as long as the agent; `use` gives it other settings."""
 
-    def __init__(self, inventory: AsyncInventory, settings: AgentSettings, *, rng: random.Random | None = None) -> None:
+    def __init__(self, inventory: AsyncInventory, settings: AgentSettings) -> None:
         self._inventory = inventory
         self._roster = Roster(settings)
-        self._rng = rng or random.Random()
         self.fleet: WatchedValue[Fleet] = WatchedValue(NOT_READ)
         """a fleet with a problem and without cards means that nothing is known, not that there are no cards"""
         self._strangers: Mapping[str, str] = {}
@@ -117,7 +115,7 @@ class HardwareWatch:
                 self._roster.on_listening_failed(str(error), now=clock())
                 self._publish()
                 self._scan_now.set()
-                await asyncio.sleep(PAUSES.delay(failures, self._rng))
+                await asyncio.sleep(PAUSES.delay(failures))
             else:
                 failures = 0
 

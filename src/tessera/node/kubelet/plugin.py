@@ -11,7 +11,6 @@ A failed step is tried again after a pause, or as soon as something changes in k
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +100,6 @@ class Plugin:
             group.create_task(self._keep())
 
     async def _keep(self) -> None:
-        rng = random.Random()
         failures = 0
         watch = SocketWatch(own=self._endpoint.path, kubelet=self._kubelet, look_every=self._timing.look_every)
         try:
@@ -116,7 +114,7 @@ class Plugin:
                     await self._keep_registered(state.kubelet)
                 except (ServingError, RegistrationError) as error:
                     failures += 1
-                    wait = self._timing.backoff.delay(failures, rng)
+                    wait = self._timing.backoff.delay(failures)
                     self._set_problem(str(error), again_in_s=round(wait, 1))
                 else:
                     failures = 0 if self._service.streams else failures

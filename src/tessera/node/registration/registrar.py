@@ -10,7 +10,6 @@ about the cards, the node keeps its annotations. Nothing is written after `run` 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
@@ -63,7 +62,6 @@ class NodeRegistrar:
         self._pair_scores = PairScoreCache(links)
         self._events = events
         self._now = now
-        self._rng = random.Random()
         self._path = NODES.path(name=settings.node_name)
         self._left_out: Mapping[str, str] = {}
         self._reported: frozenset[tuple[str, str]] = frozenset()
@@ -104,7 +102,7 @@ class NodeRegistrar:
         if problem != self._problem:
             log.warning("registration failed, will try again", node=self._settings.node_name, problem=problem)
         self._problem = problem
-        return max(PAUSES.delay(self.failures, self._rng), min(at_least, self._settings.register_every_s))
+        return max(PAUSES.delay(self.failures), min(at_least, self._settings.register_every_s))
 
     async def _wanted(self, node: Node, fleet: Fleet) -> dict[str, str | None]:
         """Returns the wanted annotations; None for one that must not exist."""

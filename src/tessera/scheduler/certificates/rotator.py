@@ -9,7 +9,6 @@ at the same time; the loser of a race uses what the winner wrote.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 
 import structlog
@@ -49,7 +48,6 @@ class CertificateRotator:
         names: frozenset[str],
         now: Callable[[], float],
         on_served: Callable[[float], None] = lambda _expiry: None,
-        rng: random.Random | None = None,
     ) -> None:
         """`now` is unix time; `on_served` gets the end of the served certificate in unix time."""
         self._store = store
@@ -57,7 +55,6 @@ class CertificateRotator:
         self._names = names
         self._now = now
         self._on_served = on_served
-        self._rng = rng or random.Random()
         self._poked = asyncio.Event()
         self._in_place: tuple[bytes, float] | None = None
         """the bundle last seen in the configuration, and since when, in the loop's time"""
@@ -77,7 +74,7 @@ class CertificateRotator:
                 failures, self.problem = 0, ""
             except (KubeError, BadCertificate, Contended) as error:
                 failures += 1
-                delay = BACKOFF.delay(failures, self._rng)
+                delay = BACKOFF.delay(failures)
                 self.problem = str(error)
                 log.warning("certificate not checked", problem=self.problem, failures=failures)
             await self._pause(delay)

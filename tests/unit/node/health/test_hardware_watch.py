@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 
@@ -60,7 +59,7 @@ class World:
 
     def __init__(self, inventory: ScriptedInventory, logs: Logs, settings: AgentSettings) -> None:
         self.inventory, self.logs = inventory, logs
-        self.watch = HardwareWatch(inventory, settings, rng=random.Random(1))
+        self.watch = HardwareWatch(inventory, settings)
 
     @property
     def problems(self) -> dict[str, str]:

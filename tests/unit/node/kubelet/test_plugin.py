@@ -306,7 +306,7 @@ async def test_any_number_of_failures_to_serve_does_not_end_the_agent(folder: Pa
     failures = 0
 
     class Counted(Backoff):
-        def delay(self, failed: int, rng: object) -> float:
+        def delay(self, failed: int) -> float:
             nonlocal failures
             failures = failed
             return 0.001

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections.abc import Mapping
 
 from tessera.kube.backoff import Backoff
@@ -71,7 +70,6 @@ class ControllerLoop:
         self._queue: dict[ObjectKey, None] = {}
         self._some = asyncio.Event()
         self._failures: dict[ObjectKey, int] = {}
-        self._random = random.Random(0)
         self._store.listen(self._on_change)
 
     async def run(self) -> None:
@@ -105,7 +103,7 @@ class ControllerLoop:
             await self._sync(key)
         except StatusError:
             self._failures[key] = failures = self._failures.get(key, 0) + 1
-            asyncio.get_running_loop().call_later(RETRIES.delay(failures, self._random), self._add, key)
+            asyncio.get_running_loop().call_later(RETRIES.delay(failures), self._add, key)
         else:
             self._failures.pop(key, None)
 

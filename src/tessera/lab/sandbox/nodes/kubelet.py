@@ -254,7 +254,7 @@ class Kubelet:
                 await self._claims.unprepare(uid)
             except AllocateError:
                 failures += 1
-                await asyncio.sleep(_RETRIES.delay(failures, self._rng))
+                await asyncio.sleep(_RETRIES.delay(failures))
             else:
                 return
 
@@ -267,7 +267,7 @@ class Kubelet:
                 break
             except (AllocateError, KubeError):
                 failures += 1
-                await asyncio.sleep(_RETRIES.delay(failures, self._rng))
+                await asyncio.sleep(_RETRIES.delay(failures))
         for container in containers_of(life.pod):
             key = uid_of(life.pod), container["name"]
             added = prepared.environment(container)
@@ -310,7 +310,7 @@ class Kubelet:
             else:
                 return
             failures += 1
-            await asyncio.sleep(_RETRIES.delay(failures, self._rng))
+            await asyncio.sleep(_RETRIES.delay(failures))
 
     def _withdraw(self, uid: str) -> None:
         if uid in self._waiting:

@@ -296,7 +296,7 @@ class SimulatedNode:
     async def _every(self, period_s: float, act: Callable[[], Any]) -> None:
         failures = 0
         while True:
-            await asyncio.sleep(_RETRIES.delay(failures, self._rng) if failures else period_s)
+            await asyncio.sleep(_RETRIES.delay(failures) if failures else period_s)
             try:
                 await act()
             except KubeError:

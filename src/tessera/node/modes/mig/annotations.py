@@ -8,7 +8,6 @@ sets the deadline.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
@@ -42,7 +41,6 @@ class MigAnnotations:
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._rng = random.Random()
 
     async def write(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
         failures = 0
@@ -55,7 +53,7 @@ class MigAnnotations:
                 if not _is_transient(error) or failures == TRIES:
                     raise NotWritten(f"pod {pod}: {error}") from error
                 asked = error.retry_after if isinstance(error, ApiError) else None
-                pause = max(min(asked or 0.0, LONGEST_PAUSE_S), PAUSES.delay(failures, self._rng))
+                pause = max(min(asked or 0.0, LONGEST_PAUSE_S), PAUSES.delay(failures))
             await asyncio.sleep(pause)
 
     async def _try(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
