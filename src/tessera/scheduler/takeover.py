@@ -77,7 +77,7 @@ class Takeover:
         self._left: dict[str, Pod | ResourceClaim] = {}
         """by uid"""
         self._nominated: list[Pod] = []
-        """pods that an earlier decider has nominated for a node, by the last list"""
+        """pods that an earlier decider has nominated for a node, until that is cleared"""
 
     @property
     def left(self) -> int:
@@ -87,6 +87,7 @@ class Takeover:
     async def run(self, number: int) -> str | None:
         """The fence that every pod has by now; None if the tenure ended before."""
         tenure, is_listed, failures = self._tenure, False, 0
+        nominated: list[Pod] = []
         fence = f"{int(self._now())}-{random.getrandbits(32):08x}"
         tenure.obstacle = TAKING_OVER
         try:
@@ -98,13 +99,16 @@ class Takeover:
                         claims = await self._claims_to_touch(pods)
                         everything: list[Pod | ResourceClaim] = [*pods, *claims]
                         self._left = {each.metadata.uid: each for each in everything}
-                        self._nominated = [pod for pod in pods if _is_nominated(pod)]
+                        nominated = [pod for pod in pods if _is_nominated(pod)]
                         is_listed = True
                     self.problem = await self._touch_all(number, fence)
                 except KubeError as error:
                     self.problem = f"pods or claims that are not in use cannot be listed: {error}"
                 if not self.problem:
-                    return fence if tenure.current == number else None
+                    if tenure.current != number:
+                        return None
+                    self._nominated = nominated
+                    return fence
                 failures += 1
                 tenure.obstacle = f"{TAKING_OVER}, but {self.problem}"
                 log.warning("take-over held up", problem=self.problem)

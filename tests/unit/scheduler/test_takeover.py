@@ -225,6 +225,17 @@ async def test_nominations_of_the_earlier_decider_are_removed_and_no_others() ->
 
 
 @in_fake_time
+async def test_a_take_over_that_was_cut_short_remembers_no_nomination() -> None:
+    here = Replica("p")
+    await here.api.set_nominated_node("default", "p", uid="uid-p", node="n1")
+    here.api.script("annotate_pod", Step(meanwhile=here.lose_lease))
+    assert await here.takeover.run(1) is None
+    here.number = 1
+    await here.takeover.clear_nominated_nodes(1, is_nominated=lambda uid: False)
+    assert here.api.pods["default/p"].status.nominated_node_name == "n1"
+
+
+@in_fake_time
 async def test_a_take_over_removes_nominations() -> None:
     world = World(node("n1").gpus(1))
     world.create(gpu_pod("p"))
