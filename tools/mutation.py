@@ -68,6 +68,8 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
                          "unit/scheduler/test_binder_turns.py", "unit/scheduler/test_binder_versions.py",
                          "unit/scheduler/test_takeover.py", "unit/scheduler/test_failpoints.py",
                          "model/test_regressions.py"),
+    "scheduler/versioned_write": ("unit/scheduler/test_binder.py", "unit/scheduler/test_binder_lost_answers.py",
+                                  "unit/scheduler/test_binder_versions.py", "unit/scheduler/test_claims.py"),
     "scheduler/node_lock": ("unit/scheduler/test_node_lock.py", "unit/scheduler/test_binder_turns.py"),
     "kube/leases": ("unit/kube/test_leases.py",),
     "http11/client": ("unit/http11/test_client.py", "unit/kube/test_connection_pool.py"),

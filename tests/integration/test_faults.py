@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.kube.backoff import Backoff
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera.lab.sandbox.api.kinds import NODES as NODE_KIND
@@ -15,7 +16,7 @@ from tessera.lab.sandbox.api.kinds import ResourceKind
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
-from tessera.scheduler import write_retries
+from tessera.scheduler import versioned_write
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Product, gpu_pod, product
@@ -28,7 +29,7 @@ US = "tessera-scheduler"
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the attempts of one bind."""
-    monkeypatch.setattr(write_retries, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(versioned_write, "PAUSES", Backoff(initial=0.02, cap=3.0))
 
 
 def node(name: str = "n1", count: int = 1, **more: str) -> SimulatedNode:

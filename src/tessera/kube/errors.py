@@ -5,12 +5,21 @@ Errors of libraries (aiohttp, ssl, msgspec, yaml, OSError) never leave it: they 
 
 from __future__ import annotations
 
-TRANSIENT = frozenset({429, 500, 502, 503, 504})
+FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, TOO_MANY_REQUESTS = 403, 404, 409, 410, 422, 429
+TRANSIENT = frozenset({TOO_MANY_REQUESTS, 500, 502, 503, 504})
 """status codes of refusals that are about the server, not about the request"""
 
 
 class KubeError(Exception):
     """Base of all errors of this package."""
+
+    retry_after: float | None = None
+    """seconds that the server asks the client to wait, if it does"""
+
+    @property
+    def is_transient(self) -> bool:
+        """The same request may succeed later."""
+        return False
 
 
 class ApiError(KubeError):
@@ -32,7 +41,6 @@ class ApiError(KubeError):
         """as in metav1.Status: NotFound, AlreadyExists, Conflict, Expired, ..."""
         self.message = message
         self.retry_after = retry_after
-        """seconds that the server asks the client to wait, if it does"""
         self.causes = causes
         """more about the refusal, e.g. which disruption budget refuses an eviction"""
 
@@ -41,28 +49,42 @@ class ApiError(KubeError):
 
     @property
     def is_transient(self) -> bool:
-        """The same request may succeed later."""
         return self.status in TRANSIENT
 
     @property
     def expired(self) -> bool:
         """The resourceVersion or the continue token is too old, or from before a restored backup: list again."""
-        return self.status == 410 or self.reason in ("Expired", "Gone")
+        return self.status == EXPIRED or self.reason in ("Expired", "Gone")
 
 
 def is_not_found(error: BaseException) -> bool:
     """Whether the apiserver says that there is no such object, as apierrors.IsNotFound in client-go."""
-    return isinstance(error, ApiError) and error.status == 404
+    return isinstance(error, ApiError) and error.status == NOT_FOUND
 
 
 def is_forbidden(error: BaseException) -> bool:
     """Whether the caller lacks the right to do it."""
-    return isinstance(error, ApiError) and error.status == 403
+    return isinstance(error, ApiError) and error.status == FORBIDDEN
 
 
 def is_conflict(error: BaseException) -> bool:
     """Whether the object is not what the caller expected, or exists already."""
-    return isinstance(error, ApiError) and error.status == 409
+    return isinstance(error, ApiError) and error.status == CONFLICT
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether there is no such object, or another one of its name: the answers to a request that names a uid."""
+    return is_not_found(error) or is_conflict(error)
+
+
+def is_invalid(error: BaseException) -> bool:
+    """Whether the object that it would become is not valid, e.g. with annotations that are too large."""
+    return isinstance(error, ApiError) and error.status == INVALID
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Whether the request was turned away unread because there are too many, or a disruption budget refuses it."""
+    return isinstance(error, ApiError) and error.status == TOO_MANY_REQUESTS
 
 
 class Unreachable(KubeError):
@@ -72,6 +94,10 @@ class Unreachable(KubeError):
         super().__init__(message)
         self.maybe_done = maybe_done
         """whether the request was sent, so that it may have taken effect"""
+
+    @property
+    def is_transient(self) -> bool:
+        return True
 
 
 class BadResponse(Unreachable):

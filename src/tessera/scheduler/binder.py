@@ -19,14 +19,13 @@ states.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
 import structlog
 
-from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.kube.errors import KubeError, Unreachable, is_not_found
 from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.features.claims.writer import ClaimWriter
 from tessera.scheduler.filter import Filter
@@ -35,16 +34,8 @@ from tessera.scheduler.observer import BindEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.takeover import touch
-from tessera.scheduler.tenure import NOT_LEADING, Tenure
-from tessera.scheduler.write_retries import (
-    ATTEMPTS,
-    CONFLICT,
-    LONGEST_PAUSE,
-    NOT_FOUND,
-    TAKEN_OVER,
-    TOO_MANY,
-    pause_before,
-)
+from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure
+from tessera.scheduler.versioned_write import NotSent, look_up, write_version
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.claims import claim_devices_text
@@ -151,7 +142,7 @@ class Binder:
         prepared = self._filter.requests.read(pod)
         if isinstance(prepared, BadPod):
             return Outcome(WriteResult.VOID, prepared.text)
-        if self._is_taken_over(prepared, known=""):
+        if self._tenure.is_taken_over(prepared.fence, known=""):
             await self._fence_again(args)
             return Outcome(WriteResult.VOID, f"{pod_name}: {TAKEN_OVER}")
         if not prepared.needs_placement:
@@ -231,98 +222,22 @@ class Binder:
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
     ) -> Outcome:
-        error, must_look_up, pause, term = "", False, 0.0, self._cycles.term
-        if not prepared.version:
-            # The filter request did not have it.
-            unread = f"pod {args.pod_namespace}/{args.pod_name} is gone, being deleted, or cannot be read"
-            found = await self._look_up(cycle, args, prepared, unread)
-            if isinstance(found, Outcome):
-                return found
-            prepared = found
-        for attempt in range(1, ATTEMPTS + 1):
-            if pause:
-                await asyncio.sleep(pause)
-            if not self._tenure.is_held() or term != self._cycles.term:
-                # Another replica decides by now, and knows nothing of what was reserved here.
-                error = NOT_LEADING
-                break
-            pause = pause_before(attempt)
-            self._before_write()
-            try:
-                await self._api.bind(
-                    args.pod_namespace,
-                    args.pod_name,
-                    uid=args.pod_uid,
-                    resource_version=prepared.version,
-                    node=args.node,
-                    annotations=annotations,
-                    labels=labels,
-                )
-            except ApiError as refusal:
-                error = str(refusal)
-                if refusal.is_transient:
-                    if refusal.status != TOO_MANY:
-                        must_look_up = True
-                        self._cycles.mark_written(cycle)
-                    pause = max(pause, min(refusal.retry_after or 0.0, LONGEST_PAUSE))
-                    continue
-                found = await self._look_up(cycle, args, prepared, error)
-                if isinstance(found, Outcome) or refusal.status != CONFLICT or found.version == prepared.version:
-                    return found if isinstance(found, Outcome) else Outcome(WriteResult.NOT_BOUND, error)
-                # Another client changed the pod since it was placed: nothing that the placement depends on.
-                prepared, pause = found, 0.0
-            except Unreachable as fault:
-                error = str(fault)
-                if fault.maybe_done:
-                    self._cycles.mark_written(cycle)
-                    found = await self._look_up(cycle, args, prepared, error)
-                    if isinstance(found, Outcome):
-                        return found
-                    prepared = found
-            except KubeError as fault:
-                error = str(fault)
-                break
-            else:
-                self._after_write()
-                return BOUND
-        if must_look_up:
-            found = await self._look_up(cycle, args, prepared, error)
-            if isinstance(found, Outcome):
-                return found
-        return Outcome(WriteResult.NOT_BOUND, error)
-
-    async def _look_up(
-        self, cycle: PodCycle, args: BindingArgs, prepared: PreparedRequest, error: str
-    ) -> Outcome | PreparedRequest:
-        """What the API shows of the pod; its request as it is now if the binding may be sent, or sent again, for it."""
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(pause_before(attempt))
-            try:
-                pod = await self._api.get_pod(args.pod_namespace, args.pod_name)
-            except KubeError as problem:
-                if isinstance(problem, ApiError) and problem.status == NOT_FOUND:
-                    return Outcome(WriteResult.VOID, error)
-            else:
-                return _read_outcome(pod, args, error) or self._renew(cycle, pod, prepared)
-        return Outcome(WriteResult.NOT_BOUND, error)
-
-    def _renew(self, cycle: PodCycle, pod: Pod, prepared: PreparedRequest) -> Outcome | PreparedRequest:
-        """The request of a pod that is not bound, for the version that it has now."""
-        if pod.metadata.resource_version == prepared.version:
-            return prepared
-        name = f"pod {pod.metadata.namespace}/{pod.metadata.name}"
-        fresh = self._filter.requests.read(pod)
-        if isinstance(fresh, BadPod) or not fresh.asks_the_same(prepared):
-            return Outcome(WriteResult.VOID, f"{name} was changed after it was placed")
-        if self._is_taken_over(fresh, known=prepared.fence):
-            return Outcome(WriteResult.VOID, f"{name}: {TAKEN_OVER}")
-        self._cycles.renew(cycle, fresh)
-        return fresh
-
-    def _is_taken_over(self, prepared: PreparedRequest, *, known: str) -> bool:
-        """Whether another replica has fenced the pod, even if the lease looks valid here: what shows it may be late."""
-        return prepared.fence not in ("", known) and not self._tenure.wrote(prepared.fence)
+        write = _BindingWrite(self, cycle, args, prepared, annotations, labels)
+        try:
+            if not prepared.version:
+                # The filter request did not have it.
+                unread = f"pod {args.pod_namespace}/{args.pod_name} is gone, being deleted, or cannot be read"
+                outcome = await look_up(write, unread)
+                if outcome is not None:
+                    return outcome
+            written = await write_version(write)
+            if isinstance(written, Outcome):
+                return written
+            error = written.error
+            outcome = await look_up(write, error) if written.may_land else None
+        except Unreachable as fault:
+            return Outcome(WriteResult.NOT_BOUND, str(fault))
+        return outcome or Outcome(WriteResult.NOT_BOUND, error)
 
     async def _fence_again(self, args: BindingArgs) -> None:
         """Replace a foreign fence, so that the next bind succeeds if this replica still decides by then.
@@ -390,7 +305,7 @@ class Binder:
             else:
                 pod = await self._api.get_pod(request.namespace, request.name)
         except KubeError as error:
-            if not isinstance(error, ApiError) or error.status != NOT_FOUND:
+            if not is_not_found(error):
                 if state is CycleState.UNCERTAIN:
                     log.warning("binding uncertain", pod=f"{request.namespace}/{request.name}", error=str(error))
                 return
@@ -402,6 +317,75 @@ class Binder:
                 return  # It may land yet.
         if cycle.state is state:
             await self._finish(cycle, ticket, WriteResult.BOUND if is_bound else WriteResult.VOID)
+
+
+class _BindingWrite:
+    """A Binding, for the version of the pod that it is sent for next."""
+
+    def __init__(
+        self,
+        binder: Binder,
+        cycle: PodCycle,
+        args: BindingArgs,
+        prepared: PreparedRequest,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str],
+    ) -> None:
+        self._binder = binder
+        self._cycle = cycle
+        self._args = args
+        self._prepared = prepared
+        self._annotations = annotations
+        self._labels = labels
+        self._term = binder._cycles.term
+
+    @property
+    def version(self) -> str:
+        return self._prepared.version
+
+    async def send(self) -> Outcome:
+        binder, args = self._binder, self._args
+        if not binder._tenure.is_held() or self._term != binder._cycles.term:
+            # Another replica decides by now, and knows nothing of what was reserved here.
+            raise NotSent(NOT_LEADING)
+        binder._before_write()
+        await binder._api.bind(
+            args.pod_namespace,
+            args.pod_name,
+            uid=args.pod_uid,
+            resource_version=self._prepared.version,
+            node=args.node,
+            annotations=self._annotations,
+            labels=self._labels,
+        )
+        binder._after_write()
+        return BOUND
+
+    def on_unanswered(self) -> None:
+        self._binder._cycles.mark_written(self._cycle)
+
+    async def read(self, error: str) -> Outcome | None:
+        try:
+            pod = await self._binder._api.get_pod(self._args.pod_namespace, self._args.pod_name)
+        except KubeError as fault:
+            if is_not_found(fault):
+                return Outcome(WriteResult.VOID, error)
+            raise
+        return _read_outcome(pod, self._args, error) or self._renew(pod)
+
+    def _renew(self, pod: Pod) -> Outcome | None:
+        """Go on with the version that the pod has now, unless it is not what was placed any more."""
+        if pod.metadata.resource_version == self._prepared.version:
+            return None
+        binder, name = self._binder, f"pod {pod.metadata.namespace}/{pod.metadata.name}"
+        fresh = binder._filter.requests.read(pod)
+        if isinstance(fresh, BadPod) or not fresh.asks_the_same(self._prepared):
+            return Outcome(WriteResult.VOID, f"{name} was changed after it was placed")
+        if binder._tenure.is_taken_over(fresh.fence, known=self._prepared.fence):
+            return Outcome(WriteResult.VOID, f"{name}: {TAKEN_OVER}")
+        binder._cycles.renew(self._cycle, fresh)
+        self._prepared = fresh
+        return None
 
 
 def _read_outcome(pod: Pod, args: BindingArgs, error: str) -> Outcome | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Self
 
 NOT_LEADING = "this replica is not the leader"
+TAKEN_OVER = "another replica has taken over"
 
 
 class Tenure:
@@ -66,6 +67,7 @@ class Tenure:
         self._touches += 1
         return f"{self.fence}.{self._touches}"
 
-    def wrote(self, fence: str) -> bool:
-        """Whether a pod's fence is from this tenure."""
-        return fence.partition(".")[0] == self.fence
+    def is_taken_over(self, fence: str, *, known: str) -> bool:
+        """Whether another replica has fenced the object since its `known` fence, even if the lease looks valid here:
+        what shows it may be late."""
+        return fence not in ("", known) and fence.partition(".")[0] != self.fence

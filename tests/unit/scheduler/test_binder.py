@@ -11,7 +11,7 @@ from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError, KubeError
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode
-from tessera.scheduler.write_retries import ATTEMPTS, LONGEST_PAUSE
+from tessera.scheduler.versioned_write import ATTEMPTS, PAUSES
 from tessera.wire import keys
 from tests.support.builders import ALLOCATED, GPU, NOW, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
@@ -328,13 +328,13 @@ def test_a_refusal_for_now_is_tried_again_after_a_pause(status: int) -> None:
         world.api.script("bind", *[refused(status)] * (ATTEMPTS - 1))
         assert await world.bound(POD) == ""
         assert world.api.calls == ["bind"] * ATTEMPTS
-        assert 0 < seconds() < LONGEST_PAUSE * ATTEMPTS
+        assert 0 < seconds() < PAUSES.cap * ATTEMPTS
         assert world.agrees()
 
     run(case)
 
 
-@pytest.mark.parametrize(("jitter", "total"), [(min, 0.0), (max, 0.4 + 0.8 + 1.6)], ids=["none", "full"])
+@pytest.mark.parametrize(("jitter", "total"), [(min, 3 * PAUSES.floor), (max, 0.4 + 0.8 + 1.6)], ids=["none", "full"])
 @pytest.mark.parametrize("verb", ["bind", "get_pod"])
 def test_each_pause_is_up_to_twice_as_long_as_the_one_before(
     monkeypatch: pytest.MonkeyPatch, verb: str, jitter: Callable[[float, float], float], total: float
@@ -358,7 +358,7 @@ async def test_a_server_that_asks_for_patience_gets_it_within_reason() -> None:
     world = ready()
     world.api.script("bind", refused(429, retry_after=2.0), refused(429, retry_after=1000.0))
     assert await world.bound(POD) == ""
-    assert seconds() == pytest.approx(2.0 + LONGEST_PAUSE)
+    assert seconds() == pytest.approx(2.0 + PAUSES.cap)
 
 
 @pytest.mark.parametrize(("status", "looks"), [(429, 0), (500, 1), (504, 1)])

@@ -10,7 +10,7 @@ from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
-from tessera.scheduler.write_retries import ATTEMPTS
+from tessera.scheduler.versioned_write import ATTEMPTS
 from tessera.wire import keys
 from tessera.wire.objects import PodStatus
 from tests.support.builders import gpu_pod, node

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
-from tessera.scheduler.write_retries import ATTEMPTS
+from tessera.scheduler.versioned_write import ATTEMPTS
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, never_sent, refused

@@ -709,7 +709,7 @@ async def test_a_write_that_landed_unheard_and_was_taken_back_is_not_sent_again(
         world.watch()
         assert world.cards() == FREE
 
-    world.api.script("write_claim_status", Step(meanwhile=take_back))
+    world.api.script("get_claim", Step(meanwhile=take_back))
     assert "released meanwhile" in await world.bound(USER)
     assert world.stored("c").status.allocation is None
     assert world.agrees()

@@ -2,8 +2,8 @@
 
     written                              IDLE, with what the API server answered
     another version (409)                read; sent again for that version if nothing else has been decided about it
-    no answer                            sent again: a second one for the same version cannot land. At the end touched:
-                                         then nothing that was sent before can land, and the answer shows what has
+    no answer                            read; sent again if it has not landed. At the end touched: then nothing that
+                                         was sent before can land, and the answer shows what has
     not even touched                     UNCERTAIN; touched again at every tick
     gone, allocated by others, forbidden nothing was written
 
@@ -24,15 +24,15 @@ import structlog
 
 from tessera.core.grants import Grants, Placement
 from tessera.core.holdings import PodFacts
-from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.kube.errors import ApiError, KubeError, Unreachable, is_gone, is_not_found
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, WriteState
 from tessera.scheduler.features.claims.pod_claims import ClaimUse
 from tessera.scheduler.features.claims.reader import MOST_CONSUMERS
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.scheduler.tenure import NOT_LEADING, Tenure
-from tessera.scheduler.write_retries import ATTEMPTS, CONFLICT, NOT_FOUND, TAKEN_OVER, TOO_MANY, pause_before
+from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure
+from tessera.scheduler.versioned_write import NotSent, Unwritten, write_version
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.claims import BadClaim, PoolDevices, allocation, claim_grants
 from tessera.wire import keys
@@ -182,7 +182,7 @@ class ClaimWriter:
             try:
                 self._book.learn(record, await self._touch(record))
             except KubeError as error:
-                if isinstance(error, ApiError) and error.status in (NOT_FOUND, CONFLICT):
+                if is_gone(error):
                     continue  # Gone: the informer is about to show it.
                 log.warning("claim uncertain", claim=record.key, error=str(error))
 
@@ -267,57 +267,18 @@ class ClaimWriter:
 
     async def _try(self, write: ClaimWrite) -> ResourceClaim | str:
         """The claim as it was written; a text if it certainly was not. Raises KubeError if that is not known."""
-        claim, error, may_have_landed, pause = write.record.claim, "", False, 0.0
-        number = self._tenure.number
-        for attempt in range(1, ATTEMPTS + 1):
-            if pause:
-                await asyncio.sleep(pause)
-            pause = pause_before(attempt)
-            try:
-                if write.facts is not None:
-                    claim = await self._protect(claim)
-                self._book.learn(write.record, claim)
-                if write.facts is not None and not self._book.is_charged(write.record):
-                    # An earlier attempt had landed, and what it gave was taken back and is free.
-                    return f"ResourceClaim {write.record.key} was released meanwhile"
-                if not self._tenure.is_held() or self._tenure.number != number:
-                    error = NOT_LEADING
-                    break
-                self._before_claim()
-                answer = await self._api.write_claim_status(claim, write.status)
-            except ApiError as refusal:
-                error = str(refusal)
-                if refusal.is_transient:
-                    may_have_landed = may_have_landed or refusal.status != TOO_MANY
-                    pause = max(pause, min(refusal.retry_after or 0.0, pause_before(ATTEMPTS)))
-                    continue
-                if refusal.status != CONFLICT:
-                    break
-                found = await self._read(write.record)
-                if found is None:
-                    return error
-                if write.has_landed(found):
-                    return found
-                if not write.may_follow(found) or self._is_taken_over(found, write.known_fence):
-                    return error
-                claim, pause = found, 0.0
-            except Unreachable as fault:
-                error, may_have_landed = str(fault), may_have_landed or fault.maybe_done
-            except KubeError as fault:
-                error = str(fault)
-                break
-            else:
-                self._after_claim()
-                return answer
-        if not may_have_landed:
-            return error
+        written = await write_version(_ClaimAttempts(self, write))
+        if not isinstance(written, Unwritten):
+            return written
+        if not written.may_land:
+            return written.error
         if not self._tenure.is_held():
-            raise Unreachable(error, maybe_done=True)  # Only the decider may touch it.
+            raise Unreachable(written.error, maybe_done=True)  # Only the decider may touch it.
         found = await self._touch(write.record)
         if write.has_landed(found):
             return found
         self._book.learn(write.record, found)
-        return error
+        return written.error
 
     async def _protect(self, claim: ResourceClaim) -> ResourceClaim:
         """No claim goes while pods use it, as with kube-scheduler; that a pod owns it changes nothing."""
@@ -326,17 +287,8 @@ class ClaimWriter:
             return claim
         return await self._api.mark_claim(claim, {}, finalizers=[*finalizers, FINALIZER])
 
-    async def _read(self, record: ClaimRecord) -> ResourceClaim | None:
-        """The claim as it is now; None if it is gone."""
-        metadata = record.claim.metadata
-        try:
-            found = await self._api.get_claim(metadata.namespace, metadata.name)
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
-        self._book.learn(record, found)
-        return found
+    def _is_taken_over(self, claim: ResourceClaim, known: str) -> bool:
+        return self._tenure.is_taken_over((claim.metadata.annotations or {}).get(keys.FENCE, ""), known=known)
 
     async def _touch(self, record: ClaimRecord) -> ResourceClaim:
         """The claim in a version for which no write was sent yet."""
@@ -344,10 +296,53 @@ class ClaimWriter:
             return await self._api.get_claim(record.claim.metadata.namespace, record.claim.metadata.name)
         return await self._api.mark_claim(record.claim, {keys.FENCE: self._tenure.next_touch()})
 
-    def _is_taken_over(self, claim: ResourceClaim, known: str) -> bool:
-        """Whether another replica has fenced the claim since it was read."""
-        fence = (claim.metadata.annotations or {}).get(keys.FENCE, "")
-        return fence not in ("", known) and not self._tenure.wrote(fence)
+
+class _ClaimAttempts:
+    """The write of a claim, for the version that it is sent for next."""
+
+    def __init__(self, writer: ClaimWriter, write: ClaimWrite) -> None:
+        self._writer = writer
+        self._write = write
+        self._claim = write.record.claim
+        self._number = writer._tenure.number
+
+    @property
+    def version(self) -> str:
+        return self._claim.metadata.resource_version
+
+    async def send(self) -> ResourceClaim | str:
+        writer, write = self._writer, self._write
+        if write.facts is not None:
+            self._claim = await writer._protect(self._claim)
+        writer._book.learn(write.record, self._claim)
+        if write.facts is not None and not writer._book.is_charged(write.record):
+            # An earlier attempt had landed, and what it gave was taken back and is free.
+            return f"ResourceClaim {write.record.key} was released meanwhile"
+        if not writer._tenure.is_held() or writer._tenure.number != self._number:
+            raise NotSent(NOT_LEADING)
+        writer._before_claim()
+        answer = await writer._api.write_claim_status(self._claim, write.status)
+        writer._after_claim()
+        return answer
+
+    def on_unanswered(self) -> None:
+        """The record is WRITING until the end is known."""
+
+    async def read(self, error: str) -> ResourceClaim | str | None:
+        writer, write, metadata = self._writer, self._write, self._claim.metadata
+        try:
+            found = await writer._api.get_claim(metadata.namespace, metadata.name)
+        except ApiError as fault:
+            if is_not_found(fault):
+                return error
+            raise
+        writer._book.learn(write.record, found)
+        if write.has_landed(found):
+            return found
+        if not write.may_follow(found) or writer._is_taken_over(found, write.known_fence):
+            return error
+        self._claim = found
+        return None
 
 
 def _lacks_protection(record: ClaimRecord) -> bool:
