@@ -148,7 +148,7 @@ class _Alternatives(NamedTuple):
     def _node_for(self, value: int) -> Steps[str]:
         """Where the pod fits with this value; empty if it fits nowhere."""
         altered = _altered(self.pod, self.position, self.request, _with(self.request, self.field, value))
-        answer = yield from self.selector.select_in_steps(altered, self.candidates, self.work)
+        _, answer = yield from self.selector.select_in_steps((altered,), self.candidates, self.work)
         yield
         return answer.placement.node if isinstance(answer, Selected) else ""
 

@@ -230,16 +230,22 @@ class Selector:
         return self._select(pod, candidates, math.inf)
 
     def select_in_steps(
-        self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float
-    ) -> Generator[None, None, Selected | Refused]:
-        """The same, with a pause after so much work; on the ledger as it is in the end."""
-        while True:
-            if isinstance(candidates, Candidates) and candidates.order is not self.ledger.arrays.order:
-                candidates = self.candidates(candidates.names)
-            answer = self.select_within(pod, candidates, work)
-            if not isinstance(answer, Unfinished):
-                return answer
-            yield
+        self, alternatives: Sequence[PodRequest], candidates: CandidateNames, work: float = math.inf
+    ) -> Generator[None, None, tuple[PodRequest, Selected | Refused]]:
+        """The first alternative of a request that fits; if none does, the preferred one with its refusal. Pauses after
+        so much work, and answers for the ledger as it is in the end."""
+        refusal: tuple[PodRequest, Refused] | None = None
+        left = work
+        for pod in alternatives:
+            while left <= 0 or isinstance(answer := self.select_within(pod, candidates, left), Unfinished):
+                yield
+                left = work
+            if isinstance(answer, Selected):
+                return pod, answer
+            left -= self.spent
+            refusal = refusal or (pod, answer)
+        assert refusal is not None  # there is at least one alternative
+        return refusal
 
     def select_within(
         self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float

@@ -29,7 +29,7 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.simulated_claims import SimulatedClaims
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
-from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge_refusal, select_variant
+from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge_refusal
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
@@ -259,7 +259,7 @@ def _select(
     """As filter decides: a pod whose claims are all allocated goes where they are."""
     if prepared.claims is not None and not prepared.request.asks_for_devices:
         return prepared.request, Placement(prepared.claims.node, {})
-    return (yield from select_variant(cluster.view.selector, prepared, candidates, work=work))
+    return (yield from cluster.view.selector.select_in_steps(prepared.variants, candidates, work))
 
 
 def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, placement: Placement) -> SimulatedPlacement:

@@ -5,7 +5,6 @@ The functions that decide in the scheduler decide here: `selector.select`, `fit_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.mismatches import mismatch_words
 from tessera.core.near_misses import NearMiss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.selection import Refused, Selected, Selector
 from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.pod_claims import unmet_selectors
@@ -88,7 +87,7 @@ def judge(
     lists every card that does not fit. `cards_of` names the node whose
     cards are shown with their scores, if that is not the chosen node."""
     selector = view.selector
-    request, answer = finish(select_variant(selector, prepared, selector.candidates(names)))
+    request, answer = finish(selector.select_in_steps(prepared.variants, selector.candidates(names)))
     if isinstance(answer, Selected):
         return explain_choice(selector.ledger, request, answer, cards_of=cards_of)
     found = finish(advise(selector.ledger, request, names)) if advice else None
@@ -101,21 +100,6 @@ def judge_refusal(
     """Why these candidates refuse a pod. A step is about as much as `Selector.select_within` does with so much work."""
     found = yield from advise(view.ledger, request, names, work=work)
     return _fits_nowhere(view, request, names, refused, found, cards=cards)
-
-
-def select_variant(
-    selector: Selector, prepared: PreparedRequest, candidates: Candidates, *, work: float = math.inf
-) -> Generator[None, None, tuple[PodRequest, Selected | Refused]]:
-    """The first alternative of a request that fits, as filter takes it; if none does, the preferred one. A step is as
-    much as `Selector.select_within` does with so much work."""
-    refusal: tuple[PodRequest, Refused] | None = None
-    for request in prepared.variants:
-        answer = yield from selector.select_in_steps(request, candidates, work)
-        if isinstance(answer, Selected):
-            return request, answer
-        refusal = refusal or (request, answer)
-    assert refusal is not None  # there is at least one
-    return refusal
 
 
 def _fits_nowhere(

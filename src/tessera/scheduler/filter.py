@@ -222,16 +222,12 @@ class Filter:
 
     def _select(self, prepared: PreparedRequest, named: Named) -> tuple[PodRequest, Selected | Refused | Unfinished]:
         """The first alternative that fits; if none does, what is said of the preferred one."""
-        refusal: tuple[PodRequest, Refused] | None = None
-        left: float = MOST_WORK
-        for request in prepared.variants:
-            answer = self._selector.select_within(request, named, left) if left > 0 else Unfinished()
-            if not isinstance(answer, Refused):
-                return request, answer
-            left -= self._selector.spent
-            refusal = refusal or (request, answer)
-        assert refusal is not None  # there is at least one alternative
-        return refusal
+        try:
+            next(self._selector.select_in_steps(prepared.variants, named, MOST_WORK))
+        except StopIteration as end:
+            found: tuple[PodRequest, Selected | Refused] = end.value
+            return found
+        return prepared.request, Unfinished()
 
     def _place(self, prepared: PreparedRequest, placement: Placement, describe: Callable[[], str]) -> bytes:
         self._reserve(prepared, placement)
