@@ -324,16 +324,25 @@ async def test_what_an_earlier_plan_was_not_allowed_makes_no_later_one_impossibl
     assert await bind_all(world, pods) == ["", ""]
 
 
-@in_fake_time
-async def test_a_plan_that_one_member_can_never_follow_is_not_made_again_and_again() -> None:
-    world = World(machine("n1", cards=1), machine("n2", cards=1))
-    whole, most = (using_downward_api(gpu_pod(f"g-{mem}", mem=mem)).in_gang("g", 2) for mem in (81920, 81000))
-    world.create(whole, most)
-    for _ in range(2):
-        assert world.chosen(whole, ["n1"]) == "n1"
-        assert world.filtered(most, ["n1"])["NodeNames"] is None
-        await asyncio.sleep(10)
-    assert world.filtered(whole, ["n1"])["NodeNames"] is None
+@pytest.mark.parametrize("had_more_nodes", [False, True])
+def test_a_plan_that_one_member_can_never_follow_is_not_made_again_and_again(had_more_nodes: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(machine("n1", cards=1), machine("n2", cards=1))
+        whole, most = (using_downward_api(gpu_pod(f"g-{mem}", mem=mem)).in_gang("g", 2) for mem in (81920, 81000))
+        world.create(whole, most)
+        if had_more_nodes:
+            world.create(using_downward_api(gpu_pod("other")).on("n1", "n1-0,NVIDIA,81920,0:;"))
+            assert world.filtered(most, ["n1", "n2"])["NodeNames"] is None
+            world.api.delete_pod("default/other")
+            world.watch()
+        for _ in range(2):
+            assert world.chosen(whole, ["n1"]) == "n1"
+            assert world.filtered(most, ["n1"])["NodeNames"] is None
+            await asyncio.sleep(10)
+        assert world.filtered(whole, ["n1"])["NodeNames"] is None
+
+    check()
 
 
 @in_fake_time

@@ -207,8 +207,8 @@ class GangPlanner:
                 return placement
             why = answer.text if isinstance(answer, GangMisfit) else why
         allowed = frozenset(member.narrowed.names)
-        if member.candidates is None and member.refused_within == allowed:
-            # It was only ever asked for after others had their places: the next plan would be the same again.
+        if member.refused_within == allowed:
+            # It is only asked for after others have their places: the next plan would be the same again.
             member.candidates = member.narrowed
         member.refused_within = allowed
         return self._lifecycle.give_up(
