@@ -23,7 +23,7 @@ from aiohttp import web
 
 from bench.measurement import HOST
 
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 """enough for a request with thousands of names"""
 
 
@@ -52,7 +52,7 @@ class BaselineExtender:
     _bind: msgspec.json.Decoder[BindArgs] = field(default_factory=lambda: msgspec.json.Decoder(BindArgs))
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MOST_BYTES)
+        app = web.Application(client_max_size=MAX_BYTES)
         app.add_routes([web.post("/filter", self.filter), web.post("/bind", self.bind), web.get("/readyz", self.ready)])
         return app
 

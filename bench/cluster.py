@@ -38,7 +38,7 @@ NODE_COUNT, POD_COUNT = 1_000, 500
 LOADS = (0, 16)
 """device pods on every node; the budget holds for both"""
 LEAST_RATIO, LEAST_CLAIMS_RATIO = 0.95, 2.0
-MOST_WRITES, MOST_CLAIMS_WRITES = 1.0, 2.0
+MAX_WRITES, MAX_CLAIMS_WRITES = 1.0, 2.0
 """per pod, without events: the Binding, and the claim"""
 ROUNDS = 30
 """single rounds differ by a fifth and more on a shared machine"""
@@ -141,7 +141,7 @@ async def bounded(options: argparse.Namespace, loads: Sequence[int]) -> list[dic
 
 
 def judged(results: Sequence[dict[str, Any]], *, claims: bool = False) -> tuple[bool, str]:
-    least, most = (LEAST_CLAIMS_RATIO, MOST_CLAIMS_WRITES) if claims else (LEAST_RATIO, MOST_WRITES)
+    least, most = (LEAST_CLAIMS_RATIO, MAX_CLAIMS_WRITES) if claims else (LEAST_RATIO, MAX_WRITES)
     other = "DynamicResources" if claims else "the baseline extender"
     lines = [f"{'what':<68} {'value':>8} {'budget':>10}"]
     kept = True

@@ -16,7 +16,7 @@ from tessera.core.ledger import Ledger
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import ClusterState
 from tessera.kube.client import KubeClient
-from tessera.maintenance.defragmenter.controller import MOST_PLANS, Defragmenter, Outcome, RoundOptions
+from tessera.maintenance.defragmenter.controller import MAX_PLANS, Defragmenter, Outcome, RoundOptions
 from tests.support.builders import PodBuilder, gpu_pod, node
 
 NOW = 1_700_000_000.0
@@ -62,7 +62,7 @@ def one_gains(devices: int) -> list[PodBuilder]:
 
 def none_gains(devices: int) -> list[PodBuilder]:
     """As many kinds as a round plans for: no node has so many cards."""
-    return [gpu_pod(f"waiting-{number}", gpu=devices + 1 + number, cores=100) for number in range(MOST_PLANS)]
+    return [gpu_pod(f"waiting-{number}", gpu=devices + 1 + number, cores=100) for number in range(MAX_PLANS)]
 
 
 class Round(NamedTuple):

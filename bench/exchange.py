@@ -36,7 +36,7 @@ from tessera.kube.tls import Pem, TlsSettings
 
 EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
 LIMIT_SECONDS = 120
-MOST_PART = 0.75
+MAX_PART = 0.75
 """of the processor time of aiohttp's client"""
 STATUS = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 ANSWER = (
@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, TimeoutError) as failure:
         progress(f"not measured: {failure}")
         return 2
-    budget = Budget("processor time of an exchange / with aiohttp's client", figures["part"], most=MOST_PART)
+    budget = Budget("processor time of an exchange / with aiohttp's client", figures["part"], most=MAX_PART)
     if options.json:
         print(json.dumps(figures))
     elif options.check:

@@ -38,13 +38,13 @@ from tests.e2e.processes import NotStarted
 from tools.kubernetes import build
 
 NODE_COUNT, MEMBERS, OTHERS, ROUNDS = 1_000, 512, 200, 3
-MOST_SECONDS = 3.0
+MAX_SECONDS = 3.0
 """from the creation of the last member until all are bound, on a machine that does nothing else"""
-MOST_WRITES = 1.1
+MAX_WRITES = 1.1
 """per member, without events: a member that must be woken costs a patch beside its Binding"""
-MOST_TIMES_SINGLE = 1.5
+MAX_TIMES_SINGLE = 1.5
 """the time that as many single pods take"""
-MOST_VERDICT_SECONDS = 1.0
+MAX_VERDICT_SECONDS = 1.0
 """from the creation of the last member until a member's condition has the whole reason"""
 VERDICT_SIZES = (512, 8)
 """members that ask for all cards of a node each, the largest gang first: room is only ever taken"""
@@ -231,9 +231,9 @@ def judged_verdicts(results: dict[str, Any]) -> tuple[bool, str]:
     for size, found in results.items():
         for key, what in (("first_s", "the first member is told"), ("all_s", "all members are told")):
             is_judged = key == "first_s"
-            is_kept = not is_judged or found[key] <= MOST_VERDICT_SECONDS
+            is_kept = not is_judged or found[key] <= MAX_VERDICT_SECONDS
             kept = kept and is_kept
-            budget = f"<= {MOST_VERDICT_SECONDS:g}" if is_judged else ""
+            budget = f"<= {MAX_VERDICT_SECONDS:g}" if is_judged else ""
             verdict = ("ok" if is_kept else "BROKEN") if is_judged else ""
             label = f"s from the last of {size} members until {what}"
             lines.append(f"{label:<68} {found[key]:>8.4g} {budget:>10}  {verdict}".rstrip())
@@ -247,13 +247,13 @@ def _times_single(results: dict[str, Any]) -> float:
 def judged(results: dict[str, Any]) -> tuple[bool, str]:
     lines, kept = [f"{'what':<68} {'value':>8} {'budget':>10}"], True
     rows = [
-        ("time from the first creation until all are bound / of single pods", _times_single(results), MOST_TIMES_SINGLE)
+        ("time from the first creation until all are bound / of single pods", _times_single(results), MAX_TIMES_SINGLE)
     ]
     for kind in ("alone", "busy"):
         found = results[kind]
         rows += [
-            (f"s from the last member's creation until all are bound, {kind}", found["bound_s"], MOST_SECONDS),
-            (f"API writes per member, {kind}", found["writes_per_member"], MOST_WRITES),
+            (f"s from the last member's creation until all are bound, {kind}", found["bound_s"], MAX_SECONDS),
+            (f"API writes per member, {kind}", found["writes_per_member"], MAX_WRITES),
         ]
     for what, value, most in rows:
         is_kept = value <= most

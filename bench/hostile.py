@@ -46,14 +46,14 @@ from tessera.scheduler.tenure import Tenure
 from tessera.vendors.pod_reader import MAX_ENTRIES
 from tessera.wire.objects import Pod
 
-MOST_MS = 50.0
+MAX_MS = 50.0
 ATTEMPTS = 3
 """a busy machine may spoil one of them"""
 NODES, CARDS, PODS_PER_NODE = 5_000, 8, 4
 ORDINARY = 40
 """pods whose median is the yardstick"""
-MOST_CALLS = 40
-"""of one decision that are measured; it takes at most `MOST_SLICES`"""
+MAX_CALLS = 40
+"""of one decision that are measured; it takes at most `MAX_SLICES`"""
 ASKED, ROUNDS = 1_000, 3
 """members of many gangs that kube-scheduler asks for, and ticks with a round of wake-ups each"""
 ANNOTATION = 250 << 10
@@ -201,7 +201,7 @@ class Bench:
         body = b'{"Pod":%b,"NodeNames":%b}' % (msgspec.json.encode(asked), self._listed)
         longest, calls = 0.0, 0
         answer = UNFINISHED.encode()
-        while UNFINISHED.encode() in answer and calls < MOST_CALLS:
+        while UNFINISHED.encode() in answer and calls < MAX_CALLS:
             calls += 1
             began = thread_time()
             answer = self.engine.filter.answer(body)
@@ -403,9 +403,9 @@ def judged(found: list[Cost], informer: float) -> list[Budget]:
     worst_filter = max(found, key=lambda cost: cost.filter_ms)
     worst_review = max(found, key=lambda cost: cost.admission_ms)
     return [
-        Budget(f"worst filter call, ms ({worst_filter.name})", worst_filter.filter_ms, MOST_MS),
-        Budget(f"worst admission, ms ({worst_review.name})", worst_review.admission_ms, MOST_MS),
-        Budget("update of a bound pod with 5000 grants, ms", informer, MOST_MS),
+        Budget(f"worst filter call, ms ({worst_filter.name})", worst_filter.filter_ms, MAX_MS),
+        Budget(f"worst admission, ms ({worst_review.name})", worst_review.admission_ms, MAX_MS),
+        Budget("update of a bound pod with 5000 grants, ms", informer, MAX_MS),
     ]
 
 

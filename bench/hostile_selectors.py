@@ -27,7 +27,7 @@ from tessera.wire.cel import compile_selector
 from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.resource_api import DRIVER, ClaimingPod, ResourceClaim
 
-MOST_CALLS = 200
+MAX_CALLS = 200
 """of one decision that are measured"""
 FEW_NODES, SOME_NODES = 10, 1_000
 
@@ -130,7 +130,7 @@ class SelectorBench:
         asked = _pod(name)
         body = b'{"Pod":%b,"NodeNames":%b}' % (msgspec.json.encode(asked), msgspec.json.encode(self.names))
         longest, calls, answer = 0.0, 0, UNFINISHED.encode()
-        while UNFINISHED.encode() in answer and calls < MOST_CALLS:
+        while UNFINISHED.encode() in answer and calls < MAX_CALLS:
             calls += 1
             began = thread_time()
             answer = self.engine.filter.answer(body)

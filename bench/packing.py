@@ -20,7 +20,7 @@ from statistics import median
 from time import process_time
 
 from bench.core import REPEATED_SHAPES, SEED, Cluster, build, make_pod, settle
-from bench.filter import CHECKED, LIMIT_SECONDS, MOST_RATIO, Figures, start
+from bench.filter import CHECKED, LIMIT_SECONDS, MAX_RATIO, Figures, start
 from bench.measurement import Budget, progress, side_by_side, table
 from bench.processes import BenchmarkProcesses, Failure, Size
 from tessera.core.demand_history import DemandHistory
@@ -28,9 +28,9 @@ from tessera.core.selection import Selected
 
 AHEAD, PLAIN = "fragmentation", "binpack"
 ROUNDS, BATCH = 9, 40
-MOST_TIMES_BINPACK = 2.0
+MAX_TIMES_BINPACK = 2.0
 """processor time of a decision in the core, which is a small part of a call"""
-MOST_CALL_TIMES_BINPACK = 1.4
+MAX_CALL_TIMES_BINPACK = 1.4
 """median of a call; learning anew, which is rare and costs milliseconds, is in the work and not in the median. A call
 under binpack prepares no sister twice and counts no pod, which one that looks ahead does for each"""
 
@@ -99,9 +99,9 @@ def over_http(size: Size, calls: int, limit: int) -> Figures:
 
 def budgets_of(figures: Figures) -> list[Budget]:
     return [
-        Budget("fragmentation / binpack, a decision in the core", figures["core_times_binpack"], MOST_TIMES_BINPACK),
-        Budget("fragmentation / binpack, a call", figures["times_binpack"], MOST_CALL_TIMES_BINPACK),
-        Budget("fragmentation / echo, 1000 nodes", figures["fragmentation_ratio"], MOST_RATIO),
+        Budget("fragmentation / binpack, a decision in the core", figures["core_times_binpack"], MAX_TIMES_BINPACK),
+        Budget("fragmentation / binpack, a call", figures["times_binpack"], MAX_CALL_TIMES_BINPACK),
+        Budget("fragmentation / echo, 1000 nodes", figures["fragmentation_ratio"], MAX_RATIO),
     ]
 
 

@@ -16,7 +16,7 @@ with atheris.instrument_imports(include=["tessera.wire"]):
         GROUP_KEYS,
         LONGEST_LABEL,
         LONGEST_NAME,
-        MOST_MEMBERS,
+        MAX_MEMBERS,
         BadPodGroup,
         PodGroup,
         PodGroupObject,
@@ -36,7 +36,7 @@ def judge(pod: Pod) -> None:
         assert 0 < len(found.name) <= LONGEST_NAME
         assert len(found.topology) <= LONGEST_LABEL
         assert found.is_sized or found.where is not None, "a size is known, or where to look for it"
-        assert not found.is_sized or 1 <= found.minimum <= found.size <= MOST_MEMBERS
+        assert not found.is_sized or 1 <= found.minimum <= found.size <= MAX_MEMBERS
 
 
 def one_input(data: bytes) -> None:
@@ -54,7 +54,7 @@ def one_input(data: bytes) -> None:
         minimum = decode_object(data, PodGroupObject).minimum
     except WireError:
         return
-    assert minimum is None or 1 <= minimum <= MOST_MEMBERS
+    assert minimum is None or 1 <= minimum <= MAX_MEMBERS
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tessera.scheduler import http_api
 from tests.support.event_loops import in_real_time
 from tests.support.product import gpu_pod, product
 
-MOST_FRAMES = 8
+MAX_FRAMES = 8
 
 
 def frames_up_to(frame: FrameType | None, handler: str) -> list[str]:
@@ -60,4 +60,4 @@ def test_a_bind_is_at_most_eight_frames_deep_where_its_binding_is_written(
     check()
     assert len(depths) == 3
     for names in depths:
-        assert 0 < len(names) <= MOST_FRAMES, names
+        assert 0 < len(names) <= MAX_FRAMES, names

@@ -28,7 +28,7 @@ VENDORS: Mapping[str, Vendor] = build_vendors(None, Switches(ascend=True, iluvat
 
 NAMESPACES = ("team-a", "team-b")
 NODES = tuple(f"node-{i}" for i in range(6))
-MOST_CARDS = 9
+MAX_CARDS = 9
 """cards of a drawn node: more than the arrays start with"""
 
 # -- cards
@@ -162,7 +162,7 @@ def nodes(draw: st.DrawFn, name: str, vendors: Sequence[str]) -> NodeFacts:
     for vendor in draw(st.lists(st.sampled_from(vendors), min_size=1, max_size=2, unique=True)):
         count = draw(st.sampled_from((0, 1, 2, 2, 4, 8) if vendor == "kunlun" else (0, 1, 2, 2, 3, 4)))
         devices.extend(draw(cards(vendor, uuid_of(name, vendor, i), i)) for i in range(count))
-    devices = devices[:MOST_CARDS]
+    devices = devices[:MAX_CARDS]
     if draw(st.booleans()):
         devices = _linked(devices, draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)))
     cordoned = draw(st.sets(st.sampled_from([d.uuid for d in devices]), max_size=1)) if devices else set()

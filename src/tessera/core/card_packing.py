@@ -18,7 +18,7 @@ from tessera.core.grants import NO_USE, Use
 
 FEW_EXTRA = 3
 """pods that move to make room for those whose card is emptied, if not all ways can be tried"""
-MOST_WORK = 30_000
+MAX_WORK = 30_000
 """tries to put one pod on one card, and sets of cards: some tenths of a second"""
 
 
@@ -61,7 +61,7 @@ class Packing(NamedTuple):
 
     moves: list[PackingMove]
     work: int
-    """as `MOST_WORK` counts"""
+    """as `MAX_WORK` counts"""
 
 
 class PackingMove(NamedTuple):
@@ -78,7 +78,7 @@ def pack(
     *,
     most_moves: float,
     only: Collection[int] | None = None,
-    most_work: int = MOST_WORK,
+    most_work: int = MAX_WORK,
 ) -> Packing:
     """The best moves; none if no card can be emptied, or if there are too many ways to tell. `only`: the cards that are
     to be emptied, if not any."""

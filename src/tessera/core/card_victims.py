@@ -21,11 +21,11 @@ from tessera.core.node_info import Card
 from tessera.core.nominations import Share, counted
 from tessera.core.victims import Unit, add_up
 
-MOST_UNIONS = 4_096
+MAX_UNIONS = 4_096
 """looked at on one node; with more, the best one so far is taken"""
-MOST_CHOICES = 1_024
+MAX_CHOICES = 1_024
 """sets tried of one card: all of ten tenants. With more, a set is taken of which no pod could stay"""
-MOST_SETS_OF_A_CARD = 64
+MAX_SETS_OF_A_CARD = 64
 """kept of one card, the cheapest ones, where unions are searched"""
 
 Units = tuple[Unit, ...]
@@ -114,8 +114,8 @@ def _sets_in_the_way(
 
 
 def _choices(tenants: CardTenants, offered: Callable[[Card], int]) -> Iterator[Collection[int]]:
-    """All sets of units, as far as `MOST_CHOICES`; then, of the largest, one of which no unit could stay."""
-    left = MOST_CHOICES
+    """All sets of units, as far as `MAX_CHOICES`; then, of the largest, one of which no unit could stay."""
+    left = MAX_CHOICES
     for size in range(len(tenants.units) + 1):
         left -= comb(len(tenants.units), size)
         if left < 0:
@@ -131,7 +131,7 @@ def _pods(units: Units) -> int:
 def _sets_for(tenants: CardTenants, takes: Callable[[Card], bool], *, most: int) -> list[Units]:
     everything = range(len(tenants.units))
     if any(unit.cost.pods > 1 for unit in tenants.units):
-        most = MOST_SETS_OF_A_CARD  # Two pods may cost less than one group.
+        most = MAX_SETS_OF_A_CARD  # Two pods may cost less than one group.
     if takes(tenants.without(())):
         return [()]
     if not takes(tenants.without(everything)):
@@ -140,7 +140,7 @@ def _sets_for(tenants: CardTenants, takes: Callable[[Card], bool], *, most: int)
     essential = [i for i in everything if not takes(tenants.without(j for j in everything if j != i))]
     optional = [i for i in everything if i not in essential]
     found: list[frozenset[int]] = []
-    left = MOST_CHOICES
+    left = MAX_CHOICES
     for size in range(_least(tenants, takes, essential, optional), len(optional) + 1):
         # Of all sets of this size, none costs less than the cheapest units together.
         cheapest = frozenset((*essential, *optional[:size]))
@@ -251,7 +251,7 @@ class _UnionSearch:
         self._allow = allow
         self._best: Units | None = None
         self._best_cost: tuple[tuple[object, ...], tuple[str, ...]] | None = None
-        self._left = MOST_UNIONS
+        self._left = MAX_UNIONS
 
     def run(self) -> Units | None:
         self._extend((), 0)

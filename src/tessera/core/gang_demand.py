@@ -19,7 +19,7 @@ SPARE_NODES = 64
 """beside one per member that are looked at for members of one kind, the cheapest first"""
 ROOMY_NODES = 16
 """with free memory that are looked at too"""
-MOST_DOMAINS = 8
+MAX_DOMAINS = 8
 """that are searched alone, those with the most of the cheapest nodes"""
 
 
@@ -67,7 +67,7 @@ def promising_domains(preemption: Preemption, demand: GangDemand) -> list[str]:
     by_node, counts = demand.domains.by_node, Counter[str]()
     for member in {member.kind: member for member in demand.members}.values():
         counts.update(by_node[name] for _, name in cheapest_nodes(preemption, demand, member) if name in by_node)
-    return sorted(counts, key=lambda domain: (-counts[domain], domain))[:MOST_DOMAINS]
+    return sorted(counts, key=lambda domain: (-counts[domain], domain))[:MAX_DOMAINS]
 
 
 def within_domains(preemption: Preemption, demand: GangDemand, chosen: frozenset[str]) -> GangDemand:

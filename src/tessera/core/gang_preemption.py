@@ -36,7 +36,7 @@ from tessera.core.steps import finish
 from tessera.core.trial_cluster import TrialCluster
 from tessera.core.victims import Cost, Unit, VictimSet, add_up
 
-MOST_TRIALS = 1_024
+MAX_TRIALS = 1_024
 """members placed, over all trials, to find out which pods of a draft can stay; larger drafts stay as they are"""
 
 
@@ -205,7 +205,7 @@ class _Draft:
                 yield from search.match_budgets()
                 units = search.units()
                 pods = sum(unit.cost.pods for unit in units)
-                if (len(self._cluster.victims) + pods) * len(self._order) > MOST_TRIALS:
+                if (len(self._cluster.victims) + pods) * len(self._order) > MAX_TRIALS:
                     break
                 # A large pod first, where a budget allows not all of them to leave.
                 for unit in sorted(units, key=lambda unit: (unit.cost.highest, -unit.cost.work, unit.uids)):
@@ -231,7 +231,7 @@ class _Draft:
     # -- who can stay
 
     def _may_try(self, units: int) -> bool:
-        return units * len(self._order) <= MOST_TRIALS
+        return units * len(self._order) <= MAX_TRIALS
 
     def _finish(self, first_to_stay: Callable[[Unit], tuple[Any, ...]]) -> GangSearch:
         cluster, greedy = self._cluster, tuple(self._places)

@@ -27,9 +27,9 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.core.transaction import Transaction
 
-MOST_REFUSED = 16
+MAX_REFUSED = 16
 """kinds of members that may be refused before no other kind is tried: each costs as much as the refusal of a pod"""
-MOST_VAIN_DOMAINS = 8
+MAX_VAIN_DOMAINS = 8
 """that take no member, the most promising ones, before the rest of the gang goes anywhere"""
 REFUSAL_STEPS = 8
 """that one refusal counts for: on many nodes it takes far longer than a place"""
@@ -145,7 +145,7 @@ class GangTrial:
                 if len(self._hold_of) == len(self.members):
                     return True
                 vain += len(self._hold_of) == before
-                if vain == MOST_VAIN_DOMAINS:
+                if vain == MAX_VAIN_DOMAINS:
                     break
         return (yield from self._fill(None))
 
@@ -260,7 +260,7 @@ class _Filling:
         """by kind"""
 
     def may_try(self, member: GangMember) -> bool:
-        is_bounded = len(self.full) < MOST_REFUSED or member.kind in self._fitting
+        is_bounded = len(self.full) < MAX_REFUSED or member.kind in self._fitting
         return is_bounded and member.kind not in self.hopeless
 
     def take_free(self, position: int) -> Generator[None, None, int | None]:

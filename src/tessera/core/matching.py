@@ -1,7 +1,7 @@
 """Gives one more member a place by moving others that ask for the same: an augmenting path of a bipartite matching.
 
 Members are on one side, places on the other; a member may use some of the places. If there is no path, no other choice
-of places leaves one for this member, and none will while others only take more. Up to `MOST_KINDS` of members with
+of places leaves one for this member, and none will while others only take more. Up to `MAX_KINDS` of members with
 different places the search is complete.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterable
 from typing import TypeVar
 
-MOST_KINDS = 64
+MAX_KINDS = 64
 """of members that may be moved for one: each costs a look at all places"""
 
 Member = TypeVar("Member", bound=Hashable)
@@ -37,7 +37,7 @@ def find_path(
             return [*before, (mover, place)]
         yield
         for others_place, other in taken(mover):
-            if len(reached) < MOST_KINDS and kind(other) not in reached:
+            if len(reached) < MAX_KINDS and kind(other) not in reached:
                 reached.add(kind(other))
                 movers.append((other, [*before, (mover, others_place)]))
     return None

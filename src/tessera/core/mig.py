@@ -12,7 +12,7 @@ from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot
 
 FROM_THE_END = ("1g.", "3g.")
 
-MOST_SLICES = 10
+MAX_SLICES = 10
 """memory slices of a card whose places can be weighed; the largest cards sold have 8, and each one doubles the table"""
 
 PlaceLoss = Callable[[Sequence[MigPlacement]], float]
@@ -45,10 +45,10 @@ def choose(
 
 
 def bits(places: Iterable[MigPlacement]) -> int:
-    """The memory slices of these places, one bit each, as far as `MOST_SLICES`."""
+    """The memory slices of these places, one bit each, as far as `MAX_SLICES`."""
     found = 0
     for place in places:
-        for position in range(place.start, min(place.start + place.size, MOST_SLICES)):
+        for position in range(place.start, min(place.start + place.size, MAX_SLICES)):
             found |= 1 << position
     return found
 

@@ -5,7 +5,7 @@ of them must find another place (`relocation`) beside the copy. Of all nodes the
 finds a place directly, others may make room for it in turn (`DEPTH`). A pod moves at most once. The plan is made again
 on copies by the plain rule before it is returned; the ledger, on which it is tried, is as before then.
 
-A plan costs a bounded time: what it does is counted (`MOST_WORK`), and when that is used up, the plan has what was
+A plan costs a bounded time: what it does is counted (`MAX_WORK`), and when that is used up, the plan has what was
 found until then. Large clusters in which most pods find no other place get there.
 """
 
@@ -34,9 +34,9 @@ BARE_PRIORITY = ANY_PRIORITY - 1
 """that a bare pod counts with: it moves after all others"""
 DEPTH = 2
 """how many pods may make room for each other one behind the other"""
-MOST_TRIES = 64
+MAX_TRIES = 64
 """nodes tried for one copy where pods make room in turn, the cheapest first; a tenth of it for those behind"""
-MOST_WORK = 500_000
+MAX_WORK = 500_000
 """in units of about 10 microseconds: with what is not counted, 5 s for 5000 nodes with 8 cards"""
 TARGET_WORK = 10
 """to find a target, and one more for every `NODES_OF_A_UNIT` nodes"""
@@ -166,7 +166,7 @@ class Planner:
     @property
     def may_go_on(self) -> bool:
         """Whether more moves and more work are allowed."""
-        return self.moves < self.most_moves and self._work < MOST_WORK
+        return self.moves < self.most_moves and self._work < MAX_WORK
 
     def spend(self, work: int) -> None:
         self._work += work
@@ -184,7 +184,7 @@ class Planner:
             self.fitting,
             tuple(self._placed),
             tuple(kept.most_common()),
-            is_cut_short=self._work >= MOST_WORK,
+            is_cut_short=self._work >= MAX_WORK,
         )
 
     def _is_leaving(self, uid: str) -> bool:
@@ -239,9 +239,9 @@ class Planner:
         """Place the pod by moving others: those of one node, each with at most `depth` others behind it."""
         queue = self._queue(request, candidates, depth, inner=inner)
         aside = []
-        tries = math.inf if not depth and not inner else MOST_TRIES // 8 if inner else MOST_TRIES
+        tries = math.inf if not depth and not inner else MAX_TRIES // 8 if inner else MAX_TRIES
         done = False
-        while queue.heap and tries > 0 and not done and self._work < MOST_WORK:
+        while queue.heap and tries > 0 and not done and self._work < MAX_WORK:
             cost, node, version, found = entry = heapq.heappop(queue.heap)
             if version != queue.versions.get(node) or self.moves + max(cost.pods, 1) > self.most_moves:
                 continue

@@ -17,7 +17,7 @@ from itertools import islice
 from tessera.core import quota
 from tessera.core.card_checks import instance_profiles, memory_wanted, offers, refuse
 from tessera.core.card_victims import (
-    MOST_SETS_OF_A_CARD,
+    MAX_SETS_OF_A_CARD,
     CardSet,
     CardTenants,
     are_independent,
@@ -37,14 +37,14 @@ from tessera.core.node_info import Card
 from tessera.core.nominations import Share, shares_of
 from tessera.core.requests import PodRequest
 from tessera.core.steps import finish
-from tessera.core.trial_victims import MOST_TRIALS, TRIAL_WORK, Group, Pace, TrialSearch, group_by_cards
+from tessera.core.trial_victims import MAX_TRIALS, TRIAL_WORK, Group, Pace, TrialSearch, group_by_cards
 from tessera.core.victims import NO_PRIORITY, Budgets, PodBook, PodTraits, Unit, VictimSet, add_up, make_unit
 
 WORK_OF_A_POD = 2
 """to see whether it may leave"""
 PODS_OF_A_UNIT = 12
 """that are counted on their cards, at each step that `Pace` counts"""
-MOST_MATCHING = 16
+MAX_MATCHING = 16
 """pauses in which the budgets of a node's pods are matched: pods that are left then are spared for now"""
 
 Search = Generator[None, None, VictimSet | None]
@@ -73,7 +73,7 @@ class NodeSearch:
         priority: int,
         node: str,
         given: Iterable[str] = (),
-        most_trials: int = MOST_TRIALS,
+        most_trials: int = MAX_TRIALS,
         fewest_first: bool = False,
     ) -> None:
         """`given` are pods that leave anyway, because kube-scheduler has chosen them. `fewest_first`: the number of
@@ -129,7 +129,7 @@ class NodeSearch:
 
     def match_budgets(self) -> Generator[None, None, None]:
         """Comes before `units`."""
-        yield from islice(self._book.match_budgets(self._guarded()), MOST_MATCHING)
+        yield from islice(self._book.match_budgets(self._guarded()), MAX_MATCHING)
 
     def _guarded(self) -> Iterator[str]:
         """The pods whose budgets are asked for."""
@@ -283,7 +283,7 @@ class NodeSearch:
         # The cards of one pod are in one mode.
         groups: dict[tuple[str, int], list[list[CardSet]]] = {}
         for each in tenants:
-            sets = self._card_sets(ask, each, most=1 if independent else MOST_SETS_OF_A_CARD)
+            sets = self._card_sets(ask, each, most=1 if independent else MAX_SETS_OF_A_CARD)
             if sets:
                 numa = each.card.device.numa if self._pod.numa_bind else 0
                 groups.setdefault((each.card.device.mode, numa), []).append(sets)

@@ -14,14 +14,14 @@ from tessera.core.node_preemption import NodeSearch, Search
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Selector
 from tessera.core.steps import finish
-from tessera.core.trial_victims import MOST_TRIALS as MOST_TRIALS_ON_A_NODE
+from tessera.core.trial_victims import MAX_TRIALS as MAX_TRIALS_ON_A_NODE
 from tessera.core.victim_arrays import VictimArrays
 from tessera.core.victims import PodBook, VictimSet
 
 NODES_AT_ONCE = 256
 """columns read again between two pauses: a few milliseconds"""
 
-MOST_TRIALS = 4_096
+MAX_TRIALS = 4_096
 """sets that one search tries by the plain rule, where cards do not decide alone: a second or two, in steps"""
 
 
@@ -56,13 +56,13 @@ class Preemption:
             return None
         if candidates.order is not self.ledger.arrays.order:
             candidates = self.selector.candidates(candidates.names)
-        trials = MOST_TRIALS
+        trials = MAX_TRIALS
         for bound in self.arrays.bounds(pod, priority, candidates.rows):
             if best is not None and (bound.cost, bound.node, ()) > best.rank:
                 break
             if best is not None and trials <= 0:
                 break
-            most = max(0, min(trials, MOST_TRIALS_ON_A_NODE))
+            most = max(0, min(trials, MAX_TRIALS_ON_A_NODE))
             on_node = NodeSearch(self.ledger, self.book, pod, priority=priority, node=bound.node, most_trials=most)
             found = yield from on_node.steps()
             trials -= on_node.trials

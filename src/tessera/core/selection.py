@@ -38,7 +38,7 @@ LEAST_OF_WORK = 1 / 4
 PROBES = 8
 """nodes for which a list of candidates is searched; looking up all its names costs about as much as twelve searches"""
 
-MOST_REASONS = 32
+MAX_REASONS = 32
 """different texts that a refusal is summed up with"""
 OTHER_REASONS = "other reasons"
 
@@ -167,15 +167,15 @@ class Refused:
     def reason_counts(self) -> tuple[tuple[str, int], ...]:
         """The texts of the misfits and how many candidates each was given for, the most frequent first.
 
-        `MOST_REASONS` of them; the candidates of the others are counted together, as `OTHER_REASONS`.
+        `MAX_REASONS` of them; the candidates of the others are counted together, as `OTHER_REASONS`.
         """
         counts: dict[str, int] = {}
         for misfit, count in self.verdicts:
             text = misfit.text
             counts[text] = counts.get(text, 0) + count
         found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        if len(found) > MOST_REASONS:
-            found[MOST_REASONS:] = [(OTHER_REASONS, sum(count for _, count in found[MOST_REASONS:]))]
+        if len(found) > MAX_REASONS:
+            found[MAX_REASONS:] = [(OTHER_REASONS, sum(count for _, count in found[MAX_REASONS:]))]
         return tuple(found)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from tessera.core.card_checks import instance_profiles, memory_wanted, refuse
-from tessera.core.card_packing import MOST_WORK, PackingCard, PackingPod, PackingUse, pack
+from tessera.core.card_packing import MAX_WORK, PackingCard, PackingPod, PackingUse, pack
 from tessera.core.devices import MIG, MigSlot
 from tessera.core.fit import make_ask
 from tessera.core.grants import Grant, Use
@@ -22,10 +22,10 @@ from tessera.core.relocation import MovablePod
 
 UNBOUNDED = 2**31
 """cores"""
-MOST_PODS = 16
+MAX_PODS = 16
 """with more of them there are too many ways"""
 WINDOW_WORK = 4_000
-"""as `MOST_WORK`, to empty one card of a large cluster: some ten milliseconds"""
+"""as `MAX_WORK`, to empty one card of a large cluster: some ten milliseconds"""
 
 
 class SmallMove(NamedTuple):
@@ -68,7 +68,7 @@ class SmallCluster:
 
     @property
     def is_too_large(self) -> bool:
-        return not self._only and len(self._entries) > MOST_PODS
+        return not self._only and len(self._entries) > MAX_PODS
 
     @property
     def pods(self) -> int:
@@ -109,7 +109,7 @@ class SmallCluster:
             pods,
             most_moves=most_moves,
             only=[where[self._only]] if self._only else None,
-            most_work=WINDOW_WORK if self._only else MOST_WORK,
+            most_work=WINDOW_WORK if self._only else MAX_WORK,
         )
         self.work = found.work
         return [

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from tessera.core.grants import Placement
 from tessera.core.victims import Cost, Unit, add_up
 
-MOST_TRIALS = 512
+MAX_TRIALS = 512
 """on one node; each takes some tenths of a millisecond"""
 EXHAUSTIVE = 9
-"""units up to which all sets are tried: 2 to the power of this is `MOST_TRIALS`"""
-MOST_SETS = 2_048
+"""units up to which all sets are tried: 2 to the power of this is `MAX_TRIALS`"""
+MAX_SETS = 2_048
 """of one size that are put in order"""
-MOST_GROUPS = 256
+MAX_GROUPS = 256
 """of units, by the cards that they hold"""
 TRIAL_WORK = 16
 """of a trial, where making a set is 1"""
@@ -75,7 +75,7 @@ class TrialSearch:
         *,
         place: Callable[[Iterable[Unit]], Placement | None],
         allow: Callable[[Iterable[Unit]], bool],
-        most: int = MOST_TRIALS,
+        most: int = MAX_TRIALS,
     ) -> None:
         """`place`: where the pod goes once these units have left; `allow`: whether the budgets let them leave."""
         self._pace = pace
@@ -140,9 +140,9 @@ def _batches(count: int, groups: Sequence[Group]) -> Iterator[Iterable[Positions
         yield chain.from_iterable(combinations(range(count), size) for size in range(1, count + 1))
         return
     for size in range(1, count + 1):
-        if comb(count, size) <= MOST_SETS:
+        if comb(count, size) <= MAX_SETS:
             yield (each for each in combinations(range(count), size) if any(group.issuperset(each) for group in groups))
-        elif sum(comb(len(group), size) for group in groups) <= MOST_SETS:
+        elif sum(comb(len(group), size) for group in groups) <= MAX_SETS:
             yield dict.fromkeys(chain.from_iterable(combinations(sorted(group), size) for group in groups))
         else:
             yield None
@@ -152,7 +152,7 @@ def _batches(count: int, groups: Sequence[Group]) -> Iterator[Iterable[Positions
 def group_by_cards(cards: Sequence[frozenset[str]], most: int) -> list[Group]:
     """For each choice of `most` cards, the units that hold a part of one of them; `cards` are those of each unit."""
     everything = sorted(frozenset[str]().union(*cards))
-    if most >= len(everything) or comb(len(everything), most) > MOST_GROUPS:
+    if most >= len(everything) or comb(len(everything), most) > MAX_GROUPS:
         return [frozenset(range(len(cards)))]
     groups = (
         frozenset(i for i, held in enumerate(cards) if not held.isdisjoint(choice))

@@ -21,12 +21,12 @@ from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest, Request
 from tessera.core.victims import NO_PRIORITY, Cost, PodBook
 
-MOST_LEVELS = 16
+MAX_LEVELS = 16
 """priorities with arrays of their own; further ones share the next lower level, which keeps bounds optimistic"""
 STARTS = 6
 """start times that are kept per card and level, the newest ones"""
 
-SLOTS, MEMORY, CORES, PODS, MOST_MEMORY, MOST_CORES, LEAST_MEMORY, OLDEST, NEWEST = range(9)
+SLOTS, MEMORY, CORES, PODS, MAX_MEMORY, MAX_CORES, LEAST_MEMORY, OLDEST, NEWEST = range(9)
 """of a card: sums, the number of pods, the largest and smallest part, and start times; `STARTS` of them from the last
 field on, the newest first"""
 FIELDS = NEWEST + STARTS
@@ -182,8 +182,8 @@ class VictimArrays:
                 cell = cells.setdefault((level, place), [0, 0, 0, 0, 0, 0, NEVER, NEVER, *[0] * STARTS])
                 for field, amount in ((SLOTS, use.slots), (MEMORY, use.memory), (CORES, use.cores), (PODS, 1)):
                     cell[field] += amount
-                cell[MOST_MEMORY] = max(cell[MOST_MEMORY], use.memory)
-                cell[MOST_CORES] = max(cell[MOST_CORES], use.cores)
+                cell[MAX_MEMORY] = max(cell[MAX_MEMORY], use.memory)
+                cell[MAX_CORES] = max(cell[MAX_CORES], use.cores)
                 cell[LEAST_MEMORY] = min(cell[LEAST_MEMORY], use.memory)
                 cell[NEWEST:] = sorted((*cell[NEWEST:], traits.started), reverse=True)[:STARTS]
                 cell[OLDEST] = min(cell[OLDEST], traits.started)
@@ -209,7 +209,7 @@ class VictimArrays:
     def _level_of(self, priority: int) -> int:
         if priority in self._levels:
             return priority
-        if len(self._levels) >= MOST_LEVELS:
+        if len(self._levels) >= MAX_LEVELS:
             position = bisect_right(self._order, priority)
             if position:
                 return self._order[position - 1]
@@ -302,7 +302,7 @@ class _CardCosts:
         whole, cores = screen.cores_asked(request, total_cores)
         short_cores = cores - (total_cores - arrays.used_cores[:, rows] + gone[CORES])
         all_leave = whole | question.unused_cards_only
-        some = np.maximum(_quotient(short_memory, held[MOST_MEMORY]), _quotient(short_cores, held[MOST_CORES]))
+        some = np.maximum(_quotient(short_memory, held[MAX_MEMORY]), _quotient(short_cores, held[MAX_CORES]))
         self._count = request.count
         self._pods = np.where(all_leave, held[PODS], np.maximum(some, 1))
         # So many pods have to leave that the oldest of them is no newer than this.
@@ -344,7 +344,7 @@ def _added(held: Ints, level: Ints) -> Ints:
     """Two levels together."""
     total: Ints = np.empty_like(held)
     np.add(held[: PODS + 1], level[: PODS + 1], out=total[: PODS + 1])
-    for field in (MOST_MEMORY, MOST_CORES):
+    for field in (MAX_MEMORY, MAX_CORES):
         np.maximum(held[field], level[field], out=total[field])
     for field in (LEAST_MEMORY, OLDEST):
         np.minimum(held[field], level[field], out=total[field])

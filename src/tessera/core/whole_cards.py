@@ -22,7 +22,7 @@ from tessera.core.small_cluster import SmallCluster, is_known
 
 WINDOW = 8
 """cards that are looked at together with one that is to be emptied"""
-MOST_WINDOWS = 64
+MAX_WINDOWS = 64
 WAYS_WORK = 5
 """to see where on a card of a window a pod could be, as `move_planner` counts"""
 TRIES_OF_A_UNIT = 2
@@ -110,7 +110,7 @@ class WholeCards:
         planner = self._planner
         shared = self._shared_cards(planner.ledger.node_names()) if planner.may_go_on else {}
         by_room = sorted(shared, key=lambda uuid: (-shared[uuid].free, uuid))
-        for uuid in sorted(shared, key=lambda uuid: (shared[uuid].pods, shared[uuid].used, uuid))[:MOST_WINDOWS]:
+        for uuid in sorted(shared, key=lambda uuid: (shared[uuid].pods, shared[uuid].used, uuid))[:MAX_WINDOWS]:
             if uuid not in shared or not planner.may_go_on:
                 continue  # An earlier window has emptied it, or moved what could move.
             cards = {each: shared[each].node for each in (uuid, *by_room[:WINDOW])}

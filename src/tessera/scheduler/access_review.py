@@ -27,9 +27,9 @@ ALLOWED_SECONDS = 30.0
 """that an allowed token needs no other review: so long may a right that was taken away still count"""
 REFUSED_SECONDS = 10.0
 """that a refused token is refused without asking again"""
-MOST_VERDICTS = 512
+MAX_VERDICTS = 512
 """that are kept; beyond, the oldest leaves"""
-MOST_REVIEWS = 16
+MAX_REVIEWS = 16
 """under way at once: strangers must not make this process flood the apiserver"""
 
 JSON = "application/json"
@@ -80,7 +80,7 @@ class AccessReview:
             return known.refusal
         review = self._reviews.get(digest)
         if review is None:
-            if len(self._reviews) >= MOST_REVIEWS:
+            if len(self._reviews) >= MAX_REVIEWS:
                 return error_response(503, "too many callers ask for access at once; try again")
             review = self._reviews[digest] = asyncio.create_task(self._review(digest, token))
             review.add_done_callback(lambda _: self._reviews.pop(digest, None))
@@ -99,7 +99,7 @@ class AccessReview:
             log.warning("access not reviewed", path=self._path, error=str(error))
             return error_response(503, "the apiserver cannot be asked about your rights now; try again")
         self._verdicts.pop(digest, None)
-        if len(self._verdicts) >= MOST_VERDICTS:
+        if len(self._verdicts) >= MAX_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
         lasts = ALLOWED_SECONDS if refusal is None else REFUSED_SECONDS
         self._verdicts[digest] = _Verdict(refusal, self._clock() + lasts, user)

@@ -18,7 +18,7 @@ WORK_AT_ONCE = 8_000
 """comparisons of one label between two pauses: two or three milliseconds"""
 WORK_OF_A_SELECTOR = 8
 """to compile even a small one"""
-MOST_KEPT = 8
+MAX_KEPT = 8
 """budgets of one pod that are looked for: with two of them the apiserver refuses every eviction already"""
 VALUES_OF_AN_ANCHOR = 8
 """that a label may have for a selector to be found by its values, and not by the label alone"""
@@ -166,7 +166,7 @@ class _Namespace:
         kept = [name for name in pod.budgets if self._is_older(name, since)]
         work, is_cut = work + len(pod.labels), False
         for selector in self._newer(since, pod.labels):
-            is_cut = len(kept) >= MOST_KEPT
+            is_cut = len(kept) >= MAX_KEPT
             if is_cut:
                 break
             if selector.terms is None:
@@ -258,7 +258,7 @@ class DisruptionBudgets:
                 work = yield from found.settle(uid, work, self._work_at_once)
 
     def of_pod(self, namespace: str, uid: str) -> tuple[str, ...]:
-        """The budgets that hold for a pod, as `namespace/name`, `MOST_KEPT` at most.
+        """The budgets that hold for a pod, as `namespace/name`, `MAX_KEPT` at most.
 
         While that is not known, a name that no budget has: `disruptions_allowed` is 0 for it.
         """

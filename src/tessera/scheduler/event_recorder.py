@@ -37,7 +37,7 @@ PATIENCE_SECONDS = 10.0
 """after which a success is written in busy times as well, one at a time"""
 BATCH = 8
 """successes written before looking whether decisions have begun again"""
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 """successes; as many events as the broadcaster takes"""
 DETAILED = 16
 """waiting successes up to which a sentence compares all nodes; with more, it names the chosen node alone"""
@@ -45,7 +45,7 @@ REFUSALS = 25
 """pods whose refusals are written per `QUIET_SECONDS`: a backlog is no more than 100 events a second"""
 SENTENCES = 4
 """different sentences made in that time; with thousands of nodes one takes milliseconds of the event loop"""
-MOST_REFUSED = 10_000
+MAX_REFUSED = 10_000
 """pods whose refusal waits to be written"""
 WRITE_SECONDS = 5.0
 """for a batch; if it takes longer, the apiserver is busy too"""
@@ -94,7 +94,7 @@ class EventRecorder(SchedulerObserver):
             return
         self._refused[event.request.uid] = event
         self._has_refused.set()
-        if len(self._refused) > MOST_REFUSED:
+        if len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
             self._given_up += 1
 
@@ -176,7 +176,7 @@ class EventRecorder(SchedulerObserver):
         waiting = len(self._waiting)
         if waiting == 1:
             self._has_waiting.set()
-        elif waiting > MOST_WAITING:
+        elif waiting > MAX_WAITING:
             self._waiting.popleft()
             self._given_up += 1
 

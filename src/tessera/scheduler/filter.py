@@ -31,7 +31,7 @@ from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
-from tessera.scheduler.unschedulable_pods import MOST_WORK
+from tessera.scheduler.unschedulable_pods import MAX_WORK
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.node_reader import node_facts
@@ -223,7 +223,7 @@ class Filter:
     def _select(self, prepared: PreparedRequest, named: Named) -> tuple[PodRequest, Selected | Refused | Unfinished]:
         """The first alternative that fits; if none does, what is said of the preferred one."""
         try:
-            next(self._selector.select_in_steps(prepared.variants, named, MOST_WORK))
+            next(self._selector.select_in_steps(prepared.variants, named, MAX_WORK))
         except StopIteration as end:
             found: tuple[PodRequest, Selected | Refused] = end.value
             return found

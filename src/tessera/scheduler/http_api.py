@@ -25,7 +25,7 @@ from tessera.wire.journal import encode_record
 
 JSON, JSON_LINES = "application/json", "application/jsonl"
 SINCE_DIGITS = 19
-MOST_READERS = 8
+MAX_READERS = 8
 """of the journal at a time: one that begins afresh may hold as much memory as the journal itself"""
 REVIEW_SECONDS = 60.0
 """after which the access of a caller that follows the journal is looked at again"""
@@ -128,7 +128,7 @@ def journal_routes(journal: Journal, refuse: Refuse | None = None) -> list[Route
         if query.process not in ("", journal.identity):
             # Its numbers have nothing to do with those here.
             query = JournalQuery(follow=query.follow)
-        if journal.readers >= MOST_READERS:
+        if journal.readers >= MAX_READERS:
             return Response(503, b"the journal is being read by as many clients as may\n")
         lines = _lines(journal, query)
         # It counts from here on: others may ask before its first record is sent.

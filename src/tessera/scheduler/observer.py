@@ -25,7 +25,7 @@ from tessera.wire.objects import Pod, Workload
 log = structlog.get_logger(__name__)
 
 
-MOST_NAMED = 16
+MAX_NAMED = 16
 """pods in one text; an event of the API has 1024 characters"""
 
 
@@ -145,8 +145,8 @@ class PreemptionEvent(msgspec.Struct, frozen=True):
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return " and ".join([*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
+    more = len(names) - MAX_NAMED
+    return " and ".join([*names[:MAX_NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
 class GangEvent(msgspec.Struct, frozen=True):

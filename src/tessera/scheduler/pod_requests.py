@@ -30,7 +30,7 @@ from tessera.wire.pod_groups import GROUP_KEYS
 REMEMBERED = 1024
 """different pods; then all are read afresh"""
 
-MOST_REMEMBERED = 512
+MAX_REMEMBERED = 512
 """variables and amounts of all containers; a larger pod is read every time, so that no pod fills the memory"""
 
 NOT_READ = GROUP_KEYS | {keys.RETRY}
@@ -190,7 +190,7 @@ def _is_small(pod: Pod) -> bool:
     return (
         len(containers) <= MAX_REQUESTS
         and sum(map(len, annotations.values())) <= MAX_ANNOTATION
-        and sum(map(_entries, containers)) <= MOST_REMEMBERED
+        and sum(map(_entries, containers)) <= MAX_REMEMBERED
     )
 
 

@@ -20,11 +20,11 @@ WAKE_AT_ONCE = 8
 """pods of one shape woken by one change; the next pod that is bound makes kube-scheduler ask for all the others"""
 LISTS_AT_ONCE = 8
 """candidate lists tried for one shape at one change; pods of one shape differ in them by node selectors"""
-MOST_WORK = 1_500
+MAX_WORK = 1_500
 """checks of one request on one card that the plain rule makes at once: some 20 ms in which nothing else is served"""
 PAUSE_SECONDS = 0.05
 """between two slices of such work, so that it never takes more than a third of the event loop"""
-MOST_SLICES = 1_000
+MAX_SLICES = 1_000
 """of so much work for one decision: 16 requests on 10,000 nodes with 8 cards take 850"""
 
 
@@ -167,8 +167,8 @@ async def fits_any(selector: Selector, requests: tuple[PodRequest, ...], candida
 
 async def fits(selector: Selector, request: PodRequest, candidates: Candidates) -> bool:
     """Whether a pod fits one of these nodes, decided in slices between other work."""
-    for _ in range(MOST_SLICES):
-        answer = selector.select_within(request, candidates, MOST_WORK)
+    for _ in range(MAX_SLICES):
+        answer = selector.select_within(request, candidates, MAX_WORK)
         is_finished = not isinstance(answer, Unfinished)
         await asyncio.sleep(0 if is_finished else PAUSE_SECONDS)
         if is_finished:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TextIO
 
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 """that wait: some seconds of decisions at full speed"""
 TOGETHER_SECONDS = 0.05
 """that a line waits for others: to wake the thread takes the event loop longer than to queue a line"""
@@ -88,7 +88,7 @@ class LogWriter:
 
     def _put(self, line: str | DeferredCall) -> None:
         queue = self._queue
-        if len(queue) >= MOST_LINES:
+        if len(queue) >= MAX_LINES:
             self._dropped += 1
             return
         queue.append(line)

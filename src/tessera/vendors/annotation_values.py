@@ -15,7 +15,7 @@ from tessera.vendors import spelling
 from tessera.wire.gobool import parse_bool
 from tessera.wire.quotes import quoted
 
-MOST_WORDS = 64
+MAX_WORDS = 64
 """of one annotation that are looked at"""
 
 
@@ -51,7 +51,7 @@ class Choice:
 
     def find_problem(self, text: str) -> ValueProblem | None:
         accepts = self.accepts or self.words.__contains__
-        parts = list(islice(self.split(text[:MAX_ANNOTATION]), MOST_WORDS))
+        parts = list(islice(self.split(text[:MAX_ANNOTATION]), MAX_WORDS))
         unknown = [part for part in parts if not accepts(part)]
         if self.is_required and len(unknown) == len(parts):
             return ValueProblem(

@@ -19,7 +19,7 @@ from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Section, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.capacity import MOST_CARDS, alike_cards, capacity_of
+from tessera.vendors.parts.capacity import MAX_CARDS, alike_cards, capacity_of
 from tessera.vendors.parts.card_choice import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node
@@ -27,7 +27,7 @@ from tessera.wire.quantity import Whole, read
 
 USUAL_CORES = 2
 """cores per device in most instance types; requests are expressed in it before the node is known"""
-MOST_CORES = 31
+MAX_CORES = 31
 """the most cores per device whose mask fits a signed 32-bit counter"""
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 INSTANCE_TYPE = "AWSNodeType"
@@ -112,7 +112,7 @@ class Neuron(Vendor):
         return BadRequest(name, str(text), advice)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        count = capacity_of(node, self.names.count, most=MOST_CARDS)
+        count = capacity_of(node, self.names.count, most=MAX_CARDS)
         cores = capacity_of(node, self.names.cores)
         if isinstance(count, NodeProblem):
             return count
@@ -122,10 +122,10 @@ class Neuron(Vendor):
             return ()
         # Without a resource for cores no pod can ask for one, so a device is indivisible.
         per_device = cores // count if self.names.cores else 1
-        if not 1 <= per_device <= MOST_CORES:
+        if not 1 <= per_device <= MAX_CORES:
             return NodeProblem(
                 f"{count} {self.names.count} with {cores} {self.names.cores} would be {per_device} cores a device,"
-                f" not 1 to {MOST_CORES}"
+                f" not 1 to {MAX_CORES}"
             )
         card = Device(
             f"{node.name}-{self.key}", self.key, slots=per_device, cores=(1 << per_device) - 1, model=self.key

@@ -2,7 +2,7 @@
 
 The known words are those that vendors declare (`ResourceNames`, `AnnotationKeys`) and that `pod_reader` reads for all
 of them; there is no list here. The webhook refuses or warns, and `explain` says the same of pods that did not pass it.
-What a pod can cost is bounded: only its first `MOST_UNKNOWN` unknown names are compared with known ones.
+What a pod can cost is bounded: only its first `MAX_UNKNOWN` unknown names are compared with known ones.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tessera.vendors.pod_reader import POD_ANNOTATIONS, POD_CHOICES
 from tessera.wire.objects import Pod
 from tessera.wire.quotes import shortened
 
-MOST_NAMES = 2048
+MAX_NAMES = 2048
 """resources of a pod that are looked at, and annotations; an apiserver accepts tens of thousands"""
-MOST_UNKNOWN = 32
+MAX_UNKNOWN = 32
 """of these, unknown ones under our prefixes that are compared with known names"""
-MOST_AMOUNTS = 64
+MAX_AMOUNTS = 64
 """pairs of a container and a vendor that it names whose amounts are looked at; a pod with more requests than
 `MAX_REQUESTS` is refused anyway"""
 GENERAL_PREFIX = "hami.io/"
@@ -140,7 +140,7 @@ def _amounts(asking: Iterable[Asking], annotations: Mapping[str, str], asked: Co
         for vendor in asked
         if any(one.resources.text(name) is not None for name in vendor.names.all)
     )
-    for one, vendor in islice(named, MOST_AMOUNTS):
+    for one, vendor in islice(named, MAX_AMOUNTS):
         bad = vendor.find_unmeant(one.resources, annotations)
         if bad is not None:
             yield Mistake(f"container {shortened(one.container)}: {bad.text}", is_refused=True)
@@ -160,13 +160,13 @@ def _values(annotations: Mapping[str, str], asked: Collection[Vendor]) -> Iterat
 
 
 def _misspelt(asking: Iterable[Asking], annotations: Mapping[str, str], words: Vocabulary) -> Iterator[Mistake]:
-    named = islice(((one.container, name) for one in asking for name in one.names), MOST_NAMES)
+    named = islice(((one.container, name) for one in asking for name in one.names), MAX_NAMES)
     unknown = ((container, name) for container, name in named if words.resources.is_unknown(name))
-    for container, name in islice(unknown, MOST_UNKNOWN):
+    for container, name in islice(unknown, MAX_UNKNOWN):
         if (meant := words.resources.nearest(name)) is not None:
             where = f"container {shortened(container)}: "
             yield Mistake(f"{where}resource {shortened(name)} is unknown; did you mean {meant}?")
-    keys = (key for key in islice(annotations, MOST_NAMES) if words.annotations.is_unknown(key))
-    for key in islice(keys, MOST_UNKNOWN):
+    keys = (key for key in islice(annotations, MAX_NAMES) if words.annotations.is_unknown(key))
+    for key in islice(keys, MAX_UNKNOWN):
         if (meant := words.annotations.nearest(key)) is not None:
             yield Mistake(f"annotation {shortened(key)} is unknown and has no effect; did you mean {meant}?")

@@ -17,9 +17,9 @@ from tessera.wire import keys
 from tessera.wire.objects import Node, QuantityText, ResourceQuota
 from tessera.wire.quantity import NotWhole, Whole, read
 
-MOST_DOUBTFUL = 8
+MAX_DOUBTFUL = 8
 """entries of one quota that are kept for warnings"""
-MOST_BELIEVED = 2**24
+MAX_BELIEVED = 2**24
 """of a quota, in its own unit: 16 TiB of memory. A larger number may be right, but may also have had a unit (`30Gi`)"""
 
 
@@ -59,8 +59,8 @@ def quota_facts(quota: ResourceQuota, vendors: Mapping[str, Vendor]) -> QuotaFac
         limit = quota_limit(text) if name.startswith(QUOTA_PREFIX) and resource in ours else None
         if limit is not None:
             limits[resource] = limit
-        is_doubtful = resource.startswith(domains) and (limit is None or limit > MOST_BELIEVED)
-        if is_doubtful and len(doubtful) < MOST_DOUBTFUL:
+        is_doubtful = resource.startswith(domains) and (limit is None or limit > MAX_BELIEVED)
+        if is_doubtful and len(doubtful) < MAX_DOUBTFUL:
             doubtful[name] = text
     return QuotaFacts(quota.metadata.namespace, quota.metadata.name, limits, doubtful)
 

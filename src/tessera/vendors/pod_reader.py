@@ -36,7 +36,7 @@ from tessera.wire.scoring_weights import decode_scoring_weights
 
 REMEMBERED = 1024
 """distinct resource lists kept; then the cache is cleared"""
-MOST_REMEMBERED_AMOUNTS, LONGEST_REMEMBERED = 64, 4096
+MAX_REMEMBERED_AMOUNTS, LONGEST_REMEMBERED = 64, 4096
 """resources of one container, and characters of one allocation: longer ones would fill the memory"""
 MAX_ENTRIES = 5_000
 """cards of one allocation: a hundred times what a pod gets on the largest nodes, and 40 ms of reading"""
@@ -146,7 +146,7 @@ class PodReader:
         answer = self._read.get(amounts)
         if answer is None:
             answer = self._read_requests(Resources(limits, requests))
-            if len(limits) + len(requests) <= MOST_REMEMBERED_AMOUNTS:
+            if len(limits) + len(requests) <= MAX_REMEMBERED_AMOUNTS:
                 if len(self._read) >= REMEMBERED:
                     self._read.clear()
                 self._read[amounts] = answer

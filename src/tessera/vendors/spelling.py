@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-MOST_CHARACTERS = 80
+MAX_CHARACTERS = 80
 """of a word that is compared; the name of a resource or annotation has at most 63, no value that is known has more"""
 SHORTEST, SHORTEST_FOR_TWO = 3, 8
 """characters of a known word from which one edit is near, and two"""
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"[a-z]*[0-9][a-z0-9]*", re.ASCII)
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The nearest of the known words, the first of several; None if none is near."""
-    if not word or len(word) > MOST_CHARACTERS:
+    if not word or len(word) > MAX_CHARACTERS:
         return None
     found: tuple[int, str] | None = None
     lower = word.lower()

@@ -19,10 +19,10 @@ from tessera.wire.integers import INT32_MAX
 
 LONGEST = 16_384
 """characters of an annotation that are read"""
-MOST_CARDS = 64
-MOST_INSTANCES = 16
+MAX_CARDS = 64
+MAX_INSTANCES = 16
 """of one card; the largest that are sold have 7"""
-MOST_LEAVING = 256
+MAX_LEAVING = 256
 
 
 class HoldState(Enum):
@@ -80,9 +80,9 @@ def decode_move_hold(text: str) -> MoveHold:
         found = msgspec.json.decode(text, type=MoveHold)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(f"not a hold: {error}") from error
-    if not (found.kind or found.pod) or not 0 < len(found.cards) <= MOST_CARDS:
+    if not (found.kind or found.pod) or not 0 < len(found.cards) <= MAX_CARDS:
         raise WireError("a hold needs a controller or a pod, and at least one card")
-    if len(found.leaving) > MOST_LEAVING or any(len(card.mig) > MOST_INSTANCES for card in found.cards):
+    if len(found.leaving) > MAX_LEAVING or any(len(card.mig) > MAX_INSTANCES for card in found.cards):
         raise WireError("a hold of too much")
     amounts = (amount for card in found.cards for amount in (card.slots, card.memory, card.cores))
     places = (amount for card in found.cards for each in card.mig for amount in (each.start, each.size))

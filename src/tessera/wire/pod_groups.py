@@ -34,7 +34,7 @@ GROUP_KEYS = frozenset(
 )
 """all that is read, as label or annotation"""
 
-MOST_MEMBERS = 1024
+MAX_MEMBERS = 1024
 """of a gang: as many as were bound together on a real control plane (`bench.gang --members 1024`)"""
 LONGEST_NAME = 253
 """characters of a group's name, as of an object's: each place that is held for a member has it"""
@@ -73,7 +73,7 @@ class PodGroupObject(Partial, frozen=True):
         """Members that must be placed together; None if the object does not say, or says what cannot be meant."""
         policy = self.spec.scheduling_policy
         count = policy.gang.min_count if policy is not None and policy.gang is not None else self.spec.min_member
-        return count if count is not None and 1 <= count <= MOST_MEMBERS else None
+        return count if count is not None and 1 <= count <= MAX_MEMBERS else None
 
 
 class PodGroup(NamedTuple):
@@ -119,7 +119,7 @@ def read_pod_group(pod: Pod) -> PodGroup | BadPodGroup | None:
         if key in given:
             count = _count(given[key])
             if count is None:
-                what = f"{key} is {quoted(given[key])}; write a whole number from 1 to {MOST_MEMBERS}"
+                what = f"{key} is {quoted(given[key])}; write a whole number from 1 to {MAX_MEMBERS}"
                 return BadPodGroup(name, what)
             sizes[key] = count
     topology = given.get(GANG_TOPOLOGY, "")
@@ -151,6 +151,6 @@ def _named(pod: Pod, given: Mapping[str, str]) -> tuple[str, str, GroupObject | 
 
 
 def _count(text: str) -> int | None:
-    if not text.isascii() or not text.isdigit() or len(text) > len(str(MOST_MEMBERS)):
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_MEMBERS)):
         return None
-    return int(text) if 1 <= int(text) <= MOST_MEMBERS else None
+    return int(text) if 1 <= int(text) <= MAX_MEMBERS else None

@@ -28,9 +28,9 @@ MANAGED_BY_TESSERA = "tessera"
 """value of that taint"""
 NO_SCHEDULE = "NoSchedule"
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """in one ResourceSlice whose devices have taints or consume counters; 128 otherwise"""
-MOST_COUNTER_SETS = 8
+MAX_COUNTER_SETS = 8
 """in one ResourceSlice"""
 
 

@@ -16,7 +16,7 @@ from tests.e2e.processes import FEWER_COLLECTIONS, Program
 
 HOME = Path("/var/lib/kubelet")
 PORT = 10250
-MOST_PODS = 250
+MAX_PODS = 250
 
 
 def kubelet(node_container: NodeContainer, tools: Mapping[str, Path], plane: NodeControlPlane) -> Program:
@@ -62,7 +62,7 @@ def _configuration(node_container: NodeContainer, folder: Path) -> dict[str, Any
         "resolvConf": "",
         "podLogsDir": str(folder / "logs"),
         "volumePluginDir": str(folder / "volume-plugins"),
-        "maxPods": MOST_PODS,
+        "maxPods": MAX_PODS,
         # A machine whose disk is nearly full must not lose the images, nor its pods.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

@@ -43,7 +43,7 @@ CAPACITY = 8
 """parts of a card"""
 PART = 1_000
 """MiB"""
-MOST_PODS = 7
+MAX_PODS = 7
 """brute force tries every order of moves of so many"""
 MODELS = ("A100", "T4")
 
@@ -77,7 +77,7 @@ def worlds(draw: st.DrawFn) -> World:
     on: dict[str, set[int]] = {device.uuid: set() for _, device in cards}
     pods: list[PackedPod] = []
     movable: dict[str, MovablePod] = {}
-    for _ in range(draw(st.integers(2, MOST_PODS))):
+    for _ in range(draw(st.integers(2, MAX_PODS))):
         size = draw(st.sampled_from((1, 2, 2, 3, 3, 4, 4, 5, 6, 7)))
         wanted = draw(st.sampled_from(("", "", *models))) if len(models) > 1 else ""
         fitting = [each for each in cards if room[each[1].uuid] >= size and wanted in ("", each[1].model)]
@@ -124,7 +124,7 @@ SIZES = {1: some.MIG_PROFILES[0], 2: some.MIG_PROFILES[1], 4: some.MIG_PROFILES[
 """profiles, by memory slices"""
 STARTS = {1: range(6, -1, -1), 2: (0, 2, 4), 4: (4, 0)}
 """the order in which the places of each are taken"""
-MOST_INSTANCES = 5
+MAX_INSTANCES = 5
 """brute force tries every order of moves, and every place"""
 
 
@@ -154,7 +154,7 @@ def mig_worlds(draw: st.DrawFn) -> MigWorld:
         cards.update({device.uuid: (name, set()) for device in devices})
     pods: list[PlacedInstance] = []
     movable: dict[str, MovablePod] = {}
-    for _ in range(draw(st.integers(2, MOST_INSTANCES))):
+    for _ in range(draw(st.integers(2, MAX_INSTANCES))):
         size = draw(st.sampled_from((1, 1, 2, 2, 4)))
         uuid = draw(st.sampled_from(sorted(cards)))
         node, instances = cards[uuid]

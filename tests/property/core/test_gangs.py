@@ -19,7 +19,7 @@ from tessera.core import screen
 from tessera.core.arrays import CardArrays
 from tessera.core.audit import audit
 from tessera.core.devices import NodeFacts
-from tessera.core.gang_trial import MOST_REFUSED, MOST_VAIN_DOMAINS, REFUSAL_STEPS, Domains, GangMember
+from tessera.core.gang_trial import MAX_REFUSED, MAX_VAIN_DOMAINS, REFUSAL_STEPS, Domains, GangMember
 from tessera.core.gangs import FEW_MEMBERS, GangMisfit, GangPlan, GangPlanning, plan_gang
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger
@@ -280,13 +280,13 @@ def steps_of(built: Cluster, members: list[GangMember], domains: Domains | None 
 
 def test_a_refusal_counts_for_several_places_and_few_kinds_are_refused() -> None:
     built = cluster(node("n0").gpus(1))
-    assert steps_of(built, different(FEW_MEMBERS + 1)) == MOST_REFUSED * REFUSAL_STEPS
+    assert steps_of(built, different(FEW_MEMBERS + 1)) == MAX_REFUSED * REFUSAL_STEPS
 
 
 def test_members_like_one_that_fits_are_placed_however_many_kinds_are_refused() -> None:
     built = cluster(node("n0").gpus(2, slots=1))
     asking = gpu_pod("m").request()
-    nowhere = [GangMember(asking, built.selector.candidates([])) for _ in range(MOST_REFUSED)]
+    nowhere = [GangMember(asking, built.selector.candidates([])) for _ in range(MAX_REFUSED)]
     members = [GangMember(asking), *nowhere, GangMember(asking)]
     answer = plan_gang(built.selector, members, required=2)
     assert isinstance(answer, GangPlan)
@@ -294,11 +294,11 @@ def test_members_like_one_that_fits_are_placed_however_many_kinds_are_refused() 
 
 
 def test_few_domains_are_tried_in_vain() -> None:
-    names = [f"n{i}" for i in range(4 * MOST_VAIN_DOMAINS)]
+    names = [f"n{i}" for i in range(4 * MAX_VAIN_DOMAINS)]
     built = cluster(*(node(name).gpus(1) for name in names))
     members = [different(1)[0]] * (FEW_MEMBERS + 1)
     domains = Domains("host", {name: name for name in names})
-    assert steps_of(built, members, domains) == (MOST_VAIN_DOMAINS + 1) * REFUSAL_STEPS
+    assert steps_of(built, members, domains) == (MAX_VAIN_DOMAINS + 1) * REFUSAL_STEPS
 
 
 def test_domains_are_estimated_once_for_members_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tessera.core.victims import PodTraits
 from tests.support import strategies as some
 from tests.support.pod_book import PlainBook, brute_force
 
-MOST_ON_A_NODE = 7
+MAX_ON_A_NODE = 7
 """pods; brute force tries 2 to the power of this sets per node"""
 EXAMPLES = int(os.environ.get("PREEMPTIONS", "0"))
 """random clusters; 0 = as many as the profile says"""
@@ -65,7 +65,7 @@ class World:
 
     def place(self, draw: st.DrawFn, request: PodRequest) -> None:
         uid = request.uid
-        names = [name for name in self.ledger.node_names() if len(self.ledger.pods_on(name)) < MOST_ON_A_NODE]
+        names = [name for name in self.ledger.node_names() if len(self.ledger.pods_on(name)) < MAX_ON_A_NODE]
         answer = self.selector.select(request, names)
         if isinstance(answer, Selected):
             self.ledger.observe_pod(facts_of(request, answer.placement))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.steps import finish
-from tessera.scheduler.disruption_budgets import MOST_KEPT, NOT_MATCHED, DisruptionBudgets, Steps
+from tessera.scheduler.disruption_budgets import MAX_KEPT, NOT_MATCHED, DisruptionBudgets, Steps
 from tessera.wire.objects import DisruptionBudgetSpec, LabelRequirement, LabelSelector, Metadata, PodDisruptionBudget
 from tests.support.examples import examples
 
@@ -28,7 +28,7 @@ class World:
         self.settling: list[Steps] = []
 
     def step(self) -> None:
-        rng, budget, uid = self.rng, f"b{self.rng.randrange(2 * MOST_KEPT):02}", self.rng.choice("pq")
+        rng, budget, uid = self.rng, f"b{self.rng.randrange(2 * MAX_KEPT):02}", self.rng.choice("pq")
         match rng.choice(("put", "put", "drop", "pod", "settle", "settle", "settle", "give up", "finish")):
             case "put":
                 self.selectors[budget] = self.selector()
@@ -79,10 +79,10 @@ class World:
             found = self.budgets.of_pod("ns", uid)
             if not is_settled and found == (f"ns/{NOT_MATCHED}",):
                 assert self.budgets.disruptions_allowed(found[0]) == 0
-            elif len(expected) <= MOST_KEPT:
+            elif len(expected) <= MAX_KEPT:
                 assert list(found) == expected
             else:
-                assert len(found) == MOST_KEPT
+                assert len(found) == MAX_KEPT
                 assert set(found) <= set(expected)
 
 

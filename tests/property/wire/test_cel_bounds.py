@@ -17,7 +17,7 @@ from tessera.wire.cel.patterns import BadPattern, compile_pattern
 from tessera.wire.cel.selectors import EVERYTHING
 
 DRIVER = "gpu.tessera.io"
-MOST_CALLS = 100_000
+MAX_CALLS = 100_000
 """of Python functions for one text, compiling and evaluating; ordinary ones take hundreds"""
 
 WORDS = st.sampled_from(
@@ -66,7 +66,7 @@ def test_any_text_is_answered_at_little_cost(text: str) -> None:
         else:
             assert found
 
-    assert calls_of(judge) < MOST_CALLS
+    assert calls_of(judge) < MAX_CALLS
 
 
 @given(st.integers(1, 12), st.sampled_from(["exists", "all"]), st.integers(1, 40))
@@ -77,7 +77,7 @@ def test_loops_in_loops_end(depth: int, loop: str, size: int) -> None:
         text = f"{items}.{loop}(x, {text})"
     found = compile_selector(text)
     if isinstance(found, Selector):
-        assert calls_of(lambda: found.accepts(card(), driver=DRIVER)) < MOST_CALLS
+        assert calls_of(lambda: found.accepts(card(), driver=DRIVER)) < MAX_CALLS
 
 
 @given(st.integers(1, 20))
@@ -96,7 +96,7 @@ def test_any_pattern_is_answered_at_little_cost(pattern: str, text: str) -> None
         with suppress(BadPattern):
             compile_pattern(pattern, meter()).is_in(text, meter())
 
-    assert calls_of(search) < MOST_CALLS
+    assert calls_of(search) < MAX_CALLS
 
 
 @given(st.lists(WORDS, max_size=30).map("".join), st.sampled_from(["A100", "H200"]))

@@ -282,7 +282,7 @@ def test_a_plan_that_takes_too_long_is_cut_short_and_still_true(monkeypatch: pyt
         world.put(f"p{number}", f"{name}-0", 10_000)
     whole = world.cards()
     before = world.ledger.state()
-    monkeypatch.setattr("tessera.core.move_planner.MOST_WORK", 2_000)
+    monkeypatch.setattr("tessera.core.move_planner.MAX_WORK", 2_000)
     plan = world.cards()
     assert (plan.problem, len(plan.gained)) == ("", plan.moves)
     assert 0 < plan.moves < whole.moves == 30

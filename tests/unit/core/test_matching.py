@@ -53,7 +53,7 @@ def test_of_members_that_may_use_the_same_places_one_is_asked() -> None:
 
 
 def test_the_search_pauses_after_each_member_without_a_free_place_and_ends_after_some_kinds() -> None:
-    chain = [f"m{i:02}" for i in range(matching.MOST_KINDS + 2)]
+    chain = [f"m{i:02}" for i in range(matching.MAX_KINDS + 2)]
     usable = {name: name + chain[i + 1] if i + 1 < len(chain) else name for i, name in enumerate(chain)}
     pauses = find_path(
         chain[0],
@@ -61,4 +61,4 @@ def test_the_search_pauses_after_each_member_without_a_free_place_and_ends_after
         free=lambda _: Seats({"none": ""}).free("none"),
         taken=lambda name: [(usable[name][3:], usable[name][3:])] if usable[name][3:] else [],
     )
-    assert sum(1 for _ in pauses) == matching.MOST_KINDS
+    assert sum(1 for _ in pauses) == matching.MAX_KINDS

@@ -10,7 +10,7 @@ import pytest
 from tessera.core.grants import Placement
 from tessera.core.trial_victims import (
     EXHAUSTIVE,
-    MOST_SETS,
+    MAX_SETS,
     STRETCH_WORK,
     TRIAL_WORK,
     Chosen,
@@ -140,5 +140,5 @@ def test_units_of_more_cards_than_the_pod_may_use_are_not_tried_together() -> No
 def test_with_few_cards_sets_are_exact_on_a_node_with_many_units() -> None:
     units = [unit(i) for i in range(56)]
     needed = [units[3], units[7], units[11]]
-    assert len(list(combinations(units, 3))) > MOST_SETS
+    assert len(list(combinations(units, 3))) > MAX_SETS
     assert Trial(needed, most=4_096).best(units, most_cards=1) == Chosen(tuple(needed), PLACED)

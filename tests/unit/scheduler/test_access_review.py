@@ -154,7 +154,7 @@ async def test_an_expired_verdict_is_not_kept_while_the_apiserver_is_down(caller
 
 
 async def test_only_so_many_verdicts_are_kept(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_review, "MOST_VERDICTS", 2)
+    monkeypatch.setattr(access_review, "MAX_VERDICTS", 2)
     for token in ("a", "b", "c"):
         assert await caller.status(token) == 401
     assert len(caller.apiserver.asked) == 3
@@ -167,7 +167,7 @@ async def test_only_so_many_verdicts_are_kept(caller: Caller, monkeypatch: pytes
 async def test_callers_with_one_token_share_a_review_and_strangers_cannot_start_many(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_review, "MOST_REVIEWS", 1)
+    monkeypatch.setattr(access_review, "MAX_REVIEWS", 1)
     caller.apiserver.hold = asyncio.Event()
     same = [asyncio.create_task(caller.status("of-ada")) for _ in range(3)]
     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tessera.scheduler.features.claims.book import WriteState
-from tessera.scheduler.features.claims.reader import MOST_CONSUMERS
+from tessera.scheduler.features.claims.reader import MAX_CONSUMERS
 from tessera.scheduler.features.claims.writer import FINALIZER
 from tessera.scheduler.pod_cycle import UNSEEN_TICKS, CycleState
 from tessera.wire import keys
@@ -456,7 +456,7 @@ async def test_a_claim_that_another_pod_is_about_to_allocate_is_waited_for() -> 
 
 def test_a_claim_has_at_most_so_many_consumers() -> None:
     world = ready()
-    consumers = tuple(Consumer(resource="pods", name=f"u{i}", uid=f"u{i}") for i in range(MOST_CONSUMERS))
+    consumers = tuple(Consumer(resource="pods", name=f"u{i}", uid=f"u{i}") for i in range(MAX_CONSUMERS))
     allocated = world.allocation("n1")
     world.api.change_claim("default/c", ClaimStatus(allocated.allocation, consumers))
     world.watch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.scheduler.disruption_budgets import MOST_KEPT, WORK_AT_ONCE, DisruptionBudgets
+from tessera.scheduler.disruption_budgets import MAX_KEPT, WORK_AT_ONCE, DisruptionBudgets
 from tessera.wire.objects import (
     DisruptionBudgetSpec,
     DisruptionBudgetStatus,
@@ -111,7 +111,7 @@ def test_budgets_beyond_what_any_eviction_bears_are_not_looked_for() -> None:
     for number in range(MANY):
         budgets.put_pod("ns", f"p{number}", {})
     assert budgets.settled() < 20 * MANY
-    assert len(budgets.of_pod("ns", "p0")) == MOST_KEPT
+    assert len(budgets.of_pod("ns", "p0")) == MAX_KEPT
     for number in range(MANY - 1):
         budgets.drop(f"ns/b{number:04}")
     budgets.settled()

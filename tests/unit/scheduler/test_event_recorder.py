@@ -186,7 +186,7 @@ async def test_a_pod_that_is_placed_before_its_turn_is_not_told_that_it_was_refu
 @in_fake_time
 async def test_refusals_that_wait_are_bounded_and_the_oldest_are_given_up() -> None:
     async with told() as (_, recorder):
-        for number in range(event_recorder.MOST_REFUSED + 5):
+        for number in range(event_recorder.MAX_REFUSED + 5):
             recorder.on_refused(refused(number))
         assert recorder.dropped == 5
 
@@ -251,11 +251,11 @@ async def test_in_a_rush_only_the_first_sentences_name_all_nodes() -> None:
 @in_fake_time
 async def test_under_lasting_pressure_the_oldest_successes_are_given_up_and_counted() -> None:
     async with told() as (written, recorder):
-        for number in range(event_recorder.MOST_WAITING + 5):
+        for number in range(event_recorder.MAX_WAITING + 5):
             recorder.on_bind(bound(number))
         assert recorder.dropped == 5
         assert await recorder.flush(5.0) == 0
-        assert len(written.said) == event_recorder.MOST_WAITING
+        assert len(written.said) == event_recorder.MAX_WAITING
         assert written.said[0][1].endswith("team/p5")
 
 
@@ -263,7 +263,7 @@ async def test_under_lasting_pressure_the_oldest_successes_are_given_up_and_coun
 async def test_successes_wait_for_an_apiserver_that_has_no_time_and_push_no_trouble_out() -> None:
     async with told() as (written, recorder):
         written.up.clear()
-        for number in range(event_recorder.MOST_WAITING):
+        for number in range(event_recorder.MAX_WAITING):
             recorder.on_bind(bound(number))
         await asyncio.sleep(60.0)
         recorder.on_refused(refused(1))
@@ -271,5 +271,5 @@ async def test_successes_wait_for_an_apiserver_that_has_no_time_and_push_no_trou
         assert recorder.dropped == 0
         written.up.set()
         await asyncio.sleep(120.0)
-        assert len(written.said) == event_recorder.MOST_WAITING + 1
+        assert len(written.said) == event_recorder.MAX_WAITING + 1
         assert ("FilteringFailed", "no node for p1") in written.said[: 3 * event_recorder.BATCH]

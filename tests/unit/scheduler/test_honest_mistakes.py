@@ -173,7 +173,7 @@ def test_every_known_name_is_found_from_one_wrong_letter(data: st.DataObject) ->
         ("vgpu", None),
         ("gpu", "gpu"),
         ("", None),
-        ("x" * (spelling.MOST_CHARACTERS + 1), None),
+        ("x" * (spelling.MAX_CHARACTERS + 1), None),
         ("use-gputpye", "use-gputype"),
         ("use-gpuyptes", None),
     ],
@@ -198,4 +198,4 @@ def test_what_a_pod_can_cost_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         PodSpec(containers=[Container(name="c", resources=ResourceRequirements(limits=limits))]),
     )
     find_mistakes(many, vendors())
-    assert len(compared) <= 2 * mistakes.MOST_UNKNOWN
+    assert len(compared) <= 2 * mistakes.MAX_UNKNOWN

@@ -60,8 +60,8 @@ def test_the_selectors_of_all_claims_of_a_pod_are_limited_together() -> None:
 
 @in_fake_time
 async def test_a_decision_about_many_cards_goes_on_between_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filter_module, "MOST_WORK", 10)
-    monkeypatch.setattr(unschedulable_pods, "MOST_WORK", 10)
+    monkeypatch.setattr(filter_module, "MAX_WORK", 10)
+    monkeypatch.setattr(unschedulable_pods, "MAX_WORK", 10)
     world = ClaimWorld(*(agent_node(f"n{number}").gpus(8) for number in range(8)))
     world.claim("c", selector=f"{G}.uuid == 'n7-3'", memory=1000)
     other = gpu_pod("other", mem=1000)
@@ -76,7 +76,7 @@ async def test_a_decision_about_many_cards_goes_on_between_other_requests(monkey
 @in_fake_time
 async def test_alternatives_share_the_work_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each that is refused takes some of it."""
-    monkeypatch.setattr(filter_module, "MOST_WORK", 30)
+    monkeypatch.setattr(filter_module, "MAX_WORK", 30)
     world = ClaimWorld(*(agent_node(f"n{number}").gpus(8) for number in range(8)))
     ways = [
         {"name": f"w{number}", "deviceClassName": "gpu.tessera.io",

@@ -187,7 +187,7 @@ def test_only_what_a_search_did_not_find_is_left_out_of_a_list_that_was_searched
 
 
 def test_a_decision_that_takes_too_long_is_recorded_as_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.scheduler.filter.MOST_WORK", 1)
+    monkeypatch.setattr("tessera.scheduler.filter.MAX_WORK", 1)
     world = JournalledWorld(*(machine(f"n{i}", cards=4, numas=(0, 1, 2, 3)) for i in range(4)))
     answer = world.filtered(pod().container(gpu=2, mem=1000).numa_bound())
     assert "takes longer" in answer["Error"]

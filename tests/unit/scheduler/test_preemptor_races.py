@@ -238,5 +238,5 @@ async def test_a_search_that_tries_sets_ends_with_the_best_one_so_far(monkeypatc
 
     monkeypatch.setattr(NodeSearch, "_place", counted)
     everywhere = trials()
-    monkeypatch.setattr("tessera.core.preemption.MOST_TRIALS", 1)
+    monkeypatch.setattr("tessera.core.preemption.MAX_TRIALS", 1)
     assert trials() < everywhere / 2

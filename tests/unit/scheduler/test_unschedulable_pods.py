@@ -196,8 +196,8 @@ def together(name: str, mem: int = 5000) -> PodBuilder:
     return gpu_pod(name, mem=mem).container(gpu=1, mem=mem)
 
 
-@mock.patch.object(filtering, "MOST_WORK", 4)
-@mock.patch.multiple(unschedulable_pods, MOST_WORK=4, PAUSE_SECONDS=0)
+@mock.patch.object(filtering, "MAX_WORK", 4)
+@mock.patch.multiple(unschedulable_pods, MAX_WORK=4, PAUSE_SECONDS=0)
 def test_a_decision_that_takes_too_long_is_an_error_and_is_made_between_other_requests() -> None:
     world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)), node("n9").gpus(2, memory=8000))
     world.create(gpu_pod("on-n9").on("n9", "n9-0,NVIDIA,8000,0:;"))
@@ -210,7 +210,7 @@ def test_a_decision_that_takes_too_long_is_an_error_and_is_made_between_other_re
     assert world.chosen(asking) == "n9"
 
 
-@mock.patch.object(filtering, "MOST_WORK", 4)
+@mock.patch.object(filtering, "MAX_WORK", 4)
 def test_a_refusal_after_several_calls_is_reported_as_the_first() -> None:
     world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)))
     asking = together("p")
@@ -221,7 +221,7 @@ def test_a_refusal_after_several_calls_is_reported_as_the_first() -> None:
 
 def test_a_pod_of_which_the_search_found_a_node_is_woken() -> None:
     world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)), node("n9").gpus(2, memory=8000))
-    with mock.patch.object(filtering, "MOST_WORK", 4):
+    with mock.patch.object(filtering, "MAX_WORK", 4):
         assert UNFINISHED in world.filtered(together("p"))["Error"]
     assert woken(world) == ["p"]
     assert world.chosen(together("p")) == "n9"

@@ -75,7 +75,7 @@ def test_a_deferred_call_sees_the_time_at_which_it_was_deferred() -> None:
 def test_a_stream_that_takes_nothing_blocks_no_caller_and_the_lost_lines_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_writer, "MOST_LINES", 3)
+    monkeypatch.setattr(log_writer, "MAX_LINES", 3)
     stream = BlockedStream()
     writer = writer_on(stream)
     writer.write("first\n")

@@ -17,7 +17,7 @@ from tessera.core.holdings import PodFacts
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role, Weights
-from tessera.core.selection import MOST_REASONS, OTHER_REASONS
+from tessera.core.selection import MAX_REASONS, OTHER_REASONS
 from tessera.core.selection import Refused as RefusedAnswer
 from tessera.wire import journal
 from tessera.wire.errors import WireError
@@ -191,9 +191,9 @@ def test_the_reasons_of_a_refusal_come_back() -> None:
 
 
 def test_rare_reasons_are_counted_together() -> None:
-    misfits = {f"n{i}": Misfit(((Reason.NUMA_NOT_FIT, 1),), total=i) for i in range(MOST_REASONS + 5)}
+    misfits = {f"n{i}": Misfit(((Reason.NUMA_NOT_FIT, 1),), total=i) for i in range(MAX_REASONS + 5)}
     counts = RefusedAnswer(misfits).reason_counts
-    assert len(counts) == MOST_REASONS + 1
+    assert len(counts) == MAX_REASONS + 1
     assert counts[-1] == (OTHER_REASONS, 5)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tessera.wire.objects import Pod, decode_object
 from tessera.wire.pod_groups import (
-    MOST_MEMBERS,
+    MAX_MEMBERS,
     BadPodGroup,
     GangPolicy,
     GroupObject,
@@ -66,10 +66,10 @@ def test_the_servers_own_group_is_read() -> None:
     ("given", "text"),
     [
         ({"tessera.io/gang": "g"}, 'the gang "g" needs tessera.io/gang-size: the number of its members'),
-        ({**GANG, "tessera.io/gang-size": "0"}, f"write a whole number from 1 to {MOST_MEMBERS}"),
-        ({**GANG, "tessera.io/gang-size": "8 pods"}, f"write a whole number from 1 to {MOST_MEMBERS}"),
-        ({**GANG, "tessera.io/gang-size": "99999999999999999999"}, f"write a whole number from 1 to {MOST_MEMBERS}"),
-        ({**GANG, "tessera.io/gang-size": "٣"}, f"write a whole number from 1 to {MOST_MEMBERS}"),
+        ({**GANG, "tessera.io/gang-size": "0"}, f"write a whole number from 1 to {MAX_MEMBERS}"),
+        ({**GANG, "tessera.io/gang-size": "8 pods"}, f"write a whole number from 1 to {MAX_MEMBERS}"),
+        ({**GANG, "tessera.io/gang-size": "99999999999999999999"}, f"write a whole number from 1 to {MAX_MEMBERS}"),
+        ({**GANG, "tessera.io/gang-size": "٣"}, f"write a whole number from 1 to {MAX_MEMBERS}"),
         ({**GANG, "tessera.io/gang-min": "9"}, "tessera.io/gang-min is 9, more than tessera.io/gang-size 8"),
         ({**GANG, "tessera.io/gang-topology": "r" * 400}, "write the name of a node label"),
         ({"kueue.x-k8s.io/pod-group-name": "k"}, "needs kueue.x-k8s.io/pod-group-total-count"),
@@ -88,7 +88,7 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(given: dict[str, str
         (PodGroupSpec(min_member=3), 3),
         (PodGroupSpec(scheduling_policy=SchedulingPolicy(GangPolicy(5))), 5),
         (PodGroupSpec(min_member=0), None),
-        (PodGroupSpec(min_member=MOST_MEMBERS + 1), None),
+        (PodGroupSpec(min_member=MAX_MEMBERS + 1), None),
         (PodGroupSpec(scheduling_policy=SchedulingPolicy(None)), None),
         (PodGroupSpec(), None),
     ],

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-MOST_EVENTS = 2_000
+MAX_EVENTS = 2_000
 """some eight minutes of events, at four a second"""
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 """of events; about the size of the whole state of the largest clusters"""
 PIECE_BYTES = 256 * 2**10
 """after which no other event is sent at once: a viewer that does not read holds no more than that"""
@@ -49,7 +49,7 @@ class EventLog:
         entry = _Entry(self.version, encode_event(name, data, self.version))
         self._entries.append(entry)
         self._bytes += len(entry.data)
-        while len(self._entries) > MOST_EVENTS or self._bytes > MOST_BYTES:
+        while len(self._entries) > MAX_EVENTS or self._bytes > MAX_BYTES:
             gone = self._entries.popleft()
             self._bytes -= len(gone.data)
             self._oldest = gone.version

@@ -42,13 +42,13 @@ from tessera.wire.journal import (
     Woken,
 )
 
-MOST_RECORDS = 5_000
+MAX_RECORDS = 5_000
 """in one answer"""
 KEPT_SECONDS = 300.0
 """that the records of a running scheduler are kept after the last question"""
-MOST_FOLLOWED = 1_000_000
+MAX_FOLLOWED = 1_000_000
 """records that are kept of a scheduler that is read over HTTP; then all it has is read again"""
-MOST_PODS = 2_000
+MAX_PODS = 2_000
 """that waited and are listed"""
 
 Happening = (
@@ -125,7 +125,7 @@ class RunningJournal:
     async def timeline(self) -> Timeline:
         journal, timeline = self._journal, self._timeline
         # What left the ring is dropped here too, but not for every record that leaves.
-        is_long = journal.oldest - self._first > journal.sequence - journal.oldest + MOST_RECORDS
+        is_long = journal.oldest - self._first > journal.sequence - journal.oldest + MAX_RECORDS
         since = None if timeline is None or is_long else self._last
         news = [record async for record in paced(journal.read(since, snapshot=since is None), self._pause)]
         if timeline is None or since is None or (news and isinstance(news[0], Start)):
@@ -156,7 +156,7 @@ class RemoteJournal:
         return None if self._begin is None else {"from": self._begin, "to": time.time()}
 
     async def timeline(self) -> Timeline:
-        if self._read is None or len(self._read[1].records) > MOST_FOLLOWED:
+        if self._read is None or len(self._read[1].records) > MAX_FOLLOWED:
             self._read = self._open(), Timeline(())
         source, timeline = self._read
         try:
@@ -223,7 +223,7 @@ async def history_of(
             else subject_of(one).pod == f"{namespace}/{name}"
         )
     ]
-    return await documents_of(found[-MOST_RECORDS:], pause)
+    return await documents_of(found[-MAX_RECORDS:], pause)
 
 
 async def documents_of(found: Iterable[Happening], pause: Pause) -> list[Json]:
@@ -269,7 +269,7 @@ async def past_state(
     containers = (container for _, record in refused for container in record.ask.containers)
     asked = count_slices(one for container in containers for one in container.requests)
     sums = totals.document(asked, [moment.time - since for since, _ in refused])
-    waiting = [_waiting_row(since, record, origin(record.pod.uid)) for since, record in refused[:MOST_PODS]]
+    waiting = [_waiting_row(since, record, origin(record.pod.uid)) for since, record in refused[:MAX_PODS]]
     head = {"version": 0, "time": moment.time, "source": {**source, "live": False}, "models": renderer.models.names}
     return b"".join((
         encode(head)[:-1], b',"pods":{', b",".join(pods), b'},"nodes":[', b",".join(nodes), b'],"waiting":',

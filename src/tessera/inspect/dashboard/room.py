@@ -30,7 +30,7 @@ from tessera.wire.journal.requests import DeviceRequest
 FRACTIONS = ((4, "1/4"), (2, "1/2"))
 GROUPS = (2, 4, 8)
 """sizes of groups of linked cards"""
-MOST_SLICES = 32
+MAX_SLICES = 32
 """of different sizes that say what pods ask for: the most frequent ones"""
 
 
@@ -85,7 +85,7 @@ class Room:
 
     def fragmented(self, asked: Counter[SliceSize]) -> SliceSize:
         """Free memory and cores of no use for what pods hold and, on top of that, ask for."""
-        demand = (self.held + asked).most_common(MOST_SLICES)
+        demand = (self.held + asked).most_common(MAX_SLICES)
         if not demand or not self.free:
             return SliceSize(0, 0)
         parts = np.array([(*part, number) for part, number in self.free.items()], dtype=np.int64)

@@ -52,7 +52,7 @@ QUESTION_SHARE = 0.2
 """of the event loop, while a question is answered"""
 NODES_SECONDS = 60.0
 """that labels and taints of nodes, and templates of claims, are good for: what would be placed is a guess anyway"""
-MOST_REFUSED = 16_384
+MAX_REFUSED = 16_384
 """pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
 
 
@@ -73,7 +73,7 @@ class Refusals:
         known = self._pods.pop(uid, None)
         origin, number = known or (_waiting_origin(pod, now), 0)
         self._pods[uid] = origin, number + 1
-        if len(self._pods) > MOST_REFUSED:
+        if len(self._pods) > MAX_REFUSED:
             del self._pods[next(iter(self._pods))]
 
     def get(self, uid: str) -> tuple[PodOrigin, int | None]:

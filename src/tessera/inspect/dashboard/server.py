@@ -35,7 +35,7 @@ from tessera.http11.router import Request, Response, Route
 from tessera.inspect.dashboard.details import card_details, find_entry, held_lines, node_details, pod_details
 from tessera.inspect.dashboard.documents import encode
 from tessera.inspect.dashboard.journal import (
-    MOST_RECORDS,
+    MAX_RECORDS,
     PageJournal,
     documents_of,
     happenings,
@@ -71,11 +71,11 @@ SECURITY_HEADERS = (
 NO_STORE = b"Cache-Control: no-store\r\n"
 GZIP = b"Content-Encoding: gzip\r\n"
 LAST_EVENT = b"Last-Event-Id"
-MOST_VIEWERS = 64
+MAX_VIEWERS = 64
 """streams of events at once"""
-MOST_QUESTIONS = 16
+MAX_QUESTIONS = 16
 """that wait for their turn"""
-MOST_TRIALS = 4
+MAX_TRIALS = 4
 """questions about pods that do not exist yet: they take seconds, so that others do not wait for them"""
 MAX_MANIFEST_BYTES = 64 * 2**10
 REVIEW_SECONDS = 60.0
@@ -146,8 +146,8 @@ class PageServer:
             return _packed(await asyncio.to_thread(compress, [data]))
 
     async def _get_events(self, request: Request, query: dict[str, str]) -> Response:
-        if self._viewers >= MOST_VIEWERS:
-            return error_response(503, f"{MOST_VIEWERS} viewers are connected, which is the most")
+        if self._viewers >= MAX_VIEWERS:
+            return error_response(503, f"{MAX_VIEWERS} viewers are connected, which is the most")
         text = request.headers.get(LAST_EVENT, b"").decode("latin-1") or query.get("since", "")
         version = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else self._state.log.version
         stream = self._stream(request, version)
@@ -223,7 +223,7 @@ class PageServer:
 
     async def _get_journal(self, request: Request, query: dict[str, str]) -> Response:
         limit = query.get("limit", "")
-        most = min(int(limit), MOST_RECORDS) if limit.isdecimal() and len(limit) < 9 else MOST_RECORDS
+        most = min(int(limit), MAX_RECORDS) if limit.isdecimal() and len(limit) < 9 else MAX_RECORDS
         first, last = _time(query.get("from", "0")), _time(query.get("to", "inf"))
         async with self._question():
             timeline = await _journal(self._state.source.journal).timeline()
@@ -236,7 +236,7 @@ class PageServer:
     @asynccontextmanager
     async def _question(self) -> AsyncIterator[None]:
         """One at a time: the work of each is bounded, and so is their number. Raises _Busy."""
-        if self._questions >= MOST_QUESTIONS:
+        if self._questions >= MAX_QUESTIONS:
             raise _Busy
         self._questions += 1
         try:
@@ -250,7 +250,7 @@ class PageServer:
         """One at a time, and one of each user. Raises _Busy."""
         if user in self._trying:
             raise _Busy("your last question is still being answered; try again then")
-        if len(self._trying) >= MOST_TRIALS:
+        if len(self._trying) >= MAX_TRIALS:
             raise _Busy
         self._trying.add(user)
         try:

@@ -33,9 +33,9 @@ from tessera.inspect.dashboard.waiting_row import WaitingRow
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
 from tessera.scheduler.engine_view import GangView
-from tessera.scheduler.unschedulable_pods import MOST_SLICES, MOST_WORK
+from tessera.scheduler.unschedulable_pods import MAX_SLICES, MAX_WORK
 
-MOST_PODS = 2_000
+MAX_PODS = 2_000
 """that are listed; the page says how many there are"""
 NAMED_REASONS = 3
 """the most frequent ones"""
@@ -92,7 +92,7 @@ class WaitingPods:
         """What changed since the last call, with the answers that there are; None if nothing did."""
         gangs = self._gangs = list(_first(self._source.view.waiting_gangs()))
         members = {member.request.uid for gang in gangs for member in gang.members}
-        pods = self._pods = list(islice((pod for pod in self._source.waiting() if pod.uid not in members), MOST_PODS))
+        pods = self._pods = list(islice((pod for pod in self._source.waiting() if pod.uid not in members), MAX_PODS))
         rows = {row_uid(gang): self._gang_row(gang) for gang in gangs} | {pod.uid: self._row(pod) for pod in pods}
         before, self._rows = self._rows, rows
         changed = [row for uid, row in rows.items() if before.get(uid) != row]
@@ -144,9 +144,9 @@ class WaitingPods:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""
         selector = self._source.view.selector
         ledger = selector.ledger
-        for _ in range(1 + MOST_SLICES):
+        for _ in range(1 + MAX_SLICES):
             async with one_step(pause):
-                selected = selector.select_within(request, selector.candidates(names), MOST_WORK)
+                selected = selector.select_within(request, selector.candidates(names), MAX_WORK)
             if not isinstance(selected, Unfinished):
                 break
         if isinstance(selected, Selected):
@@ -200,8 +200,8 @@ class WaitingPods:
 
 def _changes(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> Generator[None, None, str]:
     """Changes with which the pod would fit; empty if that takes too long to find out."""
-    steps = smallest_changes(ledger, request, names, work=MOST_WORK)
-    for _ in range(MOST_SLICES):
+    steps = smallest_changes(ledger, request, names, work=MAX_WORK)
+    for _ in range(MAX_SLICES):
         try:
             yield next(steps)
         except StopIteration as end:
@@ -219,8 +219,8 @@ def _why(refused: Refused, mismatch: str) -> str:
 
 
 def _first(gangs: Iterable[GangView]) -> Iterator[GangView]:
-    """As many as have `MOST_PODS` members together."""
-    left = MOST_PODS
+    """As many as have `MAX_PODS` members together."""
+    left = MAX_PODS
     for gang in gangs:
         left -= len(gang.members)
         if left < 0:

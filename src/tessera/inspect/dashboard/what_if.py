@@ -19,16 +19,16 @@ from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs_in_steps, simulate_in_steps
 from tessera.inspect.state import InspectionError, Json
-from tessera.scheduler.unschedulable_pods import MOST_WORK
+from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 T = TypeVar("T")
 
-MOST_COPIES = 1_000
+MAX_COPIES = 1_000
 """of all manifests, and that are counted; a page that says "at least a thousand" says enough"""
-MOST_SECONDS = 4.0
+MAX_SECONDS = 4.0
 """of processor time for one question: a gang of 1000 members on 5000 nodes takes half of it"""
 INSTEAD = "ask with fewer pods, or use `tessera simulate pod`"
-MOST_MANIFESTS = 20
+MAX_MANIFESTS = 20
 """in one question"""
 LISTED = 50
 """copies that are listed one by one"""
@@ -38,11 +38,11 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     """The answer to a manifest of pods or workloads. Raises InspectionError if it cannot be read."""
     # Not on the event loop: YAML takes its time.
     manifests = await asyncio.to_thread(read_manifests, text, file="the manifest", namespace="default", count=None)
-    if len(manifests) > MOST_MANIFESTS:
-        raise InspectionError(f"the manifest has {len(manifests)} pods or workloads; try at most {MOST_MANIFESTS}")
+    if len(manifests) > MAX_MANIFESTS:
+        raise InspectionError(f"the manifest has {len(manifests)} pods or workloads; try at most {MAX_MANIFESTS}")
     copies = sum(manifest.count for manifest in manifests)
-    if copies > MOST_COPIES:
-        raise InspectionError(f"the manifest has {copies} pods; at most {MOST_COPIES} are tried here: {INSTEAD}")
+    if copies > MAX_COPIES:
+        raise InspectionError(f"the manifest has {copies} pods; at most {MAX_COPIES} are tried here: {INSTEAD}")
     pause = _Allowance(pause)
     beside = await asyncio.to_thread(read_claim_manifests, text, file="the manifest", namespace="default")
     trial = await source.begin_trial()
@@ -51,11 +51,11 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     ledger = source.view.ledger
     async for name in in_steps(ledger.node_names(), pause):
         trial.ledger.copy_node(name, ledger)
-    gangs = await _finish(simulate_gangs_in_steps(trial, manifests, work=MOST_WORK), pause, what="the manifest")
+    gangs = await _finish(simulate_gangs_in_steps(trial, manifests, work=MAX_WORK), pause, what="the manifest")
     found = []
     for manifest in manifests:
-        most = MOST_COPIES if manifest is manifests[-1] else 0
-        steps = simulate_in_steps(trial, manifest, most=most, explain=False, work=MOST_WORK)
+        most = MAX_COPIES if manifest is manifests[-1] else 0
+        steps = simulate_in_steps(trial, manifest, most=most, explain=False, work=MAX_WORK)
         found.append(await _finish(steps, pause, what=f"the pod {manifest.name}"))
     last = found[-1]
     # Of a gang that does not fit as a whole no member is placed.
@@ -82,7 +82,7 @@ class _Allowance:
 
     def __init__(self, pause: Pause) -> None:
         self._pause = pause
-        self._left = MOST_SECONDS
+        self._left = MAX_SECONDS
 
     async def __call__(self, spent: float) -> None:
         self._left -= spent

@@ -17,7 +17,7 @@ from tessera.inspect.render.lines import count_of
 COLOURS = ("#0b6e4f", "#c1440e", "#2a5db0", "#8a5a00", "#7a3e9d", "#b0246a", "#3f8f9c", "#5f7d1f")
 """readable on white; repeated for further pods"""
 STAYS, FRAME, EMPTY = "#c3c9ce", "#9aa3ab", "#1a8f5a"
-MOST_NODES = 40
+MAX_NODES = 40
 """that are drawn, those with the most cards gained first"""
 LEFT, NAME, CARD, GAP, ROW, TOP = 16, 110, 56, 6, 26, 64
 BAR = 14
@@ -103,7 +103,7 @@ def _concerned(found: DefragmentationReport) -> list[str]:
     """Nodes that gain first if there are too many; then by name."""
     gained = {place.node for place in found.gained_places}
     nodes = gained | {node for move in found.moves for node in (move.source.node, move.target.node)}
-    return sorted(sorted(nodes, key=lambda node: (node not in gained, node))[:MOST_NODES])
+    return sorted(sorted(nodes, key=lambda node: (node not in gained, node))[:MAX_NODES])
 
 
 def _short(name: str) -> str:

@@ -41,10 +41,10 @@ from tessera.wire.journal import (
     Woken,
 )
 
-MOST_REASONS = 3
+MAX_REASONS = 3
 """of a refusal that are named in a line"""
 KIND_WIDTH = len("unfinished")
-LEAST_SUBJECT, MOST_SUBJECT, MOST_SUBJECT_NARROW = 16, 28, 24
+LEAST_SUBJECT, MAX_SUBJECT, MAX_SUBJECT_NARROW = 16, 28, 24
 """the column of pods and nodes grows with what it holds, between these"""
 LEAST_TEXT = 24
 """characters of the last column on any terminal"""
@@ -59,7 +59,7 @@ class JournalTable:
         """`width` is that of the terminal; None if lines may have any length."""
         self._width = width
         self._is_narrow = width is not None and width < NARROW
-        self._most_subject = MOST_SUBJECT_NARROW if self._is_narrow else MOST_SUBJECT
+        self._most_subject = MAX_SUBJECT_NARROW if self._is_narrow else MAX_SUBJECT
         self._subject = LEAST_SUBJECT
         self._day = ""
 
@@ -177,7 +177,7 @@ def brief_reasons_text(reasons: Mapping[str, int]) -> str:
     for text, count in reasons.items():
         counts[(plain_reasons(text) if text != OTHER_REASONS else "") or text] += count
     found = sorted(counts.items(), key=lambda reason: (-reason[1], reason[0]))
-    texts = [f"{count_of(count, 'node')}: {words}" for words, count in found[:MOST_REASONS]]
+    texts = [f"{count_of(count, 'node')}: {words}" for words, count in found[:MAX_REASONS]]
     more = len(found) - len(texts)
     return "; ".join([*texts, *([f"{count_of(more, 'more reason')}"] if more else [])]) or "no node was named"
 

@@ -16,12 +16,12 @@ from tessera.lab.demo.view import CardView, ClusterView
 COLOURS = ("#7fc8d8", "#c9a4d8", "#e6c35c", "#9ccb6b", "#7fa8e8", "#f08a7a", "#5fd3b0", "#f0a8c8")
 INK = "#101418"
 """text on all of the colours"""
-LEAST_BAR, MOST_BAR = 24, 56
+LEAST_BAR, MAX_BAR = 24, 56
 """characters of a bar"""
 NODE, MODEL, NUMBERS = 9, 16, 25
 """characters of the columns beside the bar"""
 FREE = "·"
-MOST_WAITING = 4
+MAX_WAITING = 4
 """how many pending pods are named"""
 
 
@@ -31,20 +31,20 @@ def draw_cluster(view: ClusterView, *, width: int, palette: Palette) -> Group:
 
 
 def _lines(view: ClusterView, width: int, palette: Palette) -> Iterator[Text]:
-    cells = max(LEAST_BAR, min(MOST_BAR, width - NODE - MODEL - NUMBERS - 4))
+    cells = max(LEAST_BAR, min(MAX_BAR, width - NODE - MODEL - NUMBERS - 4))
     yield Text(f"{'NODE':<{NODE}}{'CARD':<{MODEL}}{'MEMORY, BY POD':<{cells}}  {'MiB':>12} {'CORES':>8}", style="bold")
     before = ""
     for card in view.cards:
         yield _card(card, cells, palette, named=card.node != before)
         before = card.node
-    for pod in view.waiting[:MOST_WAITING]:
+    for pod in view.waiting[:MAX_WAITING]:
         said = f": {pod.why}" if pod.why else ""
         line = Text("pending  ", style="bold red")
         line.append(f"{pod.pod}{said}", style="red")
         line.truncate(width, overflow="ellipsis")
         yield line
-    if len(view.waiting) > MOST_WAITING:
-        yield Text(f"         and {len(view.waiting) - MOST_WAITING} more", style="red")
+    if len(view.waiting) > MAX_WAITING:
+        yield Text(f"         and {len(view.waiting) - MAX_WAITING} more", style="red")
 
 
 def _card(card: CardView, cells: int, palette: Palette, *, named: bool) -> Text:

@@ -19,7 +19,7 @@ from tessera.core.victims import PodTraits
 from tessera.lab.simulator.cluster import SimulatedCluster, make_request
 from tessera.lab.simulator.traces import WHOLE, TraceRequest
 
-MOST_MOVES = 8
+MAX_MOVES = 8
 """for one pod that does not fit"""
 DEPTH = 1
 """of pods that make room for each other"""
@@ -113,7 +113,7 @@ class Defragmenter:
         if not ask.cards or (known is not None and all(now >= then for now, then in zip(state, known, strict=True))):
             return False
         goal = Goal(make_request(ask), 1, host=HostRequest(ask.cpu, ask.memory))
-        plan = plan_room(self.cluster.ledger, _Book(), self.pods, goal, most_moves=MOST_MOVES, depth=DEPTH)
+        plan = plan_room(self.cluster.ledger, _Book(), self.pods, goal, most_moves=MAX_MOVES, depth=DEPTH)
         if not plan.gained:
             self._given_up[kind] = state
             return False

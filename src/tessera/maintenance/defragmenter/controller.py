@@ -33,7 +33,7 @@ from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
 
-MOST_PLANS = 20
+MAX_PLANS = 20
 """kinds of waiting pods that are planned for in one round: each takes up to some seconds"""
 LEFT_ALONE_S = 3600.0
 """after evictions that did not help a pod: no others are made for it"""
@@ -136,7 +136,7 @@ class Defragmenter:
         for who in demand:
             names, _ = cluster.candidates(cluster.documents[who.keys[0]])
             kind = (who.request.shape, who.request.namespace, tuple(names), len(who.keys), who.priority)
-            if len(tried) == MOST_PLANS or kind in tried:
+            if len(tried) == MAX_PLANS or kind in tried:
                 continue
             tried.add(kind)
             plan = await asyncio.to_thread(

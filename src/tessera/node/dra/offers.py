@@ -29,9 +29,9 @@ from tessera.wire.resource_api import (
     HELD,
     MANAGED,
     MANAGED_BY_TESSERA,
+    MAX_COUNTER_SETS,
+    MAX_DEVICES,
     MEMORY,
-    MOST_COUNTER_SETS,
-    MOST_DEVICES,
     NO_SCHEDULE,
     SHARES,
     UNHEALTHY,
@@ -48,7 +48,7 @@ from tessera.wire.resource_api import (
 
 STANDARD = "resource.kubernetes.io"
 """domain of the attributes that drivers share"""
-MOST_TEXT = 64
+MAX_TEXT = 64
 """characters of an attribute"""
 ARCHITECTURES: tuple[tuple[tuple[int, int], str], ...] = (
     ((10, 0), "Blackwell"),
@@ -149,8 +149,8 @@ def slice_contents(found: Iterable[Offer], around: Surrounding) -> tuple[SliceCo
     counters = [_counter_set(uuid, [each for each in listed if each.uuid == uuid]) for uuid in sets]
     devices = [_device(each, around) for each in listed]
     return (
-        *(SliceContent(counters=part) for part in _batches(counters, MOST_COUNTER_SETS)),
-        *(SliceContent(devices=part) for part in _batches(devices, MOST_DEVICES)),
+        *(SliceContent(counters=part) for part in _batches(counters, MAX_COUNTER_SETS)),
+        *(SliceContent(devices=part) for part in _batches(devices, MAX_DEVICES)),
     )
 
 
@@ -254,7 +254,7 @@ def _attributes(offer: Offer, around: Surrounding) -> Iterator[tuple[str, Attrib
     yield "uuid", Attribute(string=facts.uuid)
     yield "index", Attribute(number=facts.index)
     yield "mode", Attribute(string=offer.mode)
-    yield "model", Attribute(string=facts.name[:MOST_TEXT])
+    yield "model", Attribute(string=facts.name[:MAX_TEXT])
     if offer.slot is not None:
         yield "profile", Attribute(string=offer.slot.profile)
     if facts.numa is not None:

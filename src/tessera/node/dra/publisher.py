@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 PAUSES = Backoff(initial=0.5, cap=15.0, floor=0.2)
 LOOK_EVERY_S = 30.0
 """without a change, e.g. for links between cards that could not be read"""
-MOST_NAME = 253
+MAX_NAME = 253
 TRIAL = 9999
 """number of a slice that is never stored"""
 
@@ -283,7 +283,7 @@ class SlicePublisher:
 def slice_name(node: str, number: int) -> str:
     """The same for every agent of the node, so that a new one finds what an earlier one wrote."""
     name = f"{node}-{DRIVER}-{number}"
-    return name if len(name) <= MOST_NAME else f"{sha256(node.encode()).hexdigest()}-{DRIVER}-{number}"
+    return name if len(name) <= MAX_NAME else f"{sha256(node.encode()).hexdigest()}-{DRIVER}-{number}"
 
 
 def _difference(wanted: SliceSpec, stored: SliceSpec) -> str:

@@ -22,7 +22,7 @@ from tessera.node.handover.claims import Claim, ContainerKey, PodKey
 Held = Mapping[tuple[str, str, str], tuple[str, ...]]
 """namespace, pod and container -> device ids, as kubelet's PodResources API says"""
 
-MOST_LOOKS = 5
+MAX_LOOKS = 5
 """questions to PodResources about one answer: some containers are never shown there"""
 
 
@@ -132,7 +132,7 @@ class AllocationState:
     @property
     def awaits_holder(self) -> bool:
         """Whether it is worth asking kubelet."""
-        return any(each.holder is None and each.looks < MOST_LOOKS for each in self._allocations)
+        return any(each.holder is None and each.looks < MAX_LOOKS for each in self._allocations)
 
     def done(self, pod: BoundPod) -> frozenset[int]:
         """The positions that certainly have their devices, so that this can be written."""
@@ -413,7 +413,7 @@ class AllocationState:
         self._allocations = [
             each
             for each in self._allocations
-            if not (each.verified or each.looks >= MOST_LOOKS) or not over.issuperset(uid for uid, _ in each.askers)
+            if not (each.verified or each.looks >= MAX_LOOKS) or not over.issuperset(uid for uid, _ in each.askers)
         ]
 
 

@@ -41,7 +41,7 @@ from tessera.wire import keys
 
 log = structlog.get_logger(__name__)
 
-MOST_CALLS = 64
+MAX_CALLS = 64
 """waiting; kubelet itself makes one at a time"""
 SYNC_S = 10.0
 """seconds that the first list of pods may take while kubelet waits"""
@@ -130,7 +130,7 @@ class SliceAllocator:
         )
         for result in Result:
             self._results.labels(result.value)
-        self._calls: asyncio.Queue[_Call] = asyncio.Queue(MOST_CALLS)
+        self._calls: asyncio.Queue[_Call] = asyncio.Queue(MAX_CALLS)
         self._question: _Question | None = None
         self._answered = 0
         """calls"""
@@ -141,7 +141,7 @@ class SliceAllocator:
         try:
             self._calls.put_nowait(call)
         except asyncio.QueueFull:
-            raise AllocationRefused(f"more than {MOST_CALLS} allocations at once") from None
+            raise AllocationRefused(f"more than {MAX_CALLS} allocations at once") from None
         return await call.answer
 
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:

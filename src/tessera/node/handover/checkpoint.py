@@ -27,9 +27,9 @@ log = structlog.get_logger(__name__)
 
 FILE = "allocations.jsonl"
 FILE_MODE = 0o600
-MOST_RECORDS = 2048
+MAX_RECORDS = 2048
 """a few hundred bytes each; a node has a few hundred containers at most"""
-MOST_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
 """of a file that is read at start"""
 
 
@@ -68,7 +68,7 @@ class Checkpoint:
 
     async def load(self) -> Sequence[Record]:
         """The answers of an earlier process, oldest first."""
-        self._keep((await asyncio.to_thread(_read, self._path))[-MOST_RECORDS:])
+        self._keep((await asyncio.to_thread(_read, self._path))[-MAX_RECORDS:])
         return tuple(self._records)
 
     def claims_of(self, uid: str) -> Mapping[int, Claim]:
@@ -114,7 +114,7 @@ class Checkpoint:
 
     async def prune(self, is_there: Callable[[str], bool]) -> None:
         """Forget answers that concern no pod that exists, by uid; never raises."""
-        kept = [each for each in self._records if any(is_there(uid) for uid, _ in each.askers)][-MOST_RECORDS:]
+        kept = [each for each in self._records if any(is_there(uid) for uid, _ in each.askers)][-MAX_RECORDS:]
         if kept != self._records or self._discarded:
             self._keep(kept)
             self._discarded = False
@@ -133,7 +133,7 @@ def _read(path: Path) -> list[Record]:
     problem = ""
     try:
         with path.open("rb") as file:
-            lines = file.read(MOST_BYTES).splitlines()
+            lines = file.read(MAX_BYTES).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import BoundPod
-from tessera.node.handover.checkpoint import MOST_RECORDS, Checkpoint, Record
+from tessera.node.handover.checkpoint import MAX_RECORDS, Checkpoint, Record
 from tessera.node.handover.claims import Claim, Holding
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.verifier import Verifier
@@ -96,7 +96,7 @@ class Holdings:
         holding = self._holding(pod)
         if holding.claims:
             self._departed[uid] = holding
-            for oldest in list(self._departed)[:-MOST_RECORDS]:
+            for oldest in list(self._departed)[:-MAX_RECORDS]:
                 del self._departed[oldest]
 
     def has_departed(self, uid: str) -> bool:

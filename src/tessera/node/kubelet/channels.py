@@ -17,12 +17,12 @@ from tessera.wire.kubelet.methods import Method, Request, Response
 
 AUTHORITY = "localhost"
 """kubelet accepts no other"""
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """per message; a full node needs more than gRPC's default of 4 MiB"""
 _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.default_authority", AUTHORITY),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_receive_message_length", MAX_BYTES),
 )
 
 FAULTS = (aio.AioRpcError, aio.BaseError)

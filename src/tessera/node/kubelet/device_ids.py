@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tessera.node.fleet import CardState, Fleet
 from tessera.wire.node_config import NodeSettings
 
-MOST_DEVICES = 40_000
+MAX_DEVICES = 40_000
 """per node; kubelet accepts messages of up to 4 MiB, and a replica needs up to 80 bytes"""
 
 _REPLICA = re.compile(r"([^-]*(?:-[^-]*){5})-[0-9]+", re.ASCII)
@@ -32,7 +32,7 @@ class Replica(NamedTuple):
 
 def replicas(fleet: Fleet, node: NodeSettings) -> tuple[Replica, ...]:
     """Returns replicas in order of cards and numbers."""
-    room = MOST_DEVICES // max(len(fleet.cards), 1)
+    room = MAX_DEVICES // max(len(fleet.cards), 1)
     return tuple(
         Replica(f"{card.facts.uuid}-{number}", card.healthy, card.facts.numa if node.numa_topology else None)
         for card in fleet

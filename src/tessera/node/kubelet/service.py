@@ -28,7 +28,7 @@ from tessera.wire.kubelet.methods import HEALTHY, UNHEALTHY, VERSION
 
 log = structlog.get_logger(__name__)
 
-MOST_TEXT = 1024
+MAX_TEXT = 1024
 """characters of a status text, which is sent in a header"""
 
 ALLOCATE_S = 60.0
@@ -87,7 +87,7 @@ def _container(response: ContainerResponse) -> messages.ContainerAllocateRespons
 def status_text(text: str) -> str:
     """Makes any text fit for a gRPC status."""
     readable = text.encode("utf-8", "replace").decode()
-    return readable if len(readable) <= MOST_TEXT else f"{readable[: MOST_TEXT - 3]}..."
+    return readable if len(readable) <= MAX_TEXT else f"{readable[: MAX_TEXT - 3]}..."
 
 
 class Allocator(Protocol):

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 READ_S = 3.0
 """for all objects of a pod, while the apiserver waits for the webhook"""
-MOST_READS = 8
+MAX_READS = 8
 """objects of one pod that are read from the API"""
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class ClaimLookup:
             return NO_CLAIMS
         known = _Sources(self._book, self.templates)
         owner = find_owner(pod, asked.namespace, known)
-        for _ in range(MOST_READS):
+        for _ in range(MAX_READS):
             missing = known.missing
             if owner.owner is not Owner.UNKNOWN or missing is None:
                 break

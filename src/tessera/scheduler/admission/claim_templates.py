@@ -32,7 +32,7 @@ RENEW_S = 3600.0
 KEEP_S = 24 * 3600.0
 SEEN_S = 2 * RENEW_S
 """without another use, by a clock that is never set: one that is used is renewed within half of it"""
-MOST_DELETED = 100
+MAX_DELETED = 100
 """in one sweep, so that the webhook's other requests are not held up"""
 
 
@@ -96,7 +96,7 @@ class ClaimTemplates(InformerHandler[ResourceClaimTemplate]):
         old = [
             each for key, each in self._found.items() if _is_ours(each) and used[key][0] < limit and used[key][1] < seen
         ]
-        for each in old[:MOST_DELETED]:
+        for each in old[:MAX_DELETED]:
             metadata = each.metadata
             path = RESOURCE_CLAIM_TEMPLATES.path(metadata.namespace, metadata.name)
             try:

@@ -23,7 +23,7 @@ from tessera.vendors.annotation_values import Choice
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.card_shares import MOST_MIB_OF_A_CARD
+from tessera.vendors.parts.card_shares import MAX_MIB_OF_A_CARD
 from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.gojson import encode
 from tessera.wire.keys import NODE_LOCK
@@ -103,7 +103,7 @@ class Ascend(Vendor):
     def _complete_memory(self, container: ContainerDraft, pod: PodDraft, *, count: int, soft: bool) -> Denied | None:
         """Write the container's share of each chip into its limits."""
         name, factor, whole = self.names.memory, self.quota_factor, self.chip.memory_allocatable
-        asked = container.amount(name, limits_only=True, most=MOST_MIB_OF_A_CARD // factor)
+        asked = container.amount(name, limits_only=True, most=MAX_MIB_OF_A_CARD // factor)
         if isinstance(asked, BadRequest) or not name:
             return None
         if asked is None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from tessera.core.devices import Device
-from tessera.vendors.parts.capacity import MOST_CARDS
+from tessera.vendors.parts.capacity import MAX_CARDS
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
 
@@ -65,8 +65,8 @@ def devices_from(text: str, *, node: str, vendor: str) -> tuple[Device, ...]:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(str(error)) from error
     specs = found.devices or []
-    if len(specs) > MOST_CARDS:
-        raise WireError(f"{len(specs)} devices, at most {MOST_CARDS} are believed")
+    if len(specs) > MAX_CARDS:
+        raise WireError(f"{len(specs)} devices, at most {MAX_CARDS} are believed")
     profiles = read_profiles(found.profiles or {})
     if specs and not profiles:
         raise WireError("no profile of the form <slices>g.<memory>gb")

@@ -14,7 +14,7 @@ from tessera.vendors.drafts import BadRequest, amount
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node
 
-MOST_CARDS = 1024
+MAX_CARDS = 1024
 """cards per node; a larger capacity is treated as a problem"""
 
 SHARERS = 100
@@ -34,7 +34,7 @@ def numbered_cards(
     vendor: Vendor, node: Node, *, stem: str, memory: int, slots: int = 1
 ) -> tuple[Device, ...] | NodeProblem:
     """One device for every card in the capacity; ids are `<node>-<stem>-<position>`."""
-    count = capacity_of(node, vendor.names.count, most=MOST_CARDS)
+    count = capacity_of(node, vendor.names.count, most=MAX_CARDS)
     if isinstance(count, NodeProblem):
         return count
     return alike_cards(Device(f"{node.name}-{stem}", vendor.key, slots=slots, memory=memory, model=vendor.key), count)
@@ -54,9 +54,9 @@ def cards_from_capacity(
     if cores == 0:
         return ()
     count = -(-cores // cores_per_card)
-    if count > MOST_CARDS:
+    if count > MAX_CARDS:
         return NodeProblem(
-            f"{names.cores}: a capacity of {cores} would be {count} cards, at most {MOST_CARDS} are believed"
+            f"{names.cores}: a capacity of {cores} would be {count} cards, at most {MAX_CARDS} are believed"
         )
     memory = units * vendor.quota_factor * cores_per_card // cores
     if memory > INT32_MAX:

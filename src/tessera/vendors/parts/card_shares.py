@@ -9,7 +9,7 @@ from __future__ import annotations
 from tessera.core.requests import Request
 from tessera.vendors.drafts import BadRequest, Resources
 
-MOST_MIB_OF_A_CARD = 2**24
+MAX_MIB_OF_A_CARD = 2**24
 """MiB; 16 TiB, far above any card: a larger number was meant as bytes (`gpumem: 1Gi`)"""
 
 LEAST_MIB_OF_A_CARD = 64
@@ -42,7 +42,7 @@ def whole_cards(
 def memory_of(resources: Resources, name: str, *, mib_per_unit: int = 1) -> int | BadRequest:
     """Memory in MiB; 0 if the container names none."""
     unit = "MiB" if mib_per_unit == 1 else f"units of {mib_per_unit} MiB"
-    units = resources.amount(name, most=MOST_MIB_OF_A_CARD // mib_per_unit, unit=unit)
+    units = resources.amount(name, most=MAX_MIB_OF_A_CARD // mib_per_unit, unit=unit)
     if isinstance(units, BadRequest):
         return units
     return (units or 0) * mib_per_unit

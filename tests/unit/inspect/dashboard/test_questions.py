@@ -193,7 +193,7 @@ class Slowly:
 async def test_questions_are_answered_one_at_a_time_and_only_so_many_wait(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_QUESTIONS", 2)
+    monkeypatch.setattr(server, "MAX_QUESTIONS", 2)
     slow = Slowly()
     monkeypatch.setattr(page.state.source, "explain", slow)
     waiting = [asyncio.create_task(page.ask("/api/pod?namespace=a&name=b")) for _ in range(2)]
@@ -209,7 +209,7 @@ async def test_questions_are_answered_one_at_a_time_and_only_so_many_wait(
 async def test_each_user_tries_one_manifest_at_a_time_and_only_so_many_wait(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_TRIALS", 2)
+    monkeypatch.setattr(server, "MAX_TRIALS", 2)
     slow, users = Slowly(), iter(["ada", "ada", "bob", "cyd", "ada"])
     monkeypatch.setattr(server, "try_manifests", slow)
     monkeypatch.setattr(page.access, "user_of", lambda _: next(users))
@@ -248,7 +248,7 @@ async def test_a_question_that_takes_too_long_is_refused_and_the_next_one_is_ans
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(what_if, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(what_if, "MAX_SECONDS", 0.0)
     status, found = await tried(page, copies(3))
     assert (status, "tessera simulate pod" in found["error"]) == (400, True)
     monkeypatch.undo()
@@ -272,7 +272,7 @@ async def test_only_what_is_left_beside_the_last_manifest_is_counted(
 
 
 async def test_only_so_many_viewers_are_connected(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_VIEWERS", 1)
+    monkeypatch.setattr(server, "MAX_VIEWERS", 1)
     stream = (await page.ask(f"/api/events?since={page.state.log.version}")).pieces
     assert stream is not None
     # It counts before its first event is sent: others may ask in the same moment.

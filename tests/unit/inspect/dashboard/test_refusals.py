@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin
-from tessera.inspect.dashboard.scheduler_page import MOST_REFUSED, Refusals
+from tessera.inspect.dashboard.scheduler_page import MAX_REFUSED, Refusals
 from tessera.wire.objects import Metadata, OwnerReference, Pod
 
 
 def test_refusals_are_bounded_without_a_viewer_and_the_longest_silent_pod_is_forgotten() -> None:
     refusals = Refusals()
-    for number in range(MOST_REFUSED):
+    for number in range(MAX_REFUSED):
         refusals.add(f"uid-{number}", None, float(number))
     refusals.add("uid-0", None, 1e6)
     refusals.add("uid-new", None, 1e6)

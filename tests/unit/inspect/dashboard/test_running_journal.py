@@ -100,7 +100,7 @@ async def test_records_are_forgotten_when_nobody_asks() -> None:
 
 
 async def test_what_left_the_ring_leaves_the_page_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_journal, "MOST_RECORDS", 0)
+    monkeypatch.setattr(page_journal, "MAX_RECORDS", 0)
     here = Recorded()
     here.journal._ring._limit = 4_000
     for number in range(60):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tessera.lab.demo.bars import MOST_WAITING, Palette, draw_bar, draw_cluster
+from tessera.lab.demo.bars import MAX_WAITING, Palette, draw_bar, draw_cluster
 from tessera.lab.demo.view import CardView, ClusterView, SliceView, WaitingView, short_model
 
 
@@ -60,7 +60,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_pods_that_wait_are_named_up_to_a_number() -> None:
-    waiting = tuple(WaitingView(f"p{number}", "") for number in range(MOST_WAITING + 2))
+    waiting = tuple(WaitingView(f"p{number}", "") for number in range(MAX_WAITING + 2))
     assert lines(ClusterView((card(),), waiting))[-1].strip() == "and 2 more"
 
 

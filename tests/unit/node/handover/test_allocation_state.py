@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.node.handover.allocation_state import (
-    MOST_LOOKS,
+    MAX_LOOKS,
     Allocation,
     AllocationState,
     Ambiguous,
@@ -59,7 +59,7 @@ def found_at(state: AllocationState, pod: BoundPod) -> int:
 
 def test_kubelet_is_asked_about_an_answer_a_limited_number_of_times() -> None:
     state = state_with(answer("x", (P, 0)), answer("y", (D, 0)))
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         assert state.awaits_holder
         show(state, (D, 0, "y"))
     assert not state.awaits_holder

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tessera.node.handover.allocator import MOST_CALLS
+from tessera.node.handover.allocator import MAX_CALLS
 from tessera.node.handover.bound_pod import TO_ALLOCATE
 from tessera.node.modes.base import AllocationRefused
 from tests.support.event_loops import in_fake_time
@@ -214,7 +214,7 @@ async def test_an_agent_that_stops_refuses_waiting_calls() -> None:
 async def test_more_calls_than_kubelet_ever_makes_are_refused() -> None:
     world = HandoverNode(bound("p", A))
     world.mode.gate = asyncio.Event()
-    asked = [asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(MOST_CALLS)]
+    asked = [asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(MAX_CALLS)]
     await asyncio.sleep(1)
     with pytest.raises(AllocationRefused, match="at once"):
         await world.ask("GPU-a-99")

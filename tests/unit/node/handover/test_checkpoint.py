@@ -10,7 +10,7 @@ import pytest
 from tessera.core.grants import Span
 from tessera.core.requests import Role
 from tessera.node.handover import checkpoint as checkpoint_module
-from tessera.node.handover.checkpoint import FILE, MOST_RECORDS, Checkpoint, Record
+from tessera.node.handover.checkpoint import FILE, MAX_RECORDS, Checkpoint, Record
 from tessera.node.handover.claims import Claim
 from tessera.services.failpoints import VARIABLE
 from tessera.wire import keys
@@ -171,8 +171,8 @@ async def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path, name:
 
 async def test_old_answers_make_room(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
-    for number in range(MOST_RECORDS + 3):
+    for number in range(MAX_RECORDS + 3):
         await checkpoint.add(record(str(number)))
     await checkpoint.prune(lambda _uid: True)
-    assert len(found := await loaded(tmp_path)) == MOST_RECORDS
+    assert len(found := await loaded(tmp_path)) == MAX_RECORDS
     assert found[0] == record("3")

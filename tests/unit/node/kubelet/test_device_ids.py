@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.node.fleet import Fleet
-from tessera.node.kubelet.device_ids import MOST_DEVICES, physical, replicas
+from tessera.node.kubelet.device_ids import MAX_DEVICES, physical, replicas
 from tessera.wire.node_config import Mode, NodeSettings
 from tests.support.kubelet.cards import card, fleet, uuid
 
@@ -53,8 +53,8 @@ def test_the_number_of_replicas_follows_the_mode(mode: Mode, split: int, instanc
 
 def test_an_absurd_split_count_still_gives_a_list_that_kubelet_can_read() -> None:
     listed = replicas(fleet(8), NodeSettings(split_count=10**12))
-    assert len(listed) == MOST_DEVICES
-    assert len({each.id for each in listed}) == MOST_DEVICES
+    assert len(listed) == MAX_DEVICES
+    assert len({each.id for each in listed}) == MAX_DEVICES
 
 
 def test_a_node_without_cards_has_no_devices() -> None:
@@ -86,5 +86,5 @@ def test_the_card_of_a_device(device_id: str, card_id: str) -> None:
 
 @pytest.mark.parametrize("number", [0, 7, 39_999])
 def test_every_listed_replica_leads_back_to_its_card(number: int) -> None:
-    listed = replicas(fleet(1), NodeSettings(split_count=MOST_DEVICES))
+    listed = replicas(fleet(1), NodeSettings(split_count=MAX_DEVICES))
     assert physical(listed[number].id) == uuid(0)

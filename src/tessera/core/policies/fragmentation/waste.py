@@ -17,7 +17,7 @@ import numpy as np
 
 from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandSlice
 from tessera.core.devices import Device, MigProfile
-from tessera.core.mig import MOST_SLICES, bits, by_size
+from tessera.core.mig import MAX_SLICES, bits, by_size
 from tessera.core.policies.base import Floats
 
 SCARCE = 0.2
@@ -182,6 +182,6 @@ def _mig_waste(
 ) -> MigWaste | None:
     places = [place for profile in profiles for place in profile.placements]
     slices = max((place.start + place.size for place in places), default=0)
-    if not 0 < slices <= MOST_SLICES or any(place.size < 1 for place in places):
+    if not 0 < slices <= MAX_SLICES or any(place.size < 1 for place in places):
         return None
     return MigWaste(demand, profiles, memory=memory, slices=slices, unused_worth=unused_worth)

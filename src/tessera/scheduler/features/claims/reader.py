@@ -20,7 +20,7 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod, PodClaim
 from tessera.wire.resource_api import DRIVER
 
-MOST_CONSUMERS = 256
+MAX_CONSUMERS = 256
 """pods that a claim can be reserved for, by the API"""
 
 
@@ -118,8 +118,8 @@ class PodClaimReader:
         if record.facts is not None and record.facts.problem:
             return ClaimNotReady("", record.facts.problem)
         consumers = record.consumers
-        if uid not in consumers and len(consumers) >= MOST_CONSUMERS:
-            return ClaimNotReady("", f"{_title(record)} is used by {len(consumers)} pods; at most {MOST_CONSUMERS}")
+        if uid not in consumers and len(consumers) >= MAX_CONSUMERS:
+            return ClaimNotReady("", f"{_title(record)} is used by {len(consumers)} pods; at most {MAX_CONSUMERS}")
         return None
 
     def keys(self, pod: Pod) -> list[str]:

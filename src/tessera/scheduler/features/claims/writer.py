@@ -27,7 +27,7 @@ from tessera.core.holdings import PodFacts
 from tessera.kube.errors import ApiError, KubeError, Unreachable, is_gone, is_not_found
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, WriteState
 from tessera.scheduler.features.claims.pod_claims import ClaimUse
-from tessera.scheduler.features.claims.reader import MOST_CONSUMERS
+from tessera.scheduler.features.claims.reader import MAX_CONSUMERS
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -132,7 +132,7 @@ class ClaimWriter:
 
         A member of a gang that shares a claim must not lose its place to the others.
         """
-        for _ in range(MOST_CONSUMERS):
+        for _ in range(MAX_CONSUMERS):
             others = {self._under_way[uid] for uid in prepared.claim_uids if uid in self._under_way}
             if not others:
                 break
@@ -213,8 +213,8 @@ class ClaimWriter:
         consumers = record.claim.status.reserved_for or ()
         if not any(each.uid == request.uid for each in consumers):
             consumers = (*consumers, Consumer(resource="pods", name=request.name, uid=request.uid))
-        if len(consumers) > MOST_CONSUMERS:
-            return f"{title} is used by {MOST_CONSUMERS} pods already"
+        if len(consumers) > MAX_CONSUMERS:
+            return f"{title} is used by {MAX_CONSUMERS} pods already"
         if record.is_allocated:
             if record.facts is None or record.facts.node != placement.node:
                 where = "by another driver" if record.facts is None else f"on node {record.facts.node}"

@@ -35,7 +35,7 @@ MEMBERS_AT_ONCE = 24
 """placed between two pauses of a plan: 4 ms for one card each, 8 ms for eight"""
 PLAN_AGAIN = 3
 """times at once, if members come or go in a pause"""
-MOST_EXCHANGED = 8
+MAX_EXCHANGED = 8
 """nodes on which the holds of other members may make way for a member"""
 UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})
 """labels that every node has its own value of: not worth the memory, the node's name is the same"""
@@ -299,7 +299,7 @@ class GangHolds:
             self._hand_over(gang, request.uid, span or self._asked(gang, request))
             return answer.placement
         nodes = sorted({hold.placement.node for found in gang.holds.values() for hold in found})
-        for node in [name for name in nodes if name in named][:MOST_EXCHANGED]:
+        for node in [name for name in nodes if name in named][:MAX_EXCHANGED]:
             placement = self._displace(gang, request, node, at_any_cost=at_any_cost)
             if placement is not None:
                 self._hand_over(gang, request.uid, span or self._asked(gang, request))

@@ -15,7 +15,7 @@ from tessera.core.gang_trial import GangMember
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Outlook
 from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.unschedulable_pods import MOST_WORK
+from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 PAUSE_SECONDS = 5.0
 VALID_SECONDS = 300.0
@@ -65,7 +65,7 @@ class GangOutlook:
         asking = [GangMember(member.request, member.candidates) for member in members[: gang.group.size]]
         required = min(max(gang.required - placed, 0), len(asking))
         try:
-            steps = self._cluster.shortage(asking, required=required, work=MOST_WORK)
+            steps = self._cluster.shortage(asking, required=required, work=MAX_WORK)
             shortage = await finish_in_slices(steps, seconds=SLICE_SECONDS)
         finally:
             self._not_before = self._now() + PAUSE_SECONDS

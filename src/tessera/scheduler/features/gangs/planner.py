@@ -27,11 +27,11 @@ from tessera.scheduler.features.gangs.reports import GangReports
 from tessera.scheduler.features.gangs.turns import GangTurns
 from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.unschedulable_pods import MOST_WORK
+from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 PAUSE_SECONDS = 1.0
 """between two plans of a large gang that does not fit, or whose members change meanwhile"""
-MOST_REPLANNED = 64
+MAX_REPLANNED = 64
 """members without a place up to which a gang is planned again in one step; a larger plan is given up instead"""
 SPARE_REPLANS = 8
 """beside two per member: a plan that kube-scheduler's own reasons refuse more often is given up"""
@@ -155,9 +155,9 @@ class GangPlanner:
         return misfit
 
     def _try(self, gang: Gang, asking: Member | None, missing: int) -> Planning:
-        answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+        answer = yield from self._holds.plan(gang, asking, missing=missing, work=MAX_WORK)
         if isinstance(answer, GangMisfit) and gang.forget_narrowed():
-            answer = yield from self._holds.plan(gang, asking, missing=missing, work=MOST_WORK)
+            answer = yield from self._holds.plan(gang, asking, missing=missing, work=MAX_WORK)
         return answer
 
     def _never_text(self, gang: Gang) -> str:
@@ -199,9 +199,9 @@ class GangPlanner:
             why = "kube-scheduler refused too many of the planned nodes for reasons of its own"
             return self._lifecycle.give_up(gang, why)
         why = "no other node was found for it"
-        if len(self._holds.unplaced(gang)) <= MOST_REPLANNED:
+        if len(self._holds.unplaced(gang)) <= MAX_REPLANNED:
             missing = max(gang.required - gang.present(), 0)
-            answer = finish(self._holds.plan(gang, member, missing=missing, work=MOST_WORK))
+            answer = finish(self._holds.plan(gang, member, missing=missing, work=MAX_WORK))
             placement = self._holds.take(gang, request, named) if isinstance(answer, GangPlan) else None
             if placement is not None:
                 return placement

@@ -37,7 +37,7 @@ TURN_SECONDS = 600.0
 """that a turn lasts at most"""
 REMEMBERED_SECONDS = 3600.0
 """for which it is known that a namespace had a turn"""
-MOST_TRIED = 512
+MAX_TRIED = 512
 """checks of one request on one card, to find out where a pod would fit without what is held: 64 nodes with 8 cards,
 those where most is held, and some 6 ms"""
 
@@ -211,7 +211,7 @@ class GangTurns:
                 by_node.setdefault(hold.placement.node, []).append(hold.uid)
         ledger, work = self._cycles.ledger, 0
         for node in sorted(by_node, key=lambda name: (-len(by_node[name]), name)):
-            if work >= MOST_TRIED:
+            if work >= MAX_TRIED:
                 return
             work += work_per_card(request) * len(ledger.devices(node))
             if isinstance(ledger.fit_after(request, node, by_node[node]), Placement):

@@ -24,9 +24,9 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result
 
-MOST_TRIALS = 32
+MAX_TRIALS = 32
 """of sets, by the plain rule, for one request: kube-scheduler waits for it, and asks again if it gets no node"""
-MOST_NODES = 64
+MAX_NODES = 64
 """looked at for one request, those with the fewest victims first: kube-scheduler chooses among what is answered"""
 
 
@@ -87,8 +87,8 @@ class PreemptVerb:
         if priority is None:
             return {}
         found, trials = {}, 0
-        for node in sorted(victims, key=lambda name: (_size(victims[name]), name))[:MOST_NODES]:
-            if trials >= MOST_TRIALS:
+        for node in sorted(victims, key=lambda name: (_size(victims[name]), name))[:MAX_NODES]:
+            if trials >= MAX_TRIALS:
                 break
             given = victims[node]
             search = NodeSearch(
@@ -98,7 +98,7 @@ class PreemptVerb:
                 priority=priority,
                 node=node,
                 given=given.uids,
-                most_trials=MOST_TRIALS - trials,
+                most_trials=MAX_TRIALS - trials,
             )
             best = await finish_in_slices(search.steps())
             await asyncio.sleep(0)
