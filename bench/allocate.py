@@ -28,7 +28,7 @@ import grpc
 import uvloop
 
 from bench.handover_node import WAYS, Node, settings
-from bench.measurement import CALL_SECONDS, Budget, in_turns, percentile, progress, table
+from bench.measurement import CALL_S, Budget, in_turns, percentile, progress, table
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.device_ids import replicas
 from tessera.node.kubelet.endpoint import Endpoint
@@ -83,7 +83,7 @@ def served(way: str) -> Iterator[Path]:
                 yield socket
             finally:
                 process.stdin.close()
-                process.wait(CALL_SECONDS)
+                process.wait(CALL_S)
 
 
 def calling(channel: grpc.Channel, method: Method[Request, Response]) -> Callable[[Request], Response]:
@@ -92,7 +92,7 @@ def calling(channel: grpc.Channel, method: Method[Request, Response]) -> Callabl
         request_serializer=method.request.SerializeToString,
         response_deserializer=method.response.FromString,
     )
-    return lambda request: call(request, timeout=CALL_SECONDS)
+    return lambda request: call(request, timeout=CALL_S)
 
 
 def allocation(channel: grpc.Channel, ids: Sequence[str]) -> Callable[[], float]:

@@ -24,9 +24,9 @@ from bench import fleet
 
 VERSION = 1_000_000
 """resourceVersion of every list"""
-BOOKMARK_SECONDS = 20.0
+BOOKMARK_S = 20.0
 """an apiserver sends one about every minute"""
-WATCH_SECONDS = 300
+WATCH_S = 300
 """of a watch without timeoutSeconds"""
 HOST = "127.0.0.1"
 REVIEWS = {
@@ -96,7 +96,7 @@ class CannedApi:
         try:
             start, limit, seconds = (
                 int(request.query.get(name, default))
-                for name, default in (("continue", "0"), ("limit", "0"), ("timeoutSeconds", str(WATCH_SECONDS)))
+                for name, default in (("continue", "0"), ("limit", "0"), ("timeoutSeconds", str(WATCH_S)))
             )
         except ValueError as error:
             return _status(400, "BadRequest", str(error))
@@ -117,8 +117,8 @@ class CannedApi:
                 number += 1
                 await response.write(collection.bookmark(number))
                 left = deadline - loop.time()
-                await asyncio.sleep(max(min(left, BOOKMARK_SECONDS), 0))
-                if left <= BOOKMARK_SECONDS:
+                await asyncio.sleep(max(min(left, BOOKMARK_S), 0))
+                if left <= BOOKMARK_S:
                     break
             await response.write_eof()
         return response

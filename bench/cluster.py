@@ -42,7 +42,7 @@ MAX_WRITES, MAX_CLAIMS_WRITES = 1.0, 2.0
 """per pod, without events: the Binding, and the claim"""
 ROUNDS = 30
 """single rounds differ by a fifth and more on a shared machine"""
-LIMIT_SECONDS = 2_700
+LIMIT_S = 2_700
 
 
 # -- figures
@@ -167,7 +167,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--bare-rounds", type=int, default=1, help="without any extender, to compare; default %(default)s"
     )
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="time limit in seconds, default %(default)s")
     parser.add_argument(
         "--claims",
         action="store_true",

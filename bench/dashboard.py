@@ -41,10 +41,10 @@ RATE = 20.0
 """pods per second"""
 SECONDS = 20.0
 """of each of the two times"""
-SETTLE_SECONDS = 3.0
-SEEN_SECONDS = 10.0
+SETTLE_S = 3.0
+SEEN_S = 10.0
 """after which a bind that no viewer has seen is an error"""
-LIMIT_SECONDS = 300
+LIMIT_S = 300
 ATTEMPTS = 3
 """a busy machine may spoil one of them"""
 
@@ -173,13 +173,13 @@ async def measure(service: Service, context: ssl.SSLContext, run: str) -> Figure
     async with aiohttp.ClientSession() as session:
         load = Load(service, session, run)
         await load.refuse(WAITING)
-        await load.run(SETTLE_SECONDS)
+        await load.run(SETTLE_S)
         progress(f"{RATE:g} pods/s without a viewer")
         alone = await share_of(service, load, SECONDS)
         memory = memory_of(service.pid).now
         progress(f"opening {VIEWERS} pages")
         async with viewers(service, context) as (opened, figures):
-            await load.run(SETTLE_SECONDS)
+            await load.run(SETTLE_S)
             load.bound_at.clear()
             before = sum(viewer.received for viewer in opened)
             progress(f"{RATE:g} pods/s with {VIEWERS} viewers")
@@ -202,14 +202,14 @@ async def measure(service: Service, context: ssl.SSLContext, run: str) -> Figure
 
 async def wait_until_seen(load: Load, opened: list[Viewer]) -> None:
     try:
-        async with asyncio.timeout(SEEN_SECONDS):
+        async with asyncio.timeout(SEEN_S):
             while not all(load.bound_at.keys() <= viewer.seen_at.keys() for viewer in opened):
                 await asyncio.sleep(0.05)
     except TimeoutError as error:
         raise Failure("a bind reached no viewer") from error
 
 
-def measure_server(limit: int = LIMIT_SECONDS) -> Figures:
+def measure_server(limit: int = LIMIT_S) -> Figures:
     """The figures of one fresh scheduler."""
     with tempfile.TemporaryDirectory(prefix="tessera-bench-") as folder, BenchmarkProcesses(limit=limit) as processes:
         certificates, context = issue(Path(folder))

@@ -35,7 +35,7 @@ from tessera.kube.connection_pool import ApiRequest, ConnectionPool
 from tessera.kube.tls import Pem, TlsSettings
 
 EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
-LIMIT_SECONDS = 120
+LIMIT_S = 120
 MAX_PART = 0.75
 """of the processor time of aiohttp's client"""
 STATUS = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
@@ -138,7 +138,7 @@ async def measure(port: int, authority: Path, *, exchanges: int, rounds: int) ->
     clients: dict[str, Client] = {"own": ConnectionPool(access, headers=HEADERS), "aiohttp": AiohttpClient(access)}
     seen: dict[str, list[float]] = {name: [] for name in clients}
     try:
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(LIMIT_S):
             gc.collect()
             gc.freeze()
             for number in range(rounds + 1):

@@ -28,7 +28,7 @@ PENDING = 2_000
 """refused pods of the backlog"""
 CALLS_PER_BIND = 20
 """refusals between two placements: after every bind kube-scheduler retries the backlog"""
-LIMIT_SECONDS = 420
+LIMIT_S = 420
 
 MAX_RATIO = 3.0
 MAX_REFUSED_RATIO = 1.5
@@ -226,7 +226,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--policy", default="", help="for nodes and cards; default: that of the scheduler")
     parser.add_argument("--calls", type=int, default=400, help="measured calls of a kind, default %(default)s")
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="time limit in seconds, default %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 1 if one is exceeded")
     return parser.parse_args(arguments)

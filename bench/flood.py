@@ -42,12 +42,12 @@ from bench.webhook import issue
 SIZE = Size(5_000, 8, 0)
 ROUNDS = 2
 """of a quiet time and a flooded one"""
-QUIET_SECONDS, FLOOD_SECONDS = 4.0, 6.0
-SETTLE_SECONDS = 4.0
+QUIET_S, FLOOD_S = 4.0, 6.0
+SETTLE_S = 4.0
 """from the start of the clients to the first call that counts: by then all their connections are open"""
-SPACING_SECONDS = 0.005
+SPACING_S = 0.005
 """between two filters: more than kube-scheduler sends"""
-LIMIT_SECONDS = 120
+LIMIT_S = 120
 MAX_RATIO = 2.0
 MAX_GROWTH_MB = 100.0
 PRIORITY = 10
@@ -72,16 +72,16 @@ def filters(service: Service, caller: Caller, requests: FilterRequests, seconds:
         request, before = requests.repeated(), processor_seconds_of(service.pid)
         calls.wall.append(caller.post(request).seconds)
         calls.work.append(processor_seconds_of(service.pid) - before)
-        time.sleep(SPACING_SECONDS)
+        time.sleep(SPACING_S)
 
 
 def flooded(service: Service, caller: Caller, requests: FilterRequests, calls: Calls) -> Memory:
-    command = [sys.executable, "-m", "bench.hostile_clients", "--seconds", str(SETTLE_SECONDS + FLOOD_SECONDS)]
+    command = [sys.executable, "-m", "bench.hostile_clients", "--seconds", str(SETTLE_S + FLOOD_S)]
     ports = ["--webhook", str(service.webhook), "--metrics", str(service.metrics)]
     with subprocess.Popen([*command, *ports]) as clients:
         try:
-            time.sleep(SETTLE_SECONDS)
-            filters(service, caller, requests, FLOOD_SECONDS, calls)
+            time.sleep(SETTLE_S)
+            filters(service, caller, requests, FLOOD_S, calls)
             if clients.poll() not in (None, 0):
                 raise Failure("the hostile clients failed")
         finally:
@@ -113,8 +113,8 @@ def measure(service: Service, stack: ExitStack, *, run: str, by_clock: bool) -> 
     before = memory_of(service.pid)
     quiet, rough = Calls(), Calls()
     for number in range(ROUNDS):
-        progress(f"round {number + 1} of {ROUNDS}: {QUIET_SECONDS:g} s quiet, {FLOOD_SECONDS:g} s flooded")
-        filters(service, caller, requests, QUIET_SECONDS, quiet)
+        progress(f"round {number + 1} of {ROUNDS}: {QUIET_S:g} s quiet, {FLOOD_S:g} s flooded")
+        filters(service, caller, requests, QUIET_S, quiet)
         after = flooded(service, caller, requests, rough)
     before_flood, in_flood = (quiet.wall, rough.wall) if by_clock else (quiet.work, rough.work)
     return {
@@ -148,7 +148,7 @@ def best(limit: int, attempts: int) -> Figures:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.flood", description=__doc__.split("\n")[0])
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="time limit in seconds, default %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check", action="store_true", help="compare with the budget; exit 1 if it is exceeded")
     options = parser.parse_args(arguments)

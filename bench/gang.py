@@ -38,18 +38,18 @@ from tests.e2e.processes import NotStarted
 from tools.kubernetes import build
 
 NODE_COUNT, MEMBERS, OTHERS, ROUNDS = 1_000, 512, 200, 3
-MAX_SECONDS = 3.0
+MAX_S = 3.0
 """from the creation of the last member until all are bound, on a machine that does nothing else"""
 MAX_WRITES = 1.1
 """per member, without events: a member that must be woken costs a patch beside its Binding"""
 MAX_TIMES_SINGLE = 1.5
 """the time that as many single pods take"""
-MAX_VERDICT_SECONDS = 1.0
+MAX_VERDICT_S = 1.0
 """from the creation of the last member until a member's condition has the whole reason"""
 VERDICT_SIZES = (512, 8)
 """members that ask for all cards of a node each, the largest gang first: room is only ever taken"""
 OTHERS_PER_SECOND = 50
-LIMIT_SECONDS = 1_200
+LIMIT_S = 1_200
 
 
 def member(number: int, size: int, name: str, *, of_gang: bool, cards: int = 1) -> Json:
@@ -231,9 +231,9 @@ def judged_verdicts(results: dict[str, Any]) -> tuple[bool, str]:
     for size, found in results.items():
         for key, what in (("first_s", "the first member is told"), ("all_s", "all members are told")):
             is_judged = key == "first_s"
-            is_kept = not is_judged or found[key] <= MAX_VERDICT_SECONDS
+            is_kept = not is_judged or found[key] <= MAX_VERDICT_S
             kept = kept and is_kept
-            budget = f"<= {MAX_VERDICT_SECONDS:g}" if is_judged else ""
+            budget = f"<= {MAX_VERDICT_S:g}" if is_judged else ""
             verdict = ("ok" if is_kept else "BROKEN") if is_judged else ""
             label = f"s from the last of {size} members until {what}"
             lines.append(f"{label:<68} {found[key]:>8.4g} {budget:>10}  {verdict}".rstrip())
@@ -252,7 +252,7 @@ def judged(results: dict[str, Any]) -> tuple[bool, str]:
     for kind in ("alone", "busy"):
         found = results[kind]
         rows += [
-            (f"s from the last member's creation until all are bound, {kind}", found["bound_s"], MAX_SECONDS),
+            (f"s from the last member's creation until all are bound, {kind}", found["bound_s"], MAX_S),
             (f"API writes per member, {kind}", found["writes_per_member"], MAX_WRITES),
         ]
     for what, value, most in rows:
@@ -268,7 +268,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=MEMBERS, help="of a gang, default %(default)s")
     parser.add_argument("--others", type=int, default=OTHERS, help="pods that come and go, default %(default)s")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each kind, default %(default)s")
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="time limit in seconds, default %(default)s")
     parser.add_argument("--verdict", action="store_true", help="measure how soon a gang is told that it does not fit")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 if the budget is exceeded")

@@ -21,7 +21,7 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import mixed_pods, product
 
-MAX_SECONDS = 5.0
+MAX_S = 5.0
 
 
 async def measure(pods: int, agent: str) -> dict[str, float]:
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pods", type=int, default=100, help="default %(default)s")
     parser.add_argument("--agent", choices=("env", "answer", "hami"), default="env", help="default %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--check", action="store_true", help=f"fail above {MAX_SECONDS:g} s or with a wrong slice")
+    parser.add_argument("--check", action="store_true", help=f"fail above {MAX_S:g} s or with a wrong slice")
     chosen = parser.parse_args(arguments)
     found = uvloop.run(measure(chosen.pods, chosen.agent))
     if chosen.json:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             "{pods:.0f} pods handed over in {seconds} s ({processor_s} s of work), {wrong_slices} wrong".format(**found)
         )
-    broken = found["seconds"] > MAX_SECONDS or found["wrong_slices"] > 0
+    broken = found["seconds"] > MAX_S or found["wrong_slices"] > 0
     return 1 if chosen.check and broken else 0
 
 

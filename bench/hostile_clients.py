@@ -24,7 +24,7 @@ import uvloop
 from bench.measurement import HOST
 
 MIB = 2**20
-PAUSE_SECONDS = 0.5
+PAUSE_S = 0.5
 """after a connection that was refused"""
 CONTAINER = b'{"name":"c","resources":{"limits":{"nvidia.com/gpu":1}}}'
 
@@ -109,12 +109,12 @@ async def keep_open(target: Target, connections: int, session: Session) -> None:
             try:
                 reader, writer = await target.connect()
             except (OSError, asyncio.IncompleteReadError):
-                await asyncio.sleep(random.uniform(0.5, 1.5) * PAUSE_SECONDS)
+                await asyncio.sleep(random.uniform(0.5, 1.5) * PAUSE_S)
                 continue
             try:
                 await session(reader, writer)
             except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                await asyncio.sleep(random.uniform(0.5, 1.5) * PAUSE_SECONDS)
+                await asyncio.sleep(random.uniform(0.5, 1.5) * PAUSE_S)
             finally:
                 writer.transport.abort()
 

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 HOST = "127.0.0.1"
-CALL_SECONDS = 30.0
+CALL_S = 30.0
 """longest wait for a response"""
 _CHUNK = 1 << 18
 """bytes"""
@@ -45,7 +45,7 @@ class Caller:
 
     def __init__(self, port: int, path: str) -> None:
         self._head = f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n"
-        self._socket = socket.create_connection((HOST, port), timeout=CALL_SECONDS)
+        self._socket = socket.create_connection((HOST, port), timeout=CALL_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ from statistics import median
 from time import process_time
 
 from bench.core import REPEATED_SHAPES, SEED, Cluster, build, make_pod, settle
-from bench.filter import CHECKED, LIMIT_SECONDS, MAX_RATIO, Figures, start
+from bench.filter import CHECKED, LIMIT_S, MAX_RATIO, Figures, start
 from bench.measurement import Budget, progress, side_by_side, table
 from bench.processes import BenchmarkProcesses, Failure, Size
 from tessera.core.demand_history import DemandHistory
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.packing", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=CHECKED.nodes, help="default %(default)s")
     parser.add_argument("--calls", type=int, default=400, help="calls of a kind over HTTP, default %(default)s")
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="time limit in seconds, default %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 if a budget is exceeded; always at 1000 nodes")
     options = parser.parse_args(arguments)

@@ -29,7 +29,7 @@ from tests.support.large_states import large_state
 from tests.ui.described_cluster import DescribedCluster
 from tests.ui.scripted_page import ScriptedPage
 
-MAX_SECONDS = 1.0
+MAX_S = 1.0
 """for the first picture after the data, and for an update after its event"""
 MAX_MB = 300.0
 ATTEMPTS = 3
@@ -118,7 +118,7 @@ def _private_bytes(pid: int) -> int:
 def budgets(found: Figures) -> list[Budget]:
     timed = [name for name in found if name.endswith(" s") and "p50" not in name]
     return [
-        *(Budget(name, found[name], MAX_SECONDS) for name in timed),
+        *(Budget(name, found[name], MAX_S) for name in timed),
         Budget("browser tab, MB", found["browser tab, MB"], MAX_MB),
     ]
 

@@ -23,12 +23,12 @@ from typing import Self
 from bench.measurement import HOST, progress
 from tests.support.ports import free_ports
 
-STOP_SECONDS = 5.0
+STOP_S = 5.0
 """between SIGTERM and SIGKILL"""
-START_SECONDS = 120.0
+START_S = 120.0
 """far above any budget: a process that takes longer does not start at all"""
-POLL_SECONDS = 0.05
-POLL_TIMEOUT_SECONDS = 5.0
+POLL_S = 0.05
+POLL_TIMEOUT_S = 5.0
 """for one /readyz: reading pages of pods blocks the loop, but never that long"""
 LOG_TAIL = 3_000
 """characters of a failed process that are shown"""
@@ -135,9 +135,9 @@ class BenchmarkProcesses:
         started = time.perf_counter()
         process, log = self._start("tessera", "scheduler", *arguments)
         while missing := _missing(extender):
-            if process.poll() is not None or time.perf_counter() - started > START_SECONDS:
+            if process.poll() is not None or time.perf_counter() - started > START_S:
                 raise Failure(f"the scheduler did not become ready: {missing}\n{_tail(log)}")
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_S)
         ready_s = round(time.perf_counter() - started, 2)
         served = webhook if certificates is not None else 0
         return Service(process.pid, extender, served, metrics, dashboard if dashboard_on else 0, ready_s)
@@ -146,7 +146,7 @@ class BenchmarkProcesses:
         """Starts a module of this package that prints its port."""
         process, log = self._start(module, *arguments)
         assert process.stdout is not None  # a pipe
-        readable, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+        readable, _, _ = select.select([process.stdout], [], [], START_S)
         line = process.stdout.readline().strip() if readable else b""
         if not line.isdigit():
             raise Failure(f"{module} did not start:\n{_tail(log)}")
@@ -171,7 +171,7 @@ class BenchmarkProcesses:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -190,7 +190,7 @@ def _late(_number: int, _frame: FrameType | None) -> None:
 
 def _missing(port: int) -> str:
     """What /readyz says is missing; empty = ready."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=POLL_TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection(HOST, port, timeout=POLL_TIMEOUT_S)
     try:
         connection.request("GET", "/readyz")
         response = connection.getresponse()

@@ -32,10 +32,10 @@ from bench.processes import BenchmarkProcesses, Certificates, Failure, Size
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "samples" / "admission"
 GPU_SAMPLES = ("kubectl-gpu", "deployment", "generateName")
-WARM_UP_SECONDS = 1.0
-CALL_SECONDS = 10.0
+WARM_UP_S = 1.0
+CALL_S = 10.0
 """the default timeout of an apiserver for a webhook"""
-LIMIT_SECONDS = 180
+LIMIT_S = 180
 MAX_P99_MS = 10.0
 LEAST_RATE = 0.98
 """share of the offered rate that must be answered in time"""
@@ -82,7 +82,7 @@ async def offer(url: str, context: ssl.SSLContext, *, rate: float, seconds: floa
         outcome.refused += not (verdict.get("allowed") and verdict.get("patch"))
 
     connector = aiohttp.TCPConnector(ssl=context, limit=0)
-    timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=CALL_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
         began = clock()
         for number in range(round(rate * seconds)):
@@ -124,7 +124,7 @@ def measure(size: Size, *, rate: float, seconds: float, limit: int, attempts: in
         url = f"https://{HOST}:{service.webhook}/webhook"
         found: list[Figures] = []
         while len(found) < attempts and (not found or found[-1]["webhook_p99_ms"] > MAX_P99_MS):
-            uvloop.run(offer(url, context, rate=rate, seconds=WARM_UP_SECONDS))
+            uvloop.run(offer(url, context, rate=rate, seconds=WARM_UP_S))
             progress(f"sending {rate:g} requests/s for {seconds:g} s")
             outcome = uvloop.run(offer(url, context, rate=rate, seconds=seconds))
             found.append(figures(outcome, seconds=seconds))
@@ -147,7 +147,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=1_000, help="default %(default)s")
     parser.add_argument("--devices", type=int, default=8, help="cards per node, default %(default)s")
     parser.add_argument("--pods-per-node", type=int, default=16, help="running pods per node, default %(default)s")
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="time limit in seconds, default %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check", action="store_true", help="compare with the budget; exit 1 if it is exceeded")
     return parser.parse_args(arguments)

@@ -12,7 +12,7 @@ import yaml
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import has_ended, node_of
 from tests.e2e.cluster import Cluster, cluster
@@ -128,7 +128,7 @@ async def test_a_waiting_pod_is_bound_soon_after_another_is_deleted(plane: Contr
 async def test_a_backlog_is_worked_off_as_room_appears(plane: ControlPlane) -> None:
     names = [f"p{number}" for number in range(8)]
     async with cluster(plane, [node("n1", 2)]) as found:
-        ending = {RUN_SECONDS: "0.2"}
+        ending = {RUN_FOR: "0.2"}
         await found.create(*(gpu_pod(name, gpu=1, annotations=ending) for name in names))
         await found.wait_for(lambda: all(map(has_ended, found.pods)), what="the whole backlog")
         await found.at_rest()

@@ -13,7 +13,7 @@ from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS, Resource
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera.lab.sandbox.nodes.node import AgentKind, SimulatedNode
 from tessera.lab.sandbox.objects import node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster
@@ -106,7 +106,7 @@ async def test_pods_of_deployments_and_jobs_are_placed_like_any_other(plane: Con
     staying = {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": containers}}
     serving = {"replicas": 3, "selector": {"matchLabels": {"app": "a"}}, "template": staying}
     once = {"containers": containers, "restartPolicy": "Never"}
-    ending = {"metadata": {"annotations": {RUN_SECONDS: "0.1"}}, "spec": once}
+    ending = {"metadata": {"annotations": {RUN_FOR: "0.1"}}, "spec": once}
     async with cluster(plane, [node("n1", 1)]) as found:
         for resource, name, spec in (
             (DEPLOYMENTS, "serve", serving),

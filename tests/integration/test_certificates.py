@@ -24,7 +24,7 @@ from tessera.lab.sandbox.api.kinds import SECRETS as SECRET_KIND
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.certificates import rotator as keeping
 from tessera.scheduler.certificates import tls
-from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, facts_of, split_bundle
+from tessera.scheduler.certificates.authority import DAY, LEAF_S, facts_of, split_bundle
 from tessera.scheduler.certificates.tls import ServingTls
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, SelfManaged, Settings, TlsFiles
@@ -59,7 +59,7 @@ async def test_changed_files_are_served_to_new_connections_and_old_ones_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, listener: str
 ) -> None:
     if not told:
-        monkeypatch.setattr(tls, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(tls, "LOOK_S", 0.01)
     authority = trustme.CA()
     files = write_pair(tmp_path, authority)
     context = trusting(authority)
@@ -96,7 +96,7 @@ async def test_changed_files_are_served_to_new_connections_and_old_ones_go_on(
 async def test_bad_files_are_reported_once_and_the_old_certificate_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[TlsFiles], Any], said: str
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(tls, "LOOK_S", 0.01)
     authority = trustme.CA()
     files = write_pair(tmp_path, authority)
     good = leaf_of(files)
@@ -119,9 +119,9 @@ async def test_bad_files_are_reported_once_and_the_old_certificate_stays(
 @pytest.fixture
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds follow each other at once, where they are a minute apart in a cluster."""
-    monkeypatch.setattr(keeping, "CHECK_SECONDS", 0.02)
-    monkeypatch.setattr(keeping, "QUIET_SECONDS", 0.01)
-    monkeypatch.setattr(keeping, "SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr(keeping, "CHECK_S", 0.02)
+    monkeypatch.setattr(keeping, "QUIET_S", 0.01)
+    monkeypatch.setattr(keeping, "SETTLE_S", 0.02)
 
 
 def stored(plane: ControlPlane) -> dict[str, bytes]:
@@ -255,7 +255,7 @@ async def test_a_bundle_that_another_client_changed_is_repaired(foreign: bytes) 
 @pytest.mark.usefixtures("_hurried")
 @on_uvloop
 async def test_a_certificate_is_renewed_long_before_its_end_by_the_same_authority() -> None:
-    clock = Clock(time.time() - 0.7 * LEAF_SECONDS)
+    clock = Clock(time.time() - 0.7 * LEAF_S)
     with captured() as logs:
         async with ControlPlane() as plane:
             serving = ServingTls(OWN, plane.client, client_ca="", now=clock)
@@ -268,11 +268,11 @@ async def test_a_certificate_is_renewed_long_before_its_end_by_the_same_authorit
                 await logs.until("certificate served")
                 old, ends = stored(plane), serving.expiry
                 first = await shown_certificate(listener.address, trusting(bundle(plane)))
-                assert ends == pytest.approx(clock.now + LEAF_SECONDS, abs=2)
-                clock.now += 0.6 * LEAF_SECONDS
+                assert ends == pytest.approx(clock.now + LEAF_S, abs=2)
+                clock.now += 0.6 * LEAF_S
                 await rounds(plane, 2)
                 assert stored(plane) == old
-                clock.now += 0.1 * LEAF_SECONDS
+                clock.now += 0.1 * LEAF_S
                 await logs.until("certificate served", times=2)
                 assert (stored(plane)["ca.crt"], bundle(plane)) == (old["ca.crt"], old["ca.crt"])
                 assert await shown_certificate(listener.address, trusting(bundle(plane))) != first

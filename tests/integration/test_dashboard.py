@@ -167,7 +167,7 @@ async def test_a_pod_that_waits_is_known_and_leaves_when_it_is_deleted(tmp_path:
 
 
 async def test_a_lost_connection_is_told_and_so_is_its_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_source, "LOST_SECONDS", 0.0)
+    monkeypatch.setattr(live_source, "LOST_S", 0.0)
     async with product(nodes(), tmp_path) as cluster, followed(cluster.plane) as source:
         faults = cluster.plane.server.faults
         faults.next(Drop(), agent=US, times=1_000)

@@ -153,7 +153,7 @@ def linked_anew(file: Path, text: str) -> None:
 async def test_a_changed_file_takes_effect_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None]
 ) -> None:
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.01)
     async with started(tmp_path) as world:
         write(world.file, config("nvidia.com/vgpu"))
         await world.changed()
@@ -210,7 +210,7 @@ async def test_a_broken_file_is_reported_and_the_old_configuration_stays(
 async def test_a_broken_file_is_reported_once_not_at_every_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.001)
     async with started(tmp_path) as world:
         world.file.write_text("nvidia: [")
         await world.logs.until(NOT_READ)

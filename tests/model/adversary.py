@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from tessera.kube.decoder import MAX_RETRY_AFTER_SECONDS
+from tessera.kube.decoder import MAX_RETRY_AFTER_S
 from tessera.kube.errors import ApiError
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.faults import Faults, Storm
 from tests.model.tenants import PODS, Tenants
 
 STATUSES = (410, 429, 429, 500, 503)
-RETRY_AFTER = (None, 0.0, 1.0, 30.0, MAX_RETRY_AFTER_SECONDS)
+RETRY_AFTER = (None, 0.0, 1.0, 30.0, MAX_RETRY_AFTER_S)
 """seconds; the client cuts off what is absurd"""
 LONGEST_STORM = 120.0
 """seconds"""

@@ -19,9 +19,9 @@ from tests.model import claims, device_usage
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, NEVER_WHOLE, XPU_MEMORY
 
-SETTLED_SECONDS = 150.0
+SETTLED_S = 150.0
 """a handover older than this may have been forgotten: its turn began before its binding was written"""
-MLU_SETTLED_SECONDS = 60.0
+MLU_SETTLED_S = 60.0
 """the same for a pod with Cambricon's lock alone, which expires after 120 s instead of 300 s"""
 MLU_LOCK = "cambricon.com/dsmlu.lock"
 
@@ -224,7 +224,7 @@ class Bindings:
         downward_api = downward_api and set(device_usage.allocation(pod)) == {"NVIDIA"}
         counts = {len(cards) for entries in device_usage.allocation(pod).values() for cards in entries if cards}
         mine = Handing(pod, self._time(), not (agent == "env" and downward_api), frozenset(counts))
-        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS and self.agents.get(name) == (
+        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_S and self.agents.get(name) == (
             agent,
             False,
         )
@@ -232,7 +232,7 @@ class Bindings:
         for other in list(self.handing.values()):
             if other.pod.spec.node_name == name and calm:
                 only_mlu = set(device_usage.allocation(other.pod)) == {"MLU"}
-                fresh = self._time() - other.since < (MLU_SETTLED_SECONDS if only_mlu else SETTLED_SECONDS)
+                fresh = self._time() - other.since < (MLU_SETTLED_S if only_mlu else SETTLED_S)
                 # A pod that needs no turn waits for so long, and no longer, for one whose turn it is.
                 passed = not other.depends_on_allocate and other.since >= began + DOWNWARD_API_WAIT_S
                 mixed = mine.may_be_taken_for(other) and fresh and not passed

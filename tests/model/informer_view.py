@@ -25,7 +25,7 @@ from tests.model.shapes import GPU, XPU
 from tests.support.builders import REGISTER
 from tests.support.claim_scheduler import holders
 
-ANSWER_SECONDS = 60
+ANSWER_S = 60
 """in which a plugin answers a handshake, or is taken for dead"""
 PLUGINS = {"NVIDIA": (REGISTER, HANDSHAKE, GPU), "XPU": (XPU_REGISTER, XPU_HANDSHAKE, XPU)}
 """vendor: registration, handshake, resource"""
@@ -146,7 +146,7 @@ class InformerView:
         time, key = asyncio.get_running_loop().time(), (node.name, vendor)
         if self._asked.get(key, ("", 0.0))[0] != said:
             age = self._now() - datetime.fromisoformat(said.removeprefix(ASKED)).replace(tzinfo=UTC).timestamp()
-            self._asked[key] = said, time + ANSWER_SECONDS - max(age, 0.0)
+            self._asked[key] = said, time + ANSWER_S - max(age, 0.0)
         return time < self._asked[key][1] or int(provided or 0) > 0
 
 

@@ -40,10 +40,10 @@ REPLAYED = 50
 """records of a journal that are replayed at once"""
 NUDGES = 2
 """pods that are deleted during a rest"""
-BREATH_SECONDS = 20.0
-QUIET_SECONDS = 400.0
+BREATH_S = 20.0
+QUIET_S = 400.0
 """longer than reservations, locks, turns and waiters last: at rest, nothing has happened for so long"""
-REST_SECONDS = 20000.0
+REST_S = 20000.0
 """within which the cluster must come to rest"""
 BACK_AGAIN = 0.1
 """probability that a crashed scheduler is back at the next step"""
@@ -136,10 +136,10 @@ class Simulation:
         await self._rest()
         self._faults.rate = 0.0
         self._adversary.end_everything()
-        await self._calm_down(BREATH_SECONDS)
+        await self._calm_down(BREATH_S)
         for key in list(self.api.claims.objects):
             self.api.claims.remove(key)
-        await self._calm_down(QUIET_SECONDS)
+        await self._calm_down(QUIET_S)
         for process in self._running:
             assert process.engine.ledger.pods() == []
             left = leftovers(process.engine)
@@ -230,9 +230,9 @@ class Simulation:
             self._plugins.report_of(machine)
         self._plugins.publish_again()
         for _ in range(NUDGES):
-            await self._calm_down(BREATH_SECONDS)
+            await self._calm_down(BREATH_S)
             self._free_unnoticed()
-        await self._calm_down(QUIET_SECONDS)
+        await self._calm_down(QUIET_S)
         for process in self._running:
             if process.name == self._lease.holder:
                 process.checker.rest(self._candidates)
@@ -248,7 +248,7 @@ class Simulation:
             self._move_lease()
             if self._settle():
                 busy = self.time()
-                assert busy < started + REST_SECONDS, "it never comes to rest"
+                assert busy < started + REST_S, "it never comes to rest"
             elif self.time() >= busy + seconds:
                 return
             await asyncio.sleep(0.5 if busy == self.time() else TICK)

@@ -15,9 +15,9 @@ import uvloop
 
 P = ParamSpec("P")
 
-HANGS_AFTER_SECONDS = 100.0
+HANGS_AFTER_S = 100.0
 """more than any helper waits, and less than the limit of pytest-timeout, which cannot say where a test was waiting"""
-HANGS_AFTER_FAKE_SECONDS = 30 * 86400.0
+HANGS_AFTER_FAKE_S = 30 * 86400.0
 
 
 class FakeTimeLoop(looptime.LoopTimeEventLoop, asyncio.SelectorEventLoop):
@@ -30,17 +30,17 @@ class FakeTimeLoop(looptime.LoopTimeEventLoop, asyncio.SelectorEventLoop):
 
 def in_real_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     """For tests that call another process. They wait for events, never for a fixed time."""
-    return _running(test, asyncio.new_event_loop, HANGS_AFTER_SECONDS)
+    return _running(test, asyncio.new_event_loop, HANGS_AFTER_S)
 
 
 def on_uvloop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     """In real time, on the loop that the services use: loops differ in TLS and sockets."""
-    return _running(test, uvloop.new_event_loop, HANGS_AFTER_SECONDS)
+    return _running(test, uvloop.new_event_loop, HANGS_AFTER_S)
 
 
 def in_fake_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     """On a `FakeTimeLoop`. Sockets and threads work."""
-    return _running(test, FakeTimeLoop, HANGS_AFTER_FAKE_SECONDS)
+    return _running(test, FakeTimeLoop, HANGS_AFTER_FAKE_S)
 
 
 def _running(

@@ -25,22 +25,22 @@ would be one filter in a hundred that meets such a request"""
 LARGE_BODY_BYTES = 64 * 2**10
 PIECES_SHARE = 0.05
 """for responses that are made while they are sent: the metrics of 40,000 cards, 50 MB, in about a second"""
-SMALL_BURST_SECONDS = 0.2
+SMALL_BURST_S = 0.2
 """an apiserver may open a connection for each of 200 requests at once"""
-BURST_SECONDS = 0.005
+BURST_S = 0.005
 """of the event loop's time that a peer may use at once, before it has to wait for its share"""
 
 TURN_COST = 1e-4
 """seconds of the event loop for a connection that goes on"""
 
-ITERATION_SECONDS = 0.0001
+ITERATION_S = 0.0001
 """of one iteration of the event loop for limited peers, in seconds; a request that has begun is completed. So a filter
 waits for about one other request"""
 
-TIMER_SECONDS = 0.001
+TIMER_S = 0.001
 """the resolution of uvloop's timers"""
 
-LOG_EVERY_SECONDS = 60.0
+LOG_EVERY_S = 60.0
 
 
 class ConnectionLimits(Protocol):
@@ -144,7 +144,7 @@ class LoopIteration:
 
     @property
     def is_used_up(self) -> bool:
-        return self._used >= ITERATION_SECONDS
+        return self._used >= ITERATION_S
 
     def add(self, seconds: float) -> None:
         if not self._used:
@@ -161,7 +161,7 @@ class LoopShare:
     A peer runs up a debt with what it uses. While the debt is too large, or the iteration is used up, its connections
     wait. Peers take turns, and connections of a peer are in order."""
 
-    def __init__(self, share: float, iteration: LoopIteration, burst: float = BURST_SECONDS) -> None:
+    def __init__(self, share: float, iteration: LoopIteration, burst: float = BURST_S) -> None:
         """`burst` is what a peer may use at once, in seconds."""
         self._share = share
         self._iteration = iteration
@@ -218,7 +218,7 @@ class LoopShare:
         if due <= now:
             self._next_at, self._next = float("-inf"), self._loop.call_soon(self._give_turns)
         else:
-            self._next_at = max(due, now + TIMER_SECONDS)
+            self._next_at = max(due, now + TIMER_S)
             self._next = self._loop.call_at(self._next_at, self._give_turns)
 
     def _give_turns(self) -> None:
@@ -253,7 +253,7 @@ class RefusalLog:
     def note(self, reason: str, peer: str) -> None:
         self._counts[reason] = self._counts.get(reason, 0) + 1
         now = self._clock()
-        if now - self._logged_at >= LOG_EVERY_SECONDS:
+        if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             log.warning("requests refused", counts=self._counts, last_peer=peer)
             self._counts = {}

@@ -49,15 +49,15 @@ MAX_REQUESTS_AHEAD = 32
 
 USUAL_HEADERS = frozenset({b"Host", b"User-Agent", b"Content-Length", b"Content-Type", b"Accept-Encoding"})
 """what kube-scheduler sends; only if there are others are names converted to lower case"""
-KEEP_ALIVE_SECONDS = 100.0
+KEEP_ALIVE_S = 100.0
 """above the 90 s after which Go's clients close idle connections, so that they do it, not the server"""
-HEAD_SECONDS = 10.0
+HEAD_S = 10.0
 """for a TLS handshake, and for a head to be complete after its first byte"""
-BODY_SECONDS = 30.0
+BODY_S = 30.0
 """for a body to be complete: the longest time that an apiserver and a kube-scheduler give a call"""
-WRITE_SECONDS = 30.0
+WRITE_S = 30.0
 """for a client to read some of a response that fills the socket"""
-LINGER_SECONDS = 10.0
+LINGER_S = 10.0
 """for a client to read its refusal while it is still sending; closing at once would take the response from it"""
 
 RECEIVE_BYTES = 16 * 2**10
@@ -118,7 +118,7 @@ class ServerConnection(HttpConnection):
         self._progress: asyncio.Future[None] | None = None
         """what a response in pieces waits for"""
         self._is_writable = True
-        self._deadline = self._loop.time() + KEEP_ALIVE_SECONDS
+        self._deadline = self._loop.time() + KEEP_ALIVE_S
         self._write_deadline = float("inf")
         self._is_large = False
         self._body: list[bytes] = []
@@ -206,7 +206,7 @@ class ServerConnection(HttpConnection):
 
     def pause_writing(self) -> None:
         self._is_writable = False
-        self._write_deadline = self._loop.time() + WRITE_SECONDS
+        self._write_deadline = self._loop.time() + WRITE_S
 
     def resume_writing(self) -> None:
         self._is_writable = True
@@ -280,7 +280,7 @@ class ServerConnection(HttpConnection):
         assert accepted is not None
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self, accepted, ssl=self._state.tls, ssl_handshake_timeout=HEAD_SECONDS
+                lambda: self, accepted, ssl=self._state.tls, ssl_handshake_timeout=HEAD_S
             )
         except OSError:
             self._state.refusals.note("no TLS handshake", self.peer)
@@ -413,9 +413,9 @@ class ServerConnection(HttpConnection):
             # A response in pieces may have promised to keep the connection before the listener began to stop.
             self._end(lingers=not incoming.is_complete)
             return
-        seconds = KEEP_ALIVE_SECONDS
+        seconds = KEEP_ALIVE_S
         if self.is_reading:
-            seconds = BODY_SECONDS if self._has_head else HEAD_SECONDS
+            seconds = BODY_S if self._has_head else HEAD_S
         self._deadline = self._loop.time() + seconds
 
     def _wake(self) -> None:
@@ -427,7 +427,7 @@ class ServerConnection(HttpConnection):
         self._stop_parsing()
         self.requests.clear()
         self._state.peers.release(self)
-        self._deadline = self._loop.time() + LINGER_SECONDS
+        self._deadline = self._loop.time() + LINGER_S
         if lingers and self._transport.can_write_eof():
             self._transport.write_eof()
         else:
@@ -444,7 +444,7 @@ class ServerConnection(HttpConnection):
 
     def on_message_begin(self) -> None:
         self.is_reading = True
-        self._deadline = self._loop.time() + HEAD_SECONDS
+        self._deadline = self._loop.time() + HEAD_S
         self._has_head = self._is_large = False
         self._url.clear()
         self._header_fields.clear()
@@ -454,7 +454,7 @@ class ServerConnection(HttpConnection):
     def on_headers_complete(self) -> None:
         self._stalled_bytes = 0
         self._has_head = True
-        self._deadline = self._loop.time() + BODY_SECONDS
+        self._deadline = self._loop.time() + BODY_S
         parser, headers = self._parser, self._header_fields
         if not headers.keys() <= USUAL_HEADERS:
             # In the spelling of `USUAL_HEADERS`.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tessera.http11.limits import (
     LARGE_SHARE,
     PIECES_SHARE,
-    SMALL_BURST_SECONDS,
+    SMALL_BURST_S,
     SMALL_SHARE,
     ConnectionLimits,
     LoopIteration,
@@ -56,7 +56,7 @@ class ServerState:
         """measures what requests cost, in processor time: a clock would count other programs too"""
         self.peers = PeerTable(limits)
         iteration = iteration or LoopIteration()
-        self.small = LoopShare(SMALL_SHARE, iteration, SMALL_BURST_SECONDS)
+        self.small = LoopShare(SMALL_SHARE, iteration, SMALL_BURST_S)
         self.large = LoopShare(LARGE_SHARE, iteration)
         self.pieces = LoopShare(PIECES_SHARE, iteration)
         self.shares = (self.small, self.large, self.pieces)

@@ -18,7 +18,7 @@ from tessera.inspect.state import InspectionError
 from tessera.wire.errors import WireError
 from tessera.wire.journal import NewerFormat, Record, Start, decode_record
 
-POLL_SECONDS = 0.5
+POLL_S = 0.5
 """between looks at a file that is followed"""
 MAX_LINE_BYTES = 64 << 20
 """far more than the largest node or pod needs"""
@@ -180,7 +180,7 @@ class FileSource:
                         raw = stack.enter_context(open_file(path))
                         stream = raw
                     elif follow:
-                        await asyncio.sleep(POLL_SECONDS)
+                        await asyncio.sleep(POLL_S)
                     else:
                         break
         except OSError as error:

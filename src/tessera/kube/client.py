@@ -28,12 +28,12 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
-REQUEST_SECONDS = 30.0
+REQUEST_S = 30.0
 PAGE_SIZE = 500
 """objects per page: some megabytes, decoded in a time that does not hold up the event loop"""
 WHOLE_LIST_FACTOR = 4
 """how much longer a list in one piece may take than one page"""
-BURST_SECONDS = 2.0
+BURST_S = 2.0
 """the default burst is the number of requests of this time"""
 
 
@@ -54,13 +54,13 @@ class KubeClient:
         self,
         access: Access,
         *,
-        timeout: float = REQUEST_SECONDS,
+        timeout: float = REQUEST_S,
         qps: float | None = None,
         burst: int | None = None,
         user_agent: str = f"tessera/{__version__}",
     ) -> None:
         """`timeout` is in seconds per request, `qps` in requests per second; `burst` of them may go at once."""
-        limiter = RateLimiter(qps=qps, burst=burst or max(1, round(BURST_SECONDS * qps))) if qps else None
+        limiter = RateLimiter(qps=qps, burst=burst or max(1, round(BURST_S * qps))) if qps else None
         self._transport = Transport(access, timeout=timeout, limiter=limiter, user_agent=user_agent)
         self._timeout = timeout
         self._decoders = Decoders()

@@ -22,16 +22,16 @@ from tessera.http11.client import ClientConnection, ClientResponse, IncompleteRe
 from tessera.kube.access import Access
 from tessera.kube.errors import BadName
 
-KEEP_ALIVE_SECONDS = 15.0
+KEEP_ALIVE_S = 15.0
 """idle connections are closed before the server does it, which would fail the next request"""
 MAX_CONNECTIONS = 256
 """in use at once; a watch holds one"""
-CLOSE_SECONDS = 1.0
+CLOSE_S = 1.0
 """for connections to end when the client does"""
-ROUNDING_SECONDS = 0.001
-NEXT_ADDRESS_SECONDS = 0.25
+ROUNDING_S = 0.001
+NEXT_ADDRESS_S = 0.25
 """before the next address of a host is tried beside the one that has not answered"""
-_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _PROBES = 20, 10, 3
+_PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 20, 10, 3
 """a watch is silent for minutes; without probes a peer that vanished is noticed only at the deadline"""
 
 
@@ -107,7 +107,7 @@ class ConnectionPool:
             connection.abort()
         if self._open:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
+                async with asyncio.timeout(CLOSE_S):
                     await self._is_empty.wait()
 
     def _encode(self, request: ApiRequest) -> bytes:
@@ -181,7 +181,7 @@ class ConnectionPool:
             loop = asyncio.get_running_loop()
             self._idle[connection] = loop.time()
             if self._idle_timer is None:
-                self._idle_timer = loop.call_later(KEEP_ALIVE_SECONDS, self._close_idle)
+                self._idle_timer = loop.call_later(KEEP_ALIVE_S, self._close_idle)
         else:
             connection.abort()
 
@@ -193,12 +193,12 @@ class ConnectionPool:
     def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
         # A timer may fire a little early, and times are rounded: a connection that is almost due is closed too.
-        due = loop.time() + ROUNDING_SECONDS - KEEP_ALIVE_SECONDS
+        due = loop.time() + ROUNDING_S - KEEP_ALIVE_S
         for connection in [connection for connection, since in self._idle.items() if since <= due]:
             del self._idle[connection]
             connection.abort()
         oldest = next(iter(self._idle.values()), None)
-        self._idle_timer = None if oldest is None else loop.call_at(oldest + KEEP_ALIVE_SECONDS, self._close_idle)
+        self._idle_timer = None if oldest is None else loop.call_at(oldest + KEEP_ALIVE_S, self._close_idle)
 
 
 def _header_lines(headers: Mapping[str, str]) -> str:
@@ -216,7 +216,7 @@ async def _dial(
     try:
         addresses = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
         connected = await aiohappyeyeballs.start_connection(
-            addresses, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, socket_factory=create_probed_socket
+            addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, socket_factory=create_probed_socket
         )
         # The socket is the transport's from here on, which also ends it if this fails or is cancelled.
         await loop.create_connection(
@@ -236,11 +236,11 @@ def create_probed_socket(address: tuple[Any, ...]) -> socket.socket:
     created = socket.socket(family=family, type=kind, proto=protocol)
     created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
-        "TCP_KEEPIDLE": _PROBE_AFTER_SECONDS,
-        "TCP_KEEPINTVL": _PROBE_EVERY_SECONDS,
+        "TCP_KEEPIDLE": _PROBE_AFTER_S,
+        "TCP_KEEPINTVL": _PROBE_EVERY_S,
         "TCP_KEEPCNT": _PROBES,
         # Milliseconds; for data that is never acknowledged, which probes do not cover.
-        "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER_SECONDS + _PROBES * _PROBE_EVERY_SECONDS),
+        "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER_S + _PROBES * _PROBE_EVERY_S),
     }
     # Not every system knows all of them.
     known = {getattr(socket, name): value for name, value in options.items() if hasattr(socket, name)}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.errors import AccessError
-from tessera.kube.tls import RECHECK_SECONDS, ClientPair
+from tessera.kube.tls import RECHECK_S, ClientPair
 
 _TOKEN = re.compile(r"[!-~]+")
 """anything else is a broken file, or an attempt to inject a header"""
@@ -66,7 +66,7 @@ class TokenFile(Credentials):
 
     async def headers(self) -> dict[str, str]:
         now = asyncio.get_running_loop().time()
-        if self._read_at is None or now - self._read_at >= RECHECK_SECONDS:
+        if self._read_at is None or now - self._read_at >= RECHECK_S:
             try:
                 self._headers = self._read()
                 self._read_at = now

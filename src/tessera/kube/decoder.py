@@ -18,7 +18,7 @@ from tessera.kube.errors import ApiError, BadResponse
 
 T = TypeVar("T")
 
-MAX_RETRY_AFTER_SECONDS = 120.0
+MAX_RETRY_AFTER_S = 120.0
 """a server may slow its clients down, but not stop them"""
 _EXCERPT = 500
 """characters of a response that is not a Status, in a message"""
@@ -200,7 +200,7 @@ def api_error(status: int, data: bytes, headers: Mapping[str, str]) -> ApiError:
         status=status or status_body.code or 500,
         reason=status_body.reason or "",
         message=status_body.message or "no message",
-        retry_after=None if retry_after is None else min(retry_after, MAX_RETRY_AFTER_SECONDS),
+        retry_after=None if retry_after is None else min(retry_after, MAX_RETRY_AFTER_S),
         causes=tuple(each.message for each in causes if each.message),
     )
 

@@ -24,9 +24,9 @@ from tessera.kube.resources import EVENTS
 
 CAPACITY = 1000
 """events in the queue, and events remembered for counting"""
-WINDOW_SECONDS = 600.0
+WINDOW_S = 600.0
 """equal events within this time of each other are one"""
-GATHER_SECONDS = 0.2
+GATHER_S = 0.2
 """between the first event and the write; events repeated within it cost one write"""
 PARALLEL_WRITES = 8
 ATTEMPTS = 8
@@ -98,7 +98,7 @@ class EventBroadcaster:
         component: str,
         host: str,
         capacity: int = CAPACITY,
-        window: float = WINDOW_SECONDS,
+        window: float = WINDOW_S,
         backoff: Backoff | None = None,
         rng: random.Random | None = None,
         now: Callable[[], float] = time.time,
@@ -138,7 +138,7 @@ class EventBroadcaster:
         """Write recorded events until cancelled; `flush` writes what is left then."""
         while True:
             await self._has_queued.wait()
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(GATHER_S)
             await self._write_all()
 
     async def flush(self, deadline: float) -> int:

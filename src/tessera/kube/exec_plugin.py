@@ -23,9 +23,9 @@ from tessera.kube.tls import ClientPair, Pem
 GROUP = "client.authentication.k8s.io"
 API_VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
 
-RUN_SECONDS = 60.0
+RUN_S = 60.0
 """a plugin may call a slow cloud service, but it must not hang"""
-EARLY_SECONDS = 10.0
+EARLY_S = 10.0
 """credentials are renewed this long before they expire, so that none expires on its way"""
 _EXCERPT = 500
 """characters of a plugin's stderr in a message"""
@@ -79,7 +79,7 @@ class ExecPlugin(Credentials):
 
     async def headers(self) -> dict[str, str]:
         async with self._running:
-            if self._issued is None or self._now() >= self._issued.expires_at - EARLY_SECONDS:
+            if self._issued is None or self._now() >= self._issued.expires_at - EARLY_S:
                 self._issued = self._read(await self._run())
             return dict(self._issued.headers)
 
@@ -104,10 +104,10 @@ class ExecPlugin(Credentials):
             hint = f"; {settings.install_hint}" if settings.install_hint else ""
             raise self._fault(f"cannot be run: {error}{hint}") from error
         try:
-            async with asyncio.timeout(RUN_SECONDS):
+            async with asyncio.timeout(RUN_S):
                 stdout, stderr = await process.communicate()
         except TimeoutError as error:
-            raise self._fault(f"did not finish within {RUN_SECONDS:g} s") from error
+            raise self._fault(f"did not finish within {RUN_S:g} s") from error
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

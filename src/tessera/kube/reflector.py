@@ -26,22 +26,22 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadResponse, KubeError
-from tessera.kube.transport import SILENT_SECONDS
+from tessera.kube.transport import SILENT_S
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
-WATCH_SECONDS = (300, 600)
+WATCH_S = (300, 600)
 """each watch lasts a random time in this range, so that they do not all restart together"""
 BACKOFF = Backoff()
-HEALTHY_SECONDS = 5.0
+HEALTHY_S = 5.0
 """a watch that lasted this long, or brought an event, does not count as a failure, however it ended"""
 PUTS_PER_TURN = 500
 """objects given to the sink before other tasks run"""
 REFUSALS_BEFORE_LISTING = 3
 """a version that the server keeps refusing, for example after a restored backup, is given up"""
 
-MUTE_SECONDS = 2 * SILENT_SECONDS
+MUTE_S = 2 * SILENT_S
 """without an event, not even a bookmark: then watches are not trusted, and the list is read again"""
 
 _log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class Reflector(Generic[T]):
             self._path,
             self._kind,
             resource_version=version,
-            timeout_seconds=self._rng.randint(*WATCH_SECONDS),
+            timeout_seconds=self._rng.randint(*WATCH_S),
             field_selector=self._fields,
             on_unreadable=self._skip_unreadable,
             on_bytes=self._heard,
@@ -236,8 +236,8 @@ class Reflector(Generic[T]):
                 async for event in events:
                     self._apply(event)
         finally:
-            lasted = self._clock() - started >= HEALTHY_SECONDS
-            if lasted and self._clock() - self._told_at >= MUTE_SECONDS:
+            lasted = self._clock() - started >= HEALTHY_S
+            if lasted and self._clock() - self._told_at >= MUTE_S:
                 self._version = ""
             if lasted:
                 self._expiries = 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.errors import AccessError
 
-RECHECK_SECONDS = 60.0
+RECHECK_S = 60.0
 """between checks of the files; certificates and tokens are replaced long before they expire"""
 
 
@@ -86,7 +86,7 @@ class RotatingContext:
             self.context = build_context(self._settings, client)
             self._client = client
             return
-        if self._checked_at is not None and now - self._checked_at < RECHECK_SECONDS:
+        if self._checked_at is not None and now - self._checked_at < RECHECK_S:
             return
         self._checked_at = now
         stamps = self._take_stamps()

@@ -19,12 +19,12 @@ from tessera.kube.rate_limiter import RateLimiter
 
 BATCH_FROM_LINES_PER_SECOND = 100.0
 """below this rate every line of a stream is passed on at once"""
-BATCH_SECONDS = 0.04
+BATCH_S = 0.04
 """between two reads at or above that rate: one read of many lines costs far less than many reads. Lines are delayed by
 this time at most, never dropped or reordered."""
-RATE_WINDOW_SECONDS = 0.25
+RATE_WINDOW_S = 0.25
 """over which the rate of a stream is measured"""
-SILENT_SECONDS = 90.0
+SILENT_S = 90.0
 """after which a stream counts as stalled: apiservers send a bookmark about once a minute, up to a quarter later"""
 
 
@@ -119,7 +119,7 @@ class Transport:
                 if lines:
                     yield lines
                 if rate.is_high(len(lines), loop.time()):
-                    await asyncio.sleep(BATCH_SECONDS)
+                    await asyncio.sleep(BATCH_S)
         finally:
             silence.cancel()
             response.close()
@@ -167,11 +167,11 @@ class SilenceTimer:
         self._timer.cancel()
 
     def _arm(self) -> None:
-        self._timer = self._loop.call_at(min(self.heard_at + SILENT_SECONDS, self._deadline), self._check)
+        self._timer = self._loop.call_at(min(self.heard_at + SILENT_S, self._deadline), self._check)
 
     def _check(self) -> None:
         now = self._loop.time()
-        if now >= self._deadline or now >= self.heard_at + SILENT_SECONDS:
+        if now >= self._deadline or now >= self.heard_at + SILENT_S:
             self._end()
         else:
             self._arm()
@@ -189,7 +189,7 @@ class LineRate:
         """Whether reads should be batched, now that so many more lines have come."""
         self._lines += lines
         passed = now - self._since
-        if passed >= RATE_WINDOW_SECONDS:
+        if passed >= RATE_WINDOW_S:
             self._is_high = self._lines >= BATCH_FROM_LINES_PER_SECOND * passed
             self._since, self._lines = now, 0
         return self._is_high

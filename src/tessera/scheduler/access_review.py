@@ -23,9 +23,9 @@ from tessera.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 
 log = structlog.get_logger(__name__)
 
-ALLOWED_SECONDS = 30.0
+ALLOWED_S = 30.0
 """that an allowed token needs no other review: so long may a right that was taken away still count"""
-REFUSED_SECONDS = 10.0
+REFUSED_S = 10.0
 """that a refused token is refused without asking again"""
 MAX_VERDICTS = 512
 """that are kept; beyond, the oldest leaves"""
@@ -101,7 +101,7 @@ class AccessReview:
         self._verdicts.pop(digest, None)
         if len(self._verdicts) >= MAX_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
-        lasts = ALLOWED_SECONDS if refusal is None else REFUSED_SECONDS
+        lasts = ALLOWED_S if refusal is None else REFUSED_S
         self._verdicts[digest] = _Verdict(refusal, self._clock() + lasts, user)
         return refusal
 

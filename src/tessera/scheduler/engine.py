@@ -29,7 +29,7 @@ from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.features.claims.coordinator import ClaimCoordinator
 from tessera.scheduler.features.gangs.accounts import HoldAccounts
 from tessera.scheduler.features.gangs.coordinator import GangCoordinator
-from tessera.scheduler.features.gangs.group_sizes import EACH_SECONDS, WantedGroup
+from tessera.scheduler.features.gangs.group_sizes import EACH_S, WantedGroup
 from tessera.scheduler.features.gangs.holds import GangHolds, NodeLabels
 from tessera.scheduler.features.gangs.preemptor import GangPreemptor
 from tessera.scheduler.features.moves.holds import MoveHolds
@@ -61,9 +61,9 @@ log = structlog.get_logger(__name__)
 
 NOT_FOUND = 404
 CONFLICT = 409
-WAKE_AGAIN_SECONDS = 1.0
+WAKE_AGAIN_S = 1.0
 """until pods are woken that could not be woken at once"""
-WAKE_PAUSES = Backoff(initial=WAKE_AGAIN_SECONDS, cap=15.0)
+WAKE_PAUSES = Backoff(initial=WAKE_AGAIN_S, cap=15.0)
 """between tries, if nothing else happens: a backlog must not add to what an apiserver cannot serve"""
 
 
@@ -441,7 +441,7 @@ class Engine:
             self._wake_later(WAKE_PAUSES.ceiling(self._failed_rounds + 1))
             log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
-    def _wake_later(self, seconds: float = WAKE_AGAIN_SECONDS) -> None:
+    def _wake_later(self, seconds: float = WAKE_AGAIN_S) -> None:
         """One timer for all reasons: each of its own would start the next one, and they would only become more."""
         if self._wake_again is not None:
             self._wake_again.cancel()
@@ -459,7 +459,7 @@ class Engine:
                     await asyncio.wait_for(sizes.wanted.wait(), None if math.isinf(seconds) else seconds)
             else:
                 await self._look_up_group(found)
-                await asyncio.sleep(EACH_SECONDS)
+                await asyncio.sleep(EACH_S)
 
     async def _look_up_group(self, wanted: WantedGroup) -> None:
         namespace, group = wanted

@@ -29,11 +29,11 @@ from tessera.scheduler.observer import (
 )
 
 NORMAL, WARNING = "Normal", "Warning"
-QUIET_SECONDS = 0.25
+QUIET_S = 0.25
 """without a decision, after which there is time"""
 BUSY = 8
 """successes within that time; with fewer there is time as well"""
-PATIENCE_SECONDS = 10.0
+PATIENCE_S = 10.0
 """after which a success is written in busy times as well, one at a time"""
 BATCH = 8
 """successes written before looking whether decisions have begun again"""
@@ -42,12 +42,12 @@ MAX_WAITING = 1000
 DETAILED = 16
 """waiting successes up to which a sentence compares all nodes; with more, it names the chosen node alone"""
 REFUSALS = 25
-"""pods whose refusals are written per `QUIET_SECONDS`: a backlog is no more than 100 events a second"""
+"""pods whose refusals are written per `QUIET_S`: a backlog is no more than 100 events a second"""
 SENTENCES = 4
 """different sentences made in that time; with thousands of nodes one takes milliseconds of the event loop"""
 MAX_REFUSED = 10_000
 """pods whose refusal waits to be written"""
-WRITE_SECONDS = 5.0
+WRITE_S = 5.0
 """for a batch; if it takes longer, the apiserver is busy too"""
 
 
@@ -127,20 +127,20 @@ class EventRecorder(SchedulerObserver):
         while True:
             await self._has_refused.wait()
             self._record_refusals()
-            await asyncio.sleep(QUIET_SECONDS)
+            await asyncio.sleep(QUIET_S)
 
     async def _write_successes(self) -> None:
         while True:
             await self._has_waiting.wait()
-            await asyncio.sleep(QUIET_SECONDS)
+            await asyncio.sleep(QUIET_S)
             if self._events.waiting:
                 continue  # Warnings first, and no more than the apiserver takes.
             is_busy, self._fresh = self._fresh > BUSY, 0
-            if is_busy and self._waiting and self._now() - self._waiting[0].at < PATIENCE_SECONDS:
+            if is_busy and self._waiting and self._now() - self._waiting[0].at < PATIENCE_S:
                 continue
             while self._waiting:
                 self._record(1 if is_busy else BATCH)
-                if await self._events.flush(WRITE_SECONDS) or is_busy or self._fresh:
+                if await self._events.flush(WRITE_S) or is_busy or self._fresh:
                     break
 
     async def flush(self, deadline: float) -> int:

@@ -29,9 +29,9 @@ log = structlog.get_logger(__name__)
 
 CONCURRENT = 8
 """calls under way at once"""
-SPARED_SECONDS = 30.0
+SPARED_S = 30.0
 """for which a pod is left alone whose disruption budget refused its eviction"""
-UNKNOWN_SECONDS = 1.0
+UNKNOWN_S = 1.0
 """for which a pod is left alone whose eviction was not answered: by then a watch shows what became of it"""
 GONE = frozenset({404, 409})
 """statuses of an eviction for a pod that is gone, or that another one has replaced"""
@@ -125,10 +125,10 @@ class Evictor:
         except ApiError as error:
             if error.status in GONE:
                 return _Answer(is_accepted=False)
-            reason, seconds = "; ".join(error.causes) or error.message, error.retry_after or SPARED_SECONDS
+            reason, seconds = "; ".join(error.causes) or error.message, error.retry_after or SPARED_S
         except KubeError as error:
             # It may be evicted all the same; then it is found leaving.
-            reason, seconds = str(error), UNKNOWN_SECONDS
+            reason, seconds = str(error), UNKNOWN_S
         else:
             return _Answer(is_accepted=True)
         self.book.spare(victim.uid, reason, seconds=seconds)

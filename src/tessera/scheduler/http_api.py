@@ -27,7 +27,7 @@ JSON, JSON_LINES = "application/json", "application/jsonl"
 SINCE_DIGITS = 19
 MAX_READERS = 8
 """of the journal at a time: one that begins afresh may hold as much memory as the journal itself"""
-REVIEW_SECONDS = 60.0
+REVIEW_S = 60.0
 """after which the access of a caller that follows the journal is looked at again"""
 FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
 
@@ -189,7 +189,7 @@ async def _while_allowed(
     reviewed_at = clock()
     async with aclosing(lines):
         async for piece in lines:
-            if clock() - reviewed_at > REVIEW_SECONDS:
+            if clock() - reviewed_at > REVIEW_S:
                 if await refuse(request) is not None:
                     return
                 reviewed_at = clock()

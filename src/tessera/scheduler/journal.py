@@ -95,7 +95,7 @@ MASKS = 8
 """lists of candidates, as many as `candidate_lists` remembers"""
 TOGETHER = 32
 """events that are recorded together"""
-NEWS_SECONDS = 0.05
+NEWS_S = 0.05
 """until a reader that follows sees events that are not recorded yet"""
 REFUSED_PODS = 16_384
 """refused pods whose last record is known; one that is forgotten is recorded again"""
@@ -184,7 +184,7 @@ class Journal(SchedulerObserver):
         if len(told) >= TOGETHER:
             self._record_told()
         elif self._followers and len(told) == 1:
-            asyncio.get_running_loop().call_later(NEWS_SECONDS, self._record_told)
+            asyncio.get_running_loop().call_later(NEWS_S, self._record_told)
 
     def _record_told(self) -> None:
         told, self._told = self._told, []

@@ -22,7 +22,7 @@ LISTS_AT_ONCE = 8
 """candidate lists tried for one shape at one change; pods of one shape differ in them by node selectors"""
 MAX_WORK = 1_500
 """checks of one request on one card that the plain rule makes at once: some 20 ms in which nothing else is served"""
-PAUSE_SECONDS = 0.05
+PAUSE_S = 0.05
 """between two slices of such work, so that it never takes more than a third of the event loop"""
 MAX_SLICES = 1_000
 """of so much work for one decision: 16 requests on 10,000 nodes with 8 cards take 850"""
@@ -170,7 +170,7 @@ async def fits(selector: Selector, request: PodRequest, candidates: Candidates) 
     for _ in range(MAX_SLICES):
         answer = selector.select_within(request, candidates, MAX_WORK)
         is_finished = not isinstance(answer, Unfinished)
-        await asyncio.sleep(0 if is_finished else PAUSE_SECONDS)
+        await asyncio.sleep(0 if is_finished else PAUSE_S)
         if is_finished:
             return isinstance(answer, Selected)
     return False

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-CHECK_EVERY_SECONDS = 5.0
+CHECK_EVERY_S = 5.0
 
 Stamp = tuple[int, int, int]
 
@@ -35,7 +35,7 @@ class FileWatch:
         """Returns when the configuration should be read again, and whether that was requested."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_EVERY_SECONDS):
+                async with asyncio.timeout(CHECK_EVERY_S):
                     await self._is_requested.wait()
             is_requested = self._is_requested.is_set()
             self._is_requested.clear()

@@ -22,9 +22,9 @@ from tessera.services.common_settings import ListenerLimits
 BACKLOG, BACKLOG_OF_STRANGERS = 1024, 128
 """connections that may wait: kube-scheduler opens many short-lived ones to bind. Without a guard they are fewer: all
 that wait are accepted in one turn of the event loop, which takes some 50 µs for each."""
-EXPIRE_EVERY_SECONDS = 2.0
+EXPIRE_EVERY_S = 2.0
 """one timer checks the deadlines of all connections; requests have none"""
-CANCEL_SECONDS = 1.0
+CANCEL_S = 1.0
 """for cancelled handlers to end"""
 
 OK = Response(200)
@@ -95,7 +95,7 @@ class Listener:
             connection.retire()
         await self._wait_until_drained(self._grace)
         self.cut()
-        await self._wait_until_drained(CANCEL_SECONDS)
+        await self._wait_until_drained(CANCEL_S)
         if self._expiry is not None:
             await asyncio.gather(self._expiry, return_exceptions=True)
 
@@ -123,5 +123,5 @@ class Listener:
 
     async def _expire_connections(self) -> None:
         while True:
-            await asyncio.sleep(EXPIRE_EVERY_SECONDS)
+            await asyncio.sleep(EXPIRE_EVERY_S)
             await self._state.expire()

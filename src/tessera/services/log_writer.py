@@ -20,9 +20,9 @@ from typing import Any, TextIO
 
 MAX_LINES = 10_000
 """that wait: some seconds of decisions at full speed"""
-TOGETHER_SECONDS = 0.05
+TOGETHER_S = 0.05
 """that a line waits for others: to wake the thread takes the event loop longer than to queue a line"""
-CLOSE_SECONDS = 2.0
+CLOSE_S = 2.0
 """that closing waits for a stream that is blocked"""
 
 DeferredCall = tuple[int, Callable[..., object], tuple[Any, ...]]
@@ -84,7 +84,7 @@ class LogWriter:
         self._is_closing = True
         self._is_closed.set()
         self._wakes.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(CLOSE_S)
 
     def _put(self, line: str | DeferredCall) -> None:
         queue = self._queue
@@ -104,7 +104,7 @@ class LogWriter:
     def _run(self) -> None:
         while not self._is_closed.is_set():
             self._wakes.get()
-            self._is_closed.wait(TOGETHER_SECONDS)
+            self._is_closed.wait(TOGETHER_S)
             self._is_awake = False  # What is queued after this wakes the thread again.
             self._write_queued()
         self._write_queued()

@@ -15,7 +15,7 @@ from tessera.wire.objects import Node
 MIB_PER_UNIT = 256
 CORES_PER_CARD = 100
 
-LOCK_SECONDS = 120.0
+LOCK_S = 120.0
 """the age of Cambricon's lock after which HAMi takes it over; no flag changes it"""
 
 PROFILE = "CAMBRICON_DSMLU_PROFILE"
@@ -43,7 +43,7 @@ class Cambricon(Vendor):
         use_uuids=("cambricon.com/use-gpuuuid",),
         avoid_uuids=("cambricon.com/nouse-gpuuuid",),
         lock="cambricon.com/dsmlu.lock",
-        lock_seconds=LOCK_SECONDS,
+        lock_seconds=LOCK_S,
     )
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:

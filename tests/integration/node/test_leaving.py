@@ -28,7 +28,7 @@ SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and leftovers are looked at all the time."""
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.02)
     monkeypatch.setattr(cleanup, "RETRY_S", 0.05)
 
 

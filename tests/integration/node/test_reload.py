@@ -27,7 +27,7 @@ NOT_READ = "configuration not read again, the old one stays"
 @pytest.fixture
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at all the time."""
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.02)
 
 
 def hang_up() -> None:

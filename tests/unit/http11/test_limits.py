@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tessera.http11.limits import (
-    BURST_SECONDS,
-    ITERATION_SECONDS,
-    LOG_EVERY_SECONDS,
+    BURST_S,
+    ITERATION_S,
+    LOG_EVERY_S,
     MAX_BUFFERED_BYTES,
     LoopIteration,
     LoopShare,
@@ -135,7 +135,7 @@ def test_bytes_that_are_released_can_be_held_again() -> None:
 async def test_a_peer_waits_only_when_it_has_used_more_than_a_burst() -> None:
     share = LoopShare(0.25, LoopIteration())
     assert not share.must_wait("a")
-    share.charge("a", BURST_SECONDS)
+    share.charge("a", BURST_S)
     await asyncio.sleep(0)
     assert not share.must_wait("a")
     share.charge("a", 0.001)
@@ -199,9 +199,9 @@ async def test_an_iteration_of_the_loop_is_for_one_request_of_all_shares_and_pee
     class Noting(Connection):
         def take_turn(self) -> None:
             order.append(self.peer)
-            shares[0].charge(self.peer, ITERATION_SECONDS)
+            shares[0].charge(self.peer, ITERATION_S)
 
-    shares[0].charge("a", ITERATION_SECONDS)
+    shares[0].charge("a", ITERATION_S)
     assert [share.must_wait(peer) for share in shares for peer in "ab"] == [True] * 4
     for peer in "aaab":
         shares[0].wait(Noting(peer))
@@ -225,7 +225,7 @@ async def test_refusals_are_one_line_a_minute() -> None:
         refusals = RefusalLog()
         for _ in range(1000):
             refusals.note("this is not HTTP/1.1", "10.0.0.1")
-        await asyncio.sleep(LOG_EVERY_SECONDS)
+        await asyncio.sleep(LOG_EVERY_S)
         refusals.note("too slow", "10.0.0.2")
     assert [(event["event"], event["counts"], event["last_peer"]) for event in logs.events] == [
         ("requests refused", {"this is not HTTP/1.1": 1}, "10.0.0.1"),

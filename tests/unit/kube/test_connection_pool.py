@@ -16,7 +16,7 @@ from tessera.http11.client import ClientConnection, ClientResponse
 from tessera.kube import connection_pool
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.kube.connection_pool import KEEP_ALIVE_SECONDS, create_probed_socket
+from tessera.kube.connection_pool import KEEP_ALIVE_S, create_probed_socket
 from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import ApiError, BadName, Unreachable
 from tessera.kube.tls import Pem, TlsSettings
@@ -165,7 +165,7 @@ async def test_the_connection_of_a_request_that_was_given_up_is_closed_and_gives
     assert server.connections == 2
 
 
-@pytest.mark.parametrize(("idle_s", "connections"), [(KEEP_ALIVE_SECONDS - 1.0, 1), (KEEP_ALIVE_SECONDS + 1.0, 2)])
+@pytest.mark.parametrize(("idle_s", "connections"), [(KEEP_ALIVE_S - 1.0, 1), (KEEP_ALIVE_S + 1.0, 2)])
 @in_fake_time
 async def test_an_idle_connection_is_given_up_before_the_server_does_it(idle_s: float, connections: int) -> None:
     async with RawServer(reply(200, {})) as server, client_of(server) as client:

@@ -11,7 +11,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadResponse, Unreachable
-from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_SECONDS, SILENT_SECONDS
+from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_S, SILENT_S
 from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
@@ -85,7 +85,7 @@ async def test_events_are_read_in_batches_while_many_come_and_at_once_otherwise(
                 if len(late) == MANY + 2:
                     break
     assert max(late[0], late[-1]) < APART_S
-    assert BATCH_SECONDS / 2 < max(late) < 2 * BATCH_SECONDS
+    assert BATCH_S / 2 < max(late) < 2 * BATCH_S
     assert len(moments) < MANY / 2
 
 
@@ -170,7 +170,7 @@ async def test_a_watch_that_never_ends_is_a_fault() -> None:
 @in_fake_time
 async def test_a_watch_that_says_nothing_for_longer_than_bookmarks_take_ends() -> None:
     assert await watched(stream(TEXT, end="hold")) == ABC
-    assert asyncio.get_running_loop().time() == pytest.approx(SILENT_SECONDS)
+    assert asyncio.get_running_loop().time() == pytest.approx(SILENT_S)
 
 
 @in_fake_time

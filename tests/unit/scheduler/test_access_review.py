@@ -117,7 +117,7 @@ async def test_verdicts_are_kept_for_a_short_time_only(caller: Caller) -> None:
     for _ in range(3):
         assert await caller.status("of-ada") == 200
     assert len(caller.apiserver.asked) == 2
-    caller.now = access_review.ALLOWED_SECONDS
+    caller.now = access_review.ALLOWED_S
     assert await caller.status("of-ada") == 200
     assert len(caller.apiserver.asked) == 4
 
@@ -127,7 +127,7 @@ async def test_a_right_that_was_given_counts_after_a_few_seconds(caller: Caller)
     USERS["soon"] = USERS["of-ada"]
     try:
         assert await caller.status("soon") == 401
-        caller.now = access_review.REFUSED_SECONDS
+        caller.now = access_review.REFUSED_S
         assert await caller.status("soon") == 200
     finally:
         del USERS["soon"]
@@ -149,7 +149,7 @@ async def test_an_apiserver_that_is_down_refuses() -> None:
 
 async def test_an_expired_verdict_is_not_kept_while_the_apiserver_is_down(caller: Caller) -> None:
     assert await caller.status("of-ada") == 200
-    caller.now, caller.apiserver.status = access_review.ALLOWED_SECONDS, 500
+    caller.now, caller.apiserver.status = access_review.ALLOWED_S, 500
     assert await caller.status("of-ada") == 503
 
 

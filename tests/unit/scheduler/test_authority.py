@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tessera.scheduler.certificates.authority import (
-    AUTHORITY_SECONDS,
+    AUTHORITY_S,
     BACKDATED,
     DAY,
-    LEAF_SECONDS,
+    LEAF_S,
     BadCertificate,
     Pair,
     can_sign,
@@ -42,7 +42,7 @@ NAMES = ("tessera.gpu.svc", "localhost", "127.0.0.1", "::1")
 def test_an_authority_lives_ten_years_and_may_only_sign_leaves() -> None:
     made = make_authority(now=NOW)
     facts = facts_of(made.certificate)
-    assert (facts.not_before, facts.not_after) == (NOW - BACKDATED, NOW + AUTHORITY_SECONDS)
+    assert (facts.not_before, facts.not_after) == (NOW - BACKDATED, NOW + AUTHORITY_S)
     assert facts.is_authority
     certificate = x509.load_pem_x509_certificate(made.certificate)
     assert certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
@@ -63,7 +63,7 @@ def test_a_leaf_lives_a_year_serves_its_names_and_signs_nothing() -> None:
     authority = make_authority(now=NOW)
     leaf = make_leaf(authority, NAMES, now=NOW)
     facts = facts_of(leaf.certificate)
-    assert (facts.not_before, facts.not_after) == (NOW - BACKDATED, NOW + LEAF_SECONDS)
+    assert (facts.not_before, facts.not_after) == (NOW - BACKDATED, NOW + LEAF_S)
     assert facts.names == set(NAMES)
     assert not facts.is_authority
     usage = x509.load_pem_x509_certificate(leaf.certificate).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
@@ -77,11 +77,11 @@ def test_a_leaf_lives_a_year_serves_its_names_and_signs_nothing() -> None:
 
 def test_a_leaf_never_outlives_its_authority() -> None:
     authority = make_authority(now=NOW)
-    late = NOW + AUTHORITY_SECONDS - 30 * DAY
+    late = NOW + AUTHORITY_S - 30 * DAY
     leaf = make_leaf(authority, NAMES, now=late)
-    assert facts_of(leaf.certificate).not_after == NOW + AUTHORITY_SECONDS
+    assert facts_of(leaf.certificate).not_after == NOW + AUTHORITY_S
     with pytest.raises(BadCertificate, match="has ended"):
-        make_leaf(authority, NAMES, now=NOW + AUTHORITY_SECONDS)
+        make_leaf(authority, NAMES, now=NOW + AUTHORITY_S)
 
 
 def test_times_are_counted_in_parts_of_a_life() -> None:

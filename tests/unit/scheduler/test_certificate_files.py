@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, BadCertificate, Pair
+from tessera.scheduler.certificates.authority import DAY, LEAF_S, BadCertificate, Pair
 from tessera.scheduler.certificates.certificate_files import CertificateFiles
 from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NOW, fresh
@@ -32,10 +32,10 @@ def test_files_are_loaded_and_followed(files: tuple[Path, Path]) -> None:
     following = follow(files, serving)
     first, second = fresh().leaf, fresh(NOW + DAY).leaf
     write(files, first)
-    assert following.read() == NOW + LEAF_SECONDS
+    assert following.read() == NOW + LEAF_S
     assert following.read() is None
     write(files, second)
-    assert following.read() == NOW + DAY + LEAF_SECONDS
+    assert following.read() == NOW + DAY + LEAF_S
     assert serving.served == second
     write(files, second)
     assert following.read() is None

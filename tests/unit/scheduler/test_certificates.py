@@ -13,21 +13,21 @@ import pytest
 
 from tessera.kube.errors import ApiError, Unreachable
 from tessera.scheduler.certificates.authority import (
-    AUTHORITY_SECONDS,
+    AUTHORITY_S,
     DAY,
-    LEAF_SECONDS,
+    LEAF_S,
     Pair,
     facts_of,
     make_authority,
     signed_by,
     split_bundle,
 )
-from tessera.scheduler.certificates.renewal import OVERLAP_SECONDS
+from tessera.scheduler.certificates.renewal import OVERLAP_S
 from tessera.scheduler.certificates.rotator import (
     ATTEMPTS,
-    CHECK_SECONDS,
-    QUIET_SECONDS,
-    SETTLE_SECONDS,
+    CHECK_S,
+    QUIET_S,
+    SETTLE_S,
     CertificateRotator,
     Contended,
 )
@@ -144,11 +144,11 @@ def replica(store: FakeStore, clock: Clock, names: frozenset[str] = NAMES) -> tu
 async def test_the_first_round_makes_stores_announces_and_serves_a_certificate() -> None:
     store = FakeStore()
     serving, keeper = replica(store, Clock())
-    assert await keeper.check() == CHECK_SECONDS
+    assert await keeper.check() == CHECK_S
     assert store.secret is not None
     assert store.bundles == [store.secret["ca.crt"]]
     assert serving.served == Pair(store.secret["tls.crt"], store.secret["tls.key"])
-    assert serving.expiry == NOW + LEAF_SECONDS
+    assert serving.expiry == NOW + LEAF_S
 
 
 async def test_while_all_is_well_nothing_is_written() -> None:
@@ -164,10 +164,10 @@ async def test_a_leaf_that_ends_is_replaced_in_use() -> None:
     serving, keeper = replica(store, clock)
     await keeper.check()
     first = serving.served
-    clock.now += LEAF_SECONDS * 0.7
-    assert await keeper.check() == CHECK_SECONDS
+    clock.now += LEAF_S * 0.7
+    assert await keeper.check() == CHECK_S
     assert serving.served != first
-    assert serving.expiry == clock.now + LEAF_SECONDS
+    assert serving.expiry == clock.now + LEAF_S
     assert (store.writes, store.patches) == (2, 1)
 
 
@@ -177,15 +177,15 @@ async def test_a_certificate_of_a_new_authority_is_shown_only_when_apiservers_ha
     serving, keeper = replica(store, clock)
     await keeper.check()
     first = serving.served
-    clock.now += AUTHORITY_SECONDS * 0.7
-    assert 0 < await keeper.check() <= SETTLE_SECONDS
+    clock.now += AUTHORITY_S * 0.7
+    assert 0 < await keeper.check() <= SETTLE_S
     assert store.bundles is not None
     assert len(split_bundle(store.bundles[0])) == 2
     assert serving.served == first
-    await asyncio.sleep(SETTLE_SECONDS)
-    assert await keeper.check() == CHECK_SECONDS
+    await asyncio.sleep(SETTLE_S)
+    assert await keeper.check() == CHECK_S
     assert serving.served not in (None, first)
-    clock.now += OVERLAP_SECONDS + 1
+    clock.now += OVERLAP_S + 1
     await keeper.check()
     assert len(split_bundle(store.bundles[0])) == 1
 
@@ -229,12 +229,12 @@ async def test_a_slow_replica_never_undoes_what_a_quick_one_did_between_two_of_i
         await turn()
         if left == 0:
             await quick_keeper.check()
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(SETTLE_S)
             await quick_keeper.check()
 
     store._turn = rotate_in_between  # type: ignore[method-assign]
     await slow_keeper.check()
-    await asyncio.sleep(SETTLE_SECONDS)
+    await asyncio.sleep(SETTLE_S)
     await slow_keeper.check()
     assert quick.served == slow.served
     assert store.writes == 3
@@ -263,7 +263,7 @@ async def test_a_deleted_secret_is_made_anew_without_a_gap_in_trust() -> None:
     await keeper.check()
     assert serving.served == first
     serving.check()
-    await asyncio.sleep(SETTLE_SECONDS)
+    await asyncio.sleep(SETTLE_S)
     await keeper.check()
     assert serving.served != first
 
@@ -323,22 +323,22 @@ async def test_replicas_that_start_at_once_use_one_certificate_and_never_show_wh
     await everybody()
     assert len({one.served for one, _ in replicas}) == 1
     assert store.writes == 1
-    clock.now += LEAF_SECONDS * 0.7
+    clock.now += LEAF_S * 0.7
     await everybody()
     await everybody()
     assert len({one.served for one, _ in replicas}) == 1
     assert store.writes == 2
-    clock.now += AUTHORITY_SECONDS * 0.5
+    clock.now += AUTHORITY_S * 0.5
     await everybody()
     store.disturb_webhook(store.bundles[0] if store.bundles else b"")
-    await asyncio.sleep(SETTLE_SECONDS + 1)
+    await asyncio.sleep(SETTLE_S + 1)
     await everybody()
     await everybody()
     assert len({one.served for one, _ in replicas}) == 1
     assert store.writes == 3
     assert store.secret is not None
     assert store.bundles == [store.secret["ca.crt"]]
-    clock.now += OVERLAP_SECONDS + 1
+    clock.now += OVERLAP_S + 1
     await everybody()
     await everybody()
     assert len(split_bundle(store.secret["ca.crt"])) == 1
@@ -368,7 +368,7 @@ async def test_the_loop_checks_once_a_minute() -> None:
         assert keeper.problem == ""
         assert serving.served is not None
         before = store.calls
-        await asyncio.sleep(10 * CHECK_SECONDS)
+        await asyncio.sleep(10 * CHECK_S)
         assert store.calls - before == 2 * 10
 
 
@@ -377,7 +377,7 @@ async def test_a_poke_makes_it_check_soon_but_never_in_a_hurry() -> None:
     store = FakeStore()
     _, keeper = replica(store, Clock())
     async with running(keeper):
-        await asyncio.sleep(QUIET_SECONDS + 1)
+        await asyncio.sleep(QUIET_S + 1)
         before = store.calls
         keeper.poke()
         await asyncio.sleep(0.1)

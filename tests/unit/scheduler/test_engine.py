@@ -14,7 +14,7 @@ from tessera.core.demand_forecast import PRIOR, DemandForecast
 from tessera.core.demand_history import FIRST
 from tessera.kube.errors import KubeError
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.engine import WAKE_AGAIN_SECONDS, Engine
+from tessera.scheduler.engine import WAKE_AGAIN_S, Engine
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
@@ -122,11 +122,11 @@ async def test_a_pod_that_could_not_be_woken_is_woken_later(fault: KubeError) ->
         here.filtered(pod)
         here.api.script("annotate_pod", fault)
         here.make_room()
-        await asyncio.sleep(WAKE_AGAIN_SECONDS / 2)
+        await asyncio.sleep(WAKE_AGAIN_S / 2)
         assert here.retried(pod) is None
         [told] = here.logs.of("pod not woken")
         assert told["pod"] == "default/p"
-        await asyncio.sleep(WAKE_AGAIN_SECONDS)
+        await asyncio.sleep(WAKE_AGAIN_S)
         assert here.retried(pod) == "2"
 
 
@@ -187,9 +187,9 @@ async def test_a_standby_looks_for_room_once_a_second_however_often_pods_end(mon
         monkeypatch.setattr(here.engine, "missing", missing)
         for _ in range(10):
             here.engine.unschedulable.on_room()
-            await asyncio.sleep(WAKE_AGAIN_SECONDS / 20)
+            await asyncio.sleep(WAKE_AGAIN_S / 20)
         assert len(looks) == 10
-        await asyncio.sleep(20.5 * WAKE_AGAIN_SECONDS)
+        await asyncio.sleep(20.5 * WAKE_AGAIN_S)
         assert len(looks) == 30
 
 

@@ -87,7 +87,7 @@ async def test_a_success_is_told_once_decisions_pause() -> None:
         recorder.on_placed(placed(1))
         await asyncio.sleep(0)
         recorder.on_bind(bound(1))
-        await asyncio.sleep(10 * event_recorder.QUIET_SECONDS)
+        await asyncio.sleep(10 * event_recorder.QUIET_S)
         assert written.said == [
             ("FilteringSucceed", "all nodes of p1"),
             ("BindingSucceed", "Successfully binding node [n1] to team/p1"),
@@ -103,7 +103,7 @@ async def test_warnings_are_written_while_successes_wait() -> None:
             if number == 50:
                 recorder.on_refused(refused(1000))
                 recorder.on_bind(bound(1001, "no answer"))
-            await asyncio.sleep(event_recorder.QUIET_SECONDS / 10)
+            await asyncio.sleep(event_recorder.QUIET_S / 10)
         trouble = [event for event in written.events if event["type"] == "Warning"]
         assert sorted(event["message"] for event in trouble) == ["no answer", "no node for p1000"]
         assert len(written.said) == len(trouble)
@@ -114,7 +114,7 @@ async def test_only_the_first_refusal_of_a_pod_is_written() -> None:
     async with told() as (written, recorder):
         recorder.on_refused(refused(1))
         recorder.on_refused(refused(1, is_first=False))
-        await asyncio.sleep(10 * event_recorder.QUIET_SECONDS)
+        await asyncio.sleep(10 * event_recorder.QUIET_S)
         assert written.said == [("FilteringFailed", "no node for p1")]
 
 
@@ -138,11 +138,11 @@ async def test_a_backlog_that_is_refused_again_and_again_makes_one_event_per_pod
         began = clock()
         turns = 0
         while len(written.events) < pods:
-            await asyncio.sleep(event_recorder.QUIET_SECONDS)
+            await asyncio.sleep(event_recorder.QUIET_S)
             turns += 1
             assert len(written.events) <= event_recorder.REFUSALS * (turns + 1)
             assert turns < 2 * pods
-        assert clock() - began >= (pods / event_recorder.REFUSALS - 1) * event_recorder.QUIET_SECONDS
+        assert clock() - began >= (pods / event_recorder.REFUSALS - 1) * event_recorder.QUIET_S
         assert described <= pods / event_recorder.REFUSALS + 1, "pods that are refused alike share a sentence"
         await asyncio.sleep(60.0)
         assert len(written.events) == pods
@@ -159,7 +159,7 @@ async def test_few_sentences_are_made_at_a_time_where_every_pod_needs_its_own() 
             recorder.on_refused(RefusedEvent(pod(number), Refused({}), True, describe))
         before = 0
         while len(made) < 100:
-            await asyncio.sleep(event_recorder.QUIET_SECONDS)
+            await asyncio.sleep(event_recorder.QUIET_S)
             assert len(made) - before <= 2 * event_recorder.SENTENCES
             before = len(made)
         assert made == list(range(100)), "the oldest first"
@@ -196,7 +196,7 @@ async def test_hamis_texts_are_written_for_those_who_parse_them() -> None:
     async with told(hami_texts=True) as (written, recorder):
         refusal = Refused({"n1": cards_misfit([CardMisfit("u", Reason.CARD_CORDONED)], total=1, vendor="NVIDIA")})
         recorder.on_refused(RefusedEvent(pod(1), refusal, True, lambda: "a sentence"))
-        await asyncio.sleep(10 * event_recorder.QUIET_SECONDS)
+        await asyncio.sleep(10 * event_recorder.QUIET_S)
         assert written.said == [
             ("FilteringFailed", "1 nodes CardCordoned(n1)"),
             ("FilteringFailed", "no available node, 1 nodes do not meet"),
@@ -207,10 +207,10 @@ async def test_hamis_texts_are_written_for_those_who_parse_them() -> None:
 @in_fake_time
 async def test_in_a_lasting_rush_successes_are_told_slowly() -> None:
     async with told() as (written, recorder):
-        periods = int(2 * event_recorder.PATIENCE_SECONDS / event_recorder.QUIET_SECONDS)
+        periods = int(2 * event_recorder.PATIENCE_S / event_recorder.QUIET_S)
         for number in range(10 * periods):
             recorder.on_placed(placed(number))
-            await asyncio.sleep(event_recorder.QUIET_SECONDS / 10)
+            await asyncio.sleep(event_recorder.QUIET_S / 10)
         assert 0 < len(written.said) <= periods / 2 + 1
 
 
@@ -219,7 +219,7 @@ async def test_successes_that_never_stop_but_are_few_are_told_as_they_come() -> 
     async with told() as (written, recorder):
         for number in range(1, 101):
             recorder.on_bind(bound(number))
-            await asyncio.sleep(2 * event_recorder.QUIET_SECONDS / event_recorder.BUSY)
+            await asyncio.sleep(2 * event_recorder.QUIET_S / event_recorder.BUSY)
             assert len(written.said) >= number - 2 * event_recorder.BUSY
         assert recorder.dropped == 0
 

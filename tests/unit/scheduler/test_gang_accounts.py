@@ -7,10 +7,10 @@ import pytest
 from tessera.core.devices import Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding
-from tessera.scheduler.features.gangs.accounts import FULL_SECONDS, RESERVE_SECONDS, HoldAccounts, cards_taken
+from tessera.scheduler.features.gangs.accounts import FULL_S, RESERVE_S, HoldAccounts, cards_taken
 
 CARDS, SHARE = 32, 0.1
-FULL = FULL_SECONDS * CARDS
+FULL = FULL_S * CARDS
 
 
 class Accounts(HoldAccounts):
@@ -22,7 +22,7 @@ class Accounts(HoldAccounts):
 def test_a_full_account_pays_for_all_cards_for_five_minutes() -> None:
     accounts = Accounts()
     accounts.open("a", CARDS)
-    accounts.now = FULL_SECONDS - RESERVE_SECONDS
+    accounts.now = FULL_S - RESERVE_S
     assert accounts.pays_for("a")
     accounts.now += 1
     assert not accounts.pays_for("a")
@@ -40,13 +40,11 @@ def test_what_is_bound_costs_nothing() -> None:
     assert accounts.pays_for("a")
 
 
-@pytest.mark.parametrize(
-    ("cards", "seconds"), [(CARDS, 200.0), (CARDS / 2, 100.0), (1, RESERVE_SECONDS / (SHARE * CARDS))]
-)
+@pytest.mark.parametrize(("cards", "seconds"), [(CARDS, 200.0), (CARDS / 2, 100.0), (1, RESERVE_S / (SHARE * CARDS))])
 def test_an_empty_account_pays_again_after_a_while(cards: float, seconds: float) -> None:
     accounts = Accounts()
     span = accounts.open("a", CARDS)
-    accounts.now += FULL_SECONDS
+    accounts.now += FULL_S
     accounts.close("a", span)
     assert accounts.pays_again_at("a", cards) == pytest.approx(accounts.now + seconds)
     accounts.now = accounts.pays_again_at("a", cards) + 0.001

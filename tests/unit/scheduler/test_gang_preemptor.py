@@ -478,7 +478,7 @@ async def test_a_replacement_in_a_gang_that_runs_never_evicts_its_own_gang() -> 
 @pytest.fixture
 def _pausing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches and claims pause at each step."""
-    monkeypatch.setattr(preemptor, "SLICE_SECONDS", -1.0)
+    monkeypatch.setattr(preemptor, "SLICE_S", -1.0)
     monkeypatch.setattr(nominations, "MEMBERS_AT_ONCE", 1)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler.features.gangs.accounts import FULL_SECONDS
+from tessera.scheduler.features.gangs.accounts import FULL_S
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
@@ -209,7 +209,7 @@ def test_what_gangs_hold_without_being_bound_is_bounded(attack: Callable[[Cluste
         cluster.run_beside(attack(cluster))
         other = using_downward_api(gpu_pod(gpu=8))
         found = await refusals(cluster, other, lambda: None, attempts=THREE_HOURS)
-        assert len(found) * TICK <= FULL_SECONDS * 9 / 8 + 0.1 * THREE_HOURS * TICK * 9 / 8
+        assert len(found) * TICK <= FULL_S * 9 / 8 + 0.1 * THREE_HOURS * TICK * 9 / 8
 
     case()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tessera.core import node_preemption
-from tessera.scheduler.evictor import SPARED_SECONDS
+from tessera.scheduler.evictor import SPARED_S
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
@@ -214,7 +214,7 @@ async def test_a_spared_pod_is_tried_again_later() -> None:
     await cluster.runs(low("a"))
     cluster.api.script("evict", refused(429))
     await cluster.preempts(high())
-    await asyncio.sleep(SPARED_SECONDS + 1)
+    await asyncio.sleep(SPARED_S + 1)
     await cluster.preempts(high())
     assert cluster.evictions == ["a", "a"]
     assert cluster.cycle_state(high()) is CycleState.NOMINATED

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID
 
 from tessera.scheduler.certificates.authority import (
-    AUTHORITY_SECONDS,
+    AUTHORITY_S,
     DAY,
-    LEAF_SECONDS,
+    LEAF_S,
     Pair,
     facts_of,
     make_authority,
@@ -25,7 +25,7 @@ from tessera.scheduler.certificates.authority import (
 )
 from tessera.scheduler.certificates.renewal import (
     MAX_NAMES,
-    OVERLAP_SECONDS,
+    OVERLAP_S,
     Keep,
     Material,
     Renew,
@@ -46,7 +46,7 @@ def test_a_missing_secret_is_made_and_then_kept() -> None:
     made = fresh()
     step = kept(made.data)
     assert step.material == made
-    assert step.expiry == NOW + LEAF_SECONDS
+    assert step.expiry == NOW + LEAF_S
     assert set(made.data) == {"tls.crt", "tls.key", "ca.crt", "ca.key"}
     assert signed_by(made.data["tls.crt"], step.issuer)
 
@@ -55,9 +55,9 @@ def test_a_missing_secret_is_made_and_then_kept() -> None:
     ("after", "reason"),
     [
         (0.0, ""),
-        (LEAF_SECONDS * 0.66, ""),
-        (LEAF_SECONDS * 0.67, "the certificate ends soon"),
-        (LEAF_SECONDS + 1, "the certificate is not valid now"),
+        (LEAF_S * 0.66, ""),
+        (LEAF_S * 0.67, "the certificate ends soon"),
+        (LEAF_S + 1, "the certificate is not valid now"),
     ],
 )
 def test_a_leaf_is_renewed_by_the_same_authority_when_a_third_of_its_life_is_left(after: float, reason: str) -> None:
@@ -76,7 +76,7 @@ def test_a_leaf_is_renewed_by_the_same_authority_when_a_third_of_its_life_is_lef
 
 def test_an_authority_is_replaced_when_a_third_of_its_life_is_left_and_both_are_trusted() -> None:
     authority = make_authority(now=NOW)
-    late = NOW + AUTHORITY_SECONDS * 0.67
+    late = NOW + AUTHORITY_S * 0.67
     old = Material(make_leaf(authority, NAMES, now=late), (authority.certificate,), authority.key)
     step = renewal(old.data, late)
     assert (step.reason, step.authority) == ("the authority ends soon", None)
@@ -89,11 +89,11 @@ def test_an_authority_is_replaced_when_a_third_of_its_life_is_left_and_both_are_
 def test_the_old_authority_leaves_the_bundle_when_everybody_has_moved() -> None:
     old, new = fresh(), fresh()
     both = replace(new, authorities=(*new.authorities, *old.authorities))
-    kept(both.data, NOW + OVERLAP_SECONDS - 1)
-    step = plan(both.data, now=NOW + OVERLAP_SECONDS + 1, names=NAMES)
+    kept(both.data, NOW + OVERLAP_S - 1)
+    step = plan(both.data, now=NOW + OVERLAP_S + 1, names=NAMES)
     assert isinstance(step, Trim)
     assert step.material == new
-    kept(step.material.data, NOW + OVERLAP_SECONDS + 1)
+    kept(step.material.data, NOW + OVERLAP_S + 1)
 
 
 @pytest.mark.parametrize(("days", "authorities"), [(0, 2), (6, 2), (8, 1)])
@@ -108,10 +108,10 @@ def test_trimming_an_authority_whose_key_is_not_ours_forgets_the_key_that_is() -
     authority, other = make_authority(now=NOW), make_authority(now=NOW)
     leaf = make_leaf(authority, NAMES, now=NOW)
     data = Material(leaf, (other.certificate, authority.certificate), other.key).data
-    step = plan(data, now=NOW + OVERLAP_SECONDS + 1, names=NAMES)
+    step = plan(data, now=NOW + OVERLAP_S + 1, names=NAMES)
     assert isinstance(step, Trim)
     assert (step.material.authorities, step.material.authority_key) == ((authority.certificate,), b"")
-    kept(step.material.data, NOW + OVERLAP_SECONDS + 1)
+    kept(step.material.data, NOW + OVERLAP_S + 1)
 
 
 def test_a_leaf_for_other_names_is_renewed_for_both() -> None:
@@ -151,18 +151,18 @@ def test_without_the_key_of_its_authority_a_leaf_is_kept_until_it_ends(text: byt
     made = fresh()
     data = {**made.data, "ca.key": text or b""}
     kept(data)
-    step = renewal(data, NOW + LEAF_SECONDS * 0.7)
+    step = renewal(data, NOW + LEAF_S * 0.7)
     assert (step.authority, step.trusted) == (None, made.authorities)
 
 
 def test_an_ended_authority_is_not_trusted_any_longer() -> None:
     made = fresh()
-    late = NOW + AUTHORITY_SECONDS + 1
+    late = NOW + AUTHORITY_S + 1
     step = renewal(made.data, late)
     assert (step.authority, step.trusted) == (None, ())
 
 
-@pytest.mark.parametrize("ahead", [2 * 3600.0, 10 * DAY, 2 * AUTHORITY_SECONDS])
+@pytest.mark.parametrize("ahead", [2 * 3600.0, 10 * DAY, 2 * AUTHORITY_S])
 def test_what_was_made_by_a_clock_that_was_ahead_is_made_anew_by_one_that_is_right(ahead: float) -> None:
     made = renewed(renewal(None), now=NOW + ahead, names=NAMES)
     step = plan(made.data, now=NOW, names=NAMES)
@@ -183,7 +183,7 @@ def test_a_leaf_of_an_authority_that_is_not_valid_yet_is_renewed() -> None:
 
 
 def test_authorities_in_use_stay_trusted_beside_a_new_one() -> None:
-    in_use, ended = make_authority(now=NOW), make_authority(now=NOW - AUTHORITY_SECONDS)
+    in_use, ended = make_authority(now=NOW), make_authority(now=NOW - AUTHORITY_S)
     leaf = make_leaf(in_use, NAMES, now=NOW)
     bundle = in_use.certificate + ended.certificate + leaf.certificate
     step = renewal(None, trusted=[bundle, b"nonsense", b""])

@@ -11,10 +11,10 @@ import trustme
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tessera.scheduler.certificates.authority import LEAF_SECONDS, facts_of
+from tessera.scheduler.certificates.authority import LEAF_S, facts_of
 from tessera.scheduler.certificates.renewal import Material, service_names
-from tessera.scheduler.certificates.rotator import CHECK_SECONDS
-from tessera.scheduler.certificates.tls import LOOK_SECONDS, ServingTls, TlsError
+from tessera.scheduler.certificates.rotator import CHECK_S
+from tessera.scheduler.certificates.tls import LOOK_S, ServingTls, TlsError
 from tessera.scheduler.settings import SelfManaged, TlsFiles
 from tests.support.certificates import NOW, fresh
 from tests.support.event_loops import in_fake_time
@@ -37,7 +37,7 @@ async def test_without_a_certificate_there_is_no_tls_and_nothing_to_look_at() ->
     task = asyncio.create_task(none.run())
     none.look()
     with captured() as logs:
-        await asyncio.sleep(10 * LOOK_SECONDS)
+        await asyncio.sleep(10 * LOOK_S)
     assert not task.done()
     assert logs.events == []
     task.cancel()
@@ -85,9 +85,9 @@ async def test_files_are_looked_at_every_few_seconds_and_at_once_when_told(tmp_p
     made.prepare()
     task = asyncio.create_task(made.run())
     with captured() as logs:
-        await asyncio.sleep(LOOK_SECONDS / 2)
+        await asyncio.sleep(LOOK_S / 2)
         write_pair(tmp_path, authority)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(LOOK_S)
         assert len(logs.of("certificate read again")) == 1
         write_pair(tmp_path, authority)
         made.look()
@@ -107,7 +107,7 @@ async def test_bad_files_are_reported_once_and_again_after_good_ones(tmp_path: P
     with captured() as logs:
         for text, complaints in ((b"nonsense", 1), (good, 1), (b"nonsense", 2)):
             Path(files.certificate).write_bytes(text)
-            await asyncio.sleep(3 * LOOK_SECONDS)
+            await asyncio.sleep(3 * LOOK_S)
             assert len(logs.of("certificate not read again, the old one stays")) == complaints
             assert made.expiry == before
     task.cancel()
@@ -138,8 +138,8 @@ async def test_own_certificates_are_checked_every_minute_and_sooner_when_told() 
     await asyncio.sleep(90)
     made.look()
     await asyncio.sleep(1)
-    assert cluster.reads == [0, CHECK_SECONDS, 90]
-    assert made.expiry == NOW + LEAF_SECONDS
+    assert cluster.reads == [0, CHECK_S, 90]
+    assert made.expiry == NOW + LEAF_S
     task.cancel()
 
 

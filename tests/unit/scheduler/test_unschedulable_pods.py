@@ -197,7 +197,7 @@ def together(name: str, mem: int = 5000) -> PodBuilder:
 
 
 @mock.patch.object(filtering, "MAX_WORK", 4)
-@mock.patch.multiple(unschedulable_pods, MAX_WORK=4, PAUSE_SECONDS=0)
+@mock.patch.multiple(unschedulable_pods, MAX_WORK=4, PAUSE_S=0)
 def test_a_decision_that_takes_too_long_is_an_error_and_is_made_between_other_requests() -> None:
     world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)), node("n9").gpus(2, memory=8000))
     world.create(gpu_pod("on-n9").on("n9", "n9-0,NVIDIA,8000,0:;"))

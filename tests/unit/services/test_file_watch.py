@@ -12,7 +12,7 @@ from tests.support.event_loops import in_real_time
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.001)
 
 
 @pytest.mark.usefixtures("often")

@@ -17,10 +17,10 @@ import trustme
 from tessera.http11.limits import MAX_BUFFERED_BYTES
 from tessera.http11.responses import MAX_BODY_BYTES
 from tessera.http11.router import Request, Response, Route
-from tessera.http11.server import BODY_SECONDS, HEAD_SECONDS, KEEP_ALIVE_SECONDS, LINGER_SECONDS, WRITE_SECONDS
+from tessera.http11.server import BODY_S, HEAD_S, KEEP_ALIVE_S, LINGER_S, WRITE_S
 from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits
-from tessera.services.listener import EXPIRE_EVERY_SECONDS, Listener
+from tessera.services.listener import EXPIRE_EVERY_S, Listener
 from tests.support.event_loops import in_fake_time, in_real_time, on_uvloop
 from tests.support.logs import captured
 from tests.support.scheduler_process import LOOPBACK, trusting, until
@@ -432,15 +432,15 @@ async def test_an_idle_connection_is_closed_in_the_end(answered: bool) -> None:
     async with serving() as served:
         client = await served.connect()
         if answered:
-            await asyncio.sleep(KEEP_ALIVE_SECONDS - 1)
+            await asyncio.sleep(KEEP_ALIVE_S - 1)
             client.send(post("/echo", b"abc"))
             assert await client.answer() == (200, b"abc")
-        assert KEEP_ALIVE_SECONDS <= await ends_after(client) <= KEEP_ALIVE_SECONDS + EXPIRE_EVERY_SECONDS
+        assert KEEP_ALIVE_S <= await ends_after(client) <= KEEP_ALIVE_S + EXPIRE_EVERY_S
 
 
 @pytest.mark.parametrize(
     ("start", "seconds"),
-    [(b"POST /echo HTTP/1.1\r\nX: ", HEAD_SECONDS), (post("/echo", b"x" * 1000)[:-1000], BODY_SECONDS)],
+    [(b"POST /echo HTTP/1.1\r\nX: ", HEAD_S), (post("/echo", b"x" * 1000)[:-1000], BODY_S)],
     ids=["head", "body"],
 )
 @in_fake_time
@@ -452,7 +452,7 @@ async def test_a_request_must_be_complete_in_time_however_often_a_byte_comes(sta
         client.send(start)
         ended = asyncio.create_task(client.ends())
         while not ended.done():
-            assert time() - began <= seconds + EXPIRE_EVERY_SECONDS
+            assert time() - began <= seconds + EXPIRE_EVERY_S
             client.send(b"x")
             await asyncio.wait([ended], timeout=1)
         assert time() - began >= seconds
@@ -463,7 +463,7 @@ async def test_a_running_request_has_all_the_time_it_needs() -> None:
     async with serving() as served:
         client = await served.connect()
         client.send(post("/later", b"abc") + b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
-        await asyncio.sleep(10 * KEEP_ALIVE_SECONDS)
+        await asyncio.sleep(10 * KEEP_ALIVE_S)
         served.gate.set()
         assert await client.answer() == (200, b"abc")
         client.send(b"def")
@@ -479,10 +479,10 @@ async def test_a_refused_client_that_goes_on_sending_is_cut_off() -> None:
         time = asyncio.get_running_loop().time
         began = time()
         while not client.writer.transport.is_closing():
-            assert time() - began <= LINGER_SECONDS + 2 * EXPIRE_EVERY_SECONDS
+            assert time() - began <= LINGER_S + 2 * EXPIRE_EVERY_S
             client.send(b"more nonsense\r\n\r\n")
             await asyncio.sleep(0.5)
-        assert time() - began >= LINGER_SECONDS
+        assert time() - began >= LINGER_S
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
@@ -494,7 +494,7 @@ async def test_a_client_that_never_reads_its_answer_is_cut_off(connection: str) 
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post("/echo", Connection=connection))
         await until(lambda: served.asked)
-        await asyncio.sleep(KEEP_ALIVE_SECONDS + LINGER_SECONDS + 2 * EXPIRE_EVERY_SECONDS)
+        await asyncio.sleep(KEEP_ALIVE_S + LINGER_S + 2 * EXPIRE_EVERY_S)
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await client.answer()
@@ -554,7 +554,7 @@ async def test_a_handshake_must_be_complete_in_time() -> None:
     with captured() as logs:
         async with serving(tls=True) as served:
             silent = await handshakes(served)
-            assert HEAD_SECONDS <= await ends_after(silent) <= HEAD_SECONDS + EXPIRE_EVERY_SECONDS
+            assert HEAD_S <= await ends_after(silent) <= HEAD_S + EXPIRE_EVERY_S
             wrong = await handshakes(served)
             wrong.send(get("/large"))
             assert b"HTTP" not in await wrong.reader.read()
@@ -568,14 +568,14 @@ async def test_clients_that_stop_in_the_middle_of_large_bodies_hold_a_bounded_nu
         clients = [await served.connect() for _ in range(24)]
         for client in clients:
             client.send(post("/echo", b"x" * MAX_BODY_BYTES)[: -MAX_BODY_BYTES + MIB])
-        await asyncio.sleep(BODY_SECONDS / 2)
+        await asyncio.sleep(BODY_S / 2)
         connections = served.listener._state.connections
         assert 0 < sum(len(piece) for each in connections for piece in each._body) <= MAX_BUFFERED_BYTES
         assert len(connections) < len(clients)
         other = await served.connect()
         other.send(post("/echo", b"abc"))
         assert await other.answer() == (200, b"abc")
-        await asyncio.sleep(BODY_SECONDS)
+        await asyncio.sleep(BODY_S)
         assert sum(len(each._body) for each in connections) == 0
 
 
@@ -677,7 +677,7 @@ async def test_a_client_that_stops_reading_a_response_in_pieces_is_cut_off() -> 
         client = await served.connect()
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(get("/pieces"))
-        await asyncio.sleep(WRITE_SECONDS + EXPIRE_EVERY_SECONDS)
+        await asyncio.sleep(WRITE_S + EXPIRE_EVERY_S)
         assert not served.listener._state.connections
         assert not served.listener._state.tasks
         assert 0 < served.made < PIECES

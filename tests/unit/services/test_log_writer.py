@@ -119,7 +119,7 @@ from contextlib import closing
 from tessera.services import log_writer
 from tessera.services.logs import LogOptions, configure_logs
 import structlog
-log_writer.CLOSE_SECONDS = 0.05
+log_writer.CLOSE_S = 0.05
 with closing(configure_logs(LogOptions())):
     log = structlog.get_logger()
     for number in range(int(sys.argv[1])):

@@ -23,7 +23,7 @@ from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 
 AREA = Area("nodes")
-LOCK_SECONDS = 300.0
+LOCK_S = 300.0
 """after which the scheduler takes over a node lock that has no time of its own"""
 
 
@@ -174,7 +174,7 @@ def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
         except WireError:
             continue
         age = _moment(cluster) - lock.time
-        if age.total_seconds() > (seconds or LOCK_SECONDS):
+        if age.total_seconds() > (seconds or LOCK_S):
             owner = f" by {'/'.join(lock.owner)}" if lock.owner else ""
             yield AREA.warning(
                 f"{node.name} has been locked{owner} for {int(age.total_seconds() // 60)} minutes ({key})",

@@ -17,7 +17,7 @@ MAX_BYTES = 16 * 2**20
 """of events; about the size of the whole state of the largest clusters"""
 PIECE_BYTES = 256 * 2**10
 """after which no other event is sent at once: a viewer that does not read holds no more than that"""
-HEARTBEAT_SECONDS = 15.0
+HEARTBEAT_S = 15.0
 """a proxy that sees nothing for longer may end the stream"""
 HEARTBEAT = b": still here\n\n"
 RESYNC = b"event: resync\ndata: {}\n\n"
@@ -104,7 +104,7 @@ class EventLog:
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(asyncio.shield(self._changed), HEARTBEAT_SECONDS)
+            await asyncio.wait_for(asyncio.shield(self._changed), HEARTBEAT_S)
         except TimeoutError:
             return HEARTBEAT
         return b""

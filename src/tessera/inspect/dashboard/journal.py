@@ -44,7 +44,7 @@ from tessera.wire.journal import (
 
 MAX_RECORDS = 5_000
 """in one answer"""
-KEPT_SECONDS = 300.0
+KEPT_S = 300.0
 """that the records of a running scheduler are kept after the last question"""
 MAX_FOLLOWED = 1_000_000
 """records that are kept of a scheduler that is read over HTTP; then all it has is read again"""
@@ -94,7 +94,7 @@ class RecordedJournal:
 
 
 class IdleTimer:
-    """Calls back when nothing has touched it for `KEPT_SECONDS`."""
+    """Calls back when nothing has touched it for `KEPT_S`."""
 
     def __init__(self, on_idle: Callable[[], None]) -> None:
         self._on_idle = on_idle
@@ -103,7 +103,7 @@ class IdleTimer:
     def touch(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        self._handle = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._on_idle)
+        self._handle = asyncio.get_running_loop().call_later(KEPT_S, self._on_idle)
 
 
 class RunningJournal:

@@ -33,13 +33,13 @@ from tessera.kube.resources import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS,
 from tessera.scheduler.service import TICK
 from tessera.wire.objects import Pod
 
-MEASURE_SECONDS = 10.0
+MEASURE_S = 10.0
 """between two rounds over the monitors"""
-UNWATCHED_SECONDS = 60.0
+UNWATCHED_S = 60.0
 """without a viewer after which monitors are not asked"""
-READY_SECONDS = 60.0
+READY_S = 60.0
 """for the first lists"""
-LOST_SECONDS = 5.0
+LOST_S = 5.0
 """without an answer after which the page says that the connection is lost"""
 
 DOCUMENT: Accessor[Json] = Accessor(
@@ -126,12 +126,12 @@ class LiveSource(FixedSource):
 
     async def _measure(self) -> None:
         while True:
-            if self._clock() - self._asked_at < UNWATCHED_SECONDS:
+            if self._clock() - self._asked_at < UNWATCHED_S:
                 before, names = self.measurements, self.view.ledger.node_names()
                 use = await read_use(self._client, self.cluster.pods, nodes=names, namespace=self._release)
                 self.measurements = use
                 self._measured_anew |= self._nodes_that_differ(before, use)
-            await asyncio.sleep(MEASURE_SECONDS)
+            await asyncio.sleep(MEASURE_S)
 
     def _nodes_that_differ(self, before: MeasuredUse, after: MeasuredUse) -> set[str]:
         found = {
@@ -145,7 +145,7 @@ class LiveSource(FixedSource):
 
     def _error_handler(self, name: str) -> Callable[[KubeError], None]:
         def on_error(error: KubeError) -> None:
-            if is_forbidden(error) and self._reflectors[name].age < LOST_SECONDS:
+            if is_forbidden(error) and self._reflectors[name].age < LOST_S:
                 self._unwatched.add(name)  # It was listed a moment ago.
             elif not is_forbidden(error):
                 self._failures[name] = self._clock(), str(error)
@@ -156,7 +156,7 @@ class LiveSource(FixedSource):
         """Whether nothing was heard since the last attempt that failed, nor for a while."""
         failed_at, _ = self._failures[name]
         age = self._reflectors[name].age
-        return age > LOST_SECONDS and self._clock() - age < failed_at
+        return age > LOST_S and self._clock() - age < failed_at
 
     # -- objects
 
@@ -261,7 +261,7 @@ async def follow_cluster(
 
 async def _wait_for_lists(source: LiveSource, following: asyncio.Task[None], resources: Iterable[Resource]) -> None:
     with suppress(TimeoutError):
-        async with asyncio.timeout(READY_SECONDS):
+        async with asyncio.timeout(READY_S):
             while source.missing(resources) and not following.done():
                 await asyncio.sleep(0.05)
     if following.done():

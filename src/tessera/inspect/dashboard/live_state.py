@@ -5,7 +5,7 @@ hooked into the ledger, and without viewers nothing is done at all.
 
     asleep --first viewer--> rendering all nodes, in slices --> following, a few times a second
        ^                                                             |
-       '------------------ no viewer for `LINGER_SECONDS` -----------'
+       '------------------ no viewer for `LINGER_S` -----------'
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tessera.inspect.state import Json
 from tessera.inspect.utilization import MeasuredUse
 from tessera.scheduler.pod_cycle import CycleState
 
-PERIOD_SECONDS = 0.2
+PERIOD_S = 0.2
 """between two looks for changes: a change is on the wire well within 300 ms"""
-JUDGE_SECONDS = 0.5
+JUDGE_S = 0.5
 """between two rounds over the waiting pods"""
-TOTALS_SECONDS = 2.0
+TOTALS_S = 2.0
 """between two events with totals"""
-LINGER_SECONDS = 30.0
+LINGER_S = 30.0
 """that documents are kept up to date without a viewer: people reload pages"""
 RENDER_SHARE = 0.5
 """of the event loop's time that rendering takes at most"""
-KEPT_SECONDS = 5.0
+KEPT_S = 5.0
 """that a compressed state is good for: a viewer goes on from its version"""
 LEVEL = 1
 """of compression: four times faster than the default, a fifth larger"""
@@ -115,11 +115,7 @@ class LiveState:
         """The whole state, compressed with gzip."""
         async with self._awake():
             packed = self._packed
-            if (
-                packed is not None
-                and self._loop.time() - packed.made_at < KEPT_SECONDS
-                and self.log.reaches(packed.version)
-            ):
+            if packed is not None and self._loop.time() - packed.made_at < KEPT_S and self.log.reaches(packed.version):
                 return packed.data
             if self._packing is None:
                 self._packing = asyncio.create_task(self._pack())
@@ -174,8 +170,8 @@ class LiveState:
             self._refresh_sums()
             self._is_complete.set()
             judging = asyncio.create_task(self._judge())
-            while self.viewers or self._loop.time() - self._used_at < LINGER_SECONDS:
-                await asyncio.sleep(PERIOD_SECONDS)
+            while self.viewers or self._loop.time() - self._used_at < LINGER_S:
+                await asyncio.sleep(PERIOD_S)
                 await self._refresh_nodes()
                 self._refresh_sums()
                 if judging.done():
@@ -188,7 +184,7 @@ class LiveState:
     async def _judge(self) -> None:
         while True:
             await self.waiting.judge(self._background_pause)
-            await asyncio.sleep(JUDGE_SECONDS)
+            await asyncio.sleep(JUDGE_S)
 
     def _fall_asleep(self) -> None:
         """Give the memory back. The log starts over, because nothing is recorded from now on."""
@@ -205,12 +201,12 @@ class LiveState:
             # Only a whole state says so; it is rare.
             self._problem, self._packed = problem, None
             self.log.start_over()
-        if self._loop.time() - self._waiting_at >= JUDGE_SECONDS:
+        if self._loop.time() - self._waiting_at >= JUDGE_S:
             self._waiting_at = self._loop.time()
             changed = self.waiting.refresh()
             if changed is not None:
                 self.log.append("waiting", encode(changed))
-        if self._loop.time() - self._totals_at >= TOTALS_SECONDS:
+        if self._loop.time() - self._totals_at >= TOTALS_S:
             self._totals_at = self._loop.time()
             now = round(self._now())
             body = encode(self.totals.document(self.waiting.asked, self.waiting.waited(now)))

@@ -15,7 +15,7 @@ from tessera.services.addresses import Address
 from tessera.services.listener import Listener
 
 HOST = "127.0.0.1"
-GRACE_SECONDS = 1.0
+GRACE_S = 1.0
 
 
 @asynccontextmanager
@@ -24,7 +24,7 @@ async def serve_page(source: PageSource, *, port: int = 0, now: Callable[[], flo
     InspectionError if the port is taken."""
     access = LoopbackAccess()
     server = PageServer(LiveState(source, now=now), access)
-    listener = Listener(Address(HOST, port), server.routes(), headers=SECURITY_HEADERS, grace=GRACE_SECONDS)
+    listener = Listener(Address(HOST, port), server.routes(), headers=SECURITY_HEADERS, grace=GRACE_S)
     try:
         await listener.start()
     except OSError as error:

@@ -50,7 +50,7 @@ BACKGROUND_SHARE = 0.02
 """of the event loop, for finding out why pods wait"""
 QUESTION_SHARE = 0.2
 """of the event loop, while a question is answered"""
-NODES_SECONDS = 60.0
+NODES_S = 60.0
 """that labels and taints of nodes, and templates of claims, are good for: what would be placed is a guess anyway"""
 MAX_REFUSED = 16_384
 """pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
@@ -217,7 +217,7 @@ class EngineSource:
 
     async def begin_trial(self) -> OfflineCluster:
         now = time.time()
-        if now - self._nodes_at > NODES_SECONDS:
+        if now - self._nodes_at > NODES_S:
             self._nodes, self._nodes_at = await self._list_nodes(), now
             self._templates = await self._list_templates() if self._service.settings.dra else {}
         trial = OfflineCluster(ClusterState("the scheduler", now), settings=self._service.settings)

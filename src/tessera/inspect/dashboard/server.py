@@ -78,7 +78,7 @@ MAX_QUESTIONS = 16
 MAX_TRIALS = 4
 """questions about pods that do not exist yet: they take seconds, so that others do not wait for them"""
 MAX_MANIFEST_BYTES = 64 * 2**10
-REVIEW_SECONDS = 60.0
+REVIEW_S = 60.0
 """after which the access of an open stream is looked at again"""
 
 Answer = Callable[[Request, dict[str, str]], Coroutine[Any, Any, Response]]
@@ -164,7 +164,7 @@ class PageServer:
             reviewed_at = clock()
             async with aclosing(self._state.events(version)) as stream:
                 async for piece in stream:
-                    if clock() - reviewed_at > REVIEW_SECONDS:
+                    if clock() - reviewed_at > REVIEW_S:
                         if await self._access.refuse(request) is not None:
                             return
                         reviewed_at = clock()

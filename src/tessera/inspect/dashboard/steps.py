@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SLICE_SECONDS = 0.004
+SLICE_S = 0.004
 """of the event loop at once"""
 
 Pause = Callable[[float], Awaitable[None]]
@@ -40,7 +40,7 @@ async def paced(records: AsyncIterator[T], pause: Pause) -> AsyncIterator[T]:
     async for record in records:
         yield record
         spent = time.thread_time() - began
-        if spent > SLICE_SECONDS:
+        if spent > SLICE_S:
             await pause(spent)
             began = time.thread_time()
 
@@ -64,6 +64,6 @@ async def in_steps(steps: Iterable[T], pause: Pause) -> AsyncIterator[T]:
     for step in steps:
         yield step
         spent = time.thread_time() - began
-        if spent > SLICE_SECONDS:
+        if spent > SLICE_S:
             await pause(spent)
             began = time.thread_time()

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 MAX_COPIES = 1_000
 """of all manifests, and that are counted; a page that says "at least a thousand" says enough"""
-MAX_SECONDS = 4.0
+MAX_S = 4.0
 """of processor time for one question: a gang of 1000 members on 5000 nodes takes half of it"""
 INSTEAD = "ask with fewer pods, or use `tessera simulate pod`"
 MAX_MANIFESTS = 20
@@ -82,7 +82,7 @@ class _Allowance:
 
     def __init__(self, pause: Pause) -> None:
         self._pause = pause
-        self._left = MAX_SECONDS
+        self._left = MAX_S
 
     async def __call__(self, spent: float) -> None:
         self._left -= spent

@@ -21,7 +21,7 @@ CHURNING = 4.0
 """the same for a trace that is replayed with its times"""
 LOAD = 1.25
 """cards in use if no pod had to wait, in a replay, as a share of the capacity"""
-MEDIAN_SECONDS, SPREAD = 3_600.0, 1.2
+MEDIAN_S, SPREAD = 3_600.0, 1.2
 """run times: the median, and the standard deviation of their logarithm"""
 BURSTS = (1, 1, 1, 2, 5, 20, 40)
 """equal pods that arrive together, where demand is bursty"""
@@ -112,7 +112,7 @@ class Family:
         dice = Random(f"{self.name} churn {seed}")
         nodes = self._nodes(dice, self.churn_nodes or self.nodes)
         asks = list(self._pods(dice, nodes, CHURNING))
-        mean_seconds = MEDIAN_SECONDS * exp(SPREAD**2 / 2.0)
+        mean_seconds = MEDIAN_S * exp(SPREAD**2 / 2.0)
         capacity = WHOLE * sum(node.cards for node in nodes)
         span = sum(ask.demand for ask in asks) * mean_seconds / (LOAD * capacity)
         pods, now = [], 0.0
@@ -121,7 +121,7 @@ class Family:
             # The pods of a burst are equal, and arrive within minutes.
             together = self.is_bursty and ask == previous
             now += 1.0 if together else dice.expovariate(len(asks) / span) * (_mean_burst() if self.is_bursty else 1.0)
-            lasts = dice.lognormvariate(0.0, SPREAD) * MEDIAN_SECONDS
+            lasts = dice.lognormvariate(0.0, SPREAD) * MEDIAN_S
             pods.append(TracePod(f"pod-{number:06}", ask, now, now + lasts))
             previous = ask
         return Trace(self.name, nodes, tuple(pods))

@@ -16,7 +16,7 @@ from typing import Any
 from tessera.files.documents import read_json
 from tessera.files.reader import read_file
 
-QUIET_SECONDS = 5.0
+QUIET_S = 5.0
 """between two lines about the progress"""
 
 
@@ -88,7 +88,7 @@ class Progress:
         """A run of this name has ended."""
         self._done += 1
         now = self._clock()
-        if self._done < self._total and now - self._said >= QUIET_SECONDS:
+        if self._done < self._total and now - self._said >= QUIET_S:
             self._said = now
             left = (now - self._began) / self._done * (self._total - self._done)
             self._say(f"{self._done} of {self._total} runs, about {spoken(left)} left ({name})")

@@ -30,8 +30,8 @@ E = TypeVar("E", bound=x509.ExtensionType)
 
 DAY = 86_400.0
 """seconds"""
-AUTHORITY_SECONDS = 3650 * DAY
-LEAF_SECONDS = 365 * DAY
+AUTHORITY_S = 3650 * DAY
+LEAF_S = 365 * DAY
 BACKDATED = 3600.0
 """seconds of backdating, for clocks that are behind"""
 MAX_COMMON_NAME = 64
@@ -89,7 +89,7 @@ def make_authority(*, now: float) -> Pair:
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     name = _name(f"tessera-ca-{identifier.digest.hex()[:16]}")
     built = (
-        _builder(name, name, key, now=now, seconds=AUTHORITY_SECONDS)
+        _builder(name, name, key, now=now, seconds=AUTHORITY_S)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -107,7 +107,7 @@ def make_leaf(authority: Pair, names: Iterable[str], *, now: float) -> Pair:
         raise BadCertificate("a serving certificate needs a name")
     alternatives = [_alternative(one) for one in wanted]
     key = ec.generate_private_key(ec.SECP256R1())
-    life = min(LEAF_SECONDS, signer.not_valid_after_utc.timestamp() - now)
+    life = min(LEAF_S, signer.not_valid_after_utc.timestamp() - now)
     if life <= 0:
         raise BadCertificate("the authority has ended")
     built = (

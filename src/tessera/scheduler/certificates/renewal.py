@@ -32,7 +32,7 @@ FOREIGN_AUTHORITY = "ca"
 
 RENEW_AT = 1 / 3
 """of the life that is left"""
-OVERLAP_SECONDS = 7 * DAY
+OVERLAP_S = 7 * DAY
 """seconds for which previous authorities stay trusted"""
 MAX_TRUSTED = 8
 """authorities in the bundle; more than two or three are a mistake"""
@@ -120,7 +120,7 @@ def plan(
             names=facts.names if facts is not None else frozenset(),
         )
     material = Material(leaf, tuple(stored), key)
-    if len(stored) > 1 and now - (facts.not_before + BACKDATED) > OVERLAP_SECONDS:
+    if len(stored) > 1 and now - (facts.not_before + BACKDATED) > OVERLAP_S:
         return Trim(Material(leaf, (issuer,), key if can_sign(Pair(issuer, key)) else b""))
     if content.get(AUTHORITIES) != material.bundle:
         return Trim(material, "the bundle holds what is no living authority")

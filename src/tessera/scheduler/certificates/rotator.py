@@ -22,11 +22,11 @@ from tessera.scheduler.certificates.serving_context import ServingContext
 
 log = structlog.get_logger(__name__)
 
-CHECK_SECONDS = 60.0
+CHECK_S = 60.0
 """seconds between two rounds; a foreign change can go unnoticed for that long"""
-QUIET_SECONDS = 5.0
+QUIET_S = 5.0
 """shortest time between two rounds, however often `poke` is called, so that two controllers cannot form a busy loop"""
-SETTLE_SECONDS = 10.0
+SETTLE_S = 10.0
 """seconds between a new bundle and the first certificate of its authority, so that all apiservers have the bundle"""
 BACKOFF = Backoff(initial=2.0, cap=60.0, floor=1.0)
 ATTEMPTS = 5
@@ -115,20 +115,20 @@ class CertificateRotator:
             self._in_place = (step.material.bundle, time)
         served, leaf = self._serving.served, step.material.leaf
         if served == leaf:
-            return CHECK_SECONDS
-        settled = self._in_place[1] + SETTLE_SECONDS
+            return CHECK_S
+        settled = self._in_place[1] + SETTLE_S
         if served is not None and time < settled and not signed_by(served.certificate, step.issuer):
             return settled - time
         self._serving.serve(leaf)
         self._on_served(step.expiry)
         log.info("certificate served", expiry=step.expiry)
-        return CHECK_SECONDS
+        return CHECK_S
 
     async def _pause(self, delay: float) -> None:
-        await asyncio.sleep(min(delay, QUIET_SECONDS))
-        if delay > QUIET_SECONDS:
+        await asyncio.sleep(min(delay, QUIET_S))
+        if delay > QUIET_S:
             try:
-                async with asyncio.timeout(delay - QUIET_SECONDS):
+                async with asyncio.timeout(delay - QUIET_S):
                     await self._poked.wait()
             except TimeoutError:
                 pass

@@ -21,7 +21,7 @@ from tessera.scheduler.settings import SelfManaged, TlsFiles
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 5.0
+LOOK_S = 5.0
 """between two looks at the files; kubelet updates a mounted Secret within about a minute anyway"""
 
 
@@ -79,7 +79,7 @@ class ServingTls:
         complaint = ""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(LOOK_S):
                     await self._looking.wait()
             self._looking.clear()
             try:

@@ -31,7 +31,7 @@ MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25,
 """bounds in seconds, around the budgets of filter (2 ms) and webhook (10 ms)"""
 REMEMBERED_REFUSALS = 64
 """refusals whose reasons are kept"""
-BIND_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
+BIND_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 """bounds up to the extender's HTTP timeout: a bind may wait for its turn"""
 
 
@@ -43,7 +43,7 @@ class Metrics(SchedulerObserver):
         self._seconds = {
             "filter": Times("tessera_filter_seconds", "Time to answer a filter.", bounds=MILLISECONDS),
             "bind": Times(
-                "tessera_bind_seconds", "Time to answer a bind, the wait for a turn included.", bounds=BIND_SECONDS
+                "tessera_bind_seconds", "Time to answer a bind, the wait for a turn included.", bounds=BIND_S
             ),
             "preempt": Times("tessera_preempt_seconds", "Time to answer a preempt.", bounds=MILLISECONDS),
             "webhook": Times("tessera_webhook_seconds", "Time to answer an admission review.", bounds=MILLISECONDS),

@@ -35,7 +35,7 @@ PLAN_ENDS = NOW + 20
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every state is a new one."""
-    monkeypatch.setattr(live_state, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(live_state, "KEPT_S", 0.0)
 
 
 def of_snapshot(*pods: PodBuilder, cards: int = 2) -> Page:

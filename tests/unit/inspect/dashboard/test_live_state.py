@@ -20,8 +20,8 @@ from tests.support.page import Page
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks for changes follow each other at once, and every state is a new one."""
-    monkeypatch.setattr(live_state, "PERIOD_SECONDS", 0.0)
-    monkeypatch.setattr(live_state, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(live_state, "PERIOD_S", 0.0)
+    monkeypatch.setattr(live_state, "KEPT_S", 0.0)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_a_version_of_another_process_is_told_to_start_again(page: Page) -
 async def test_without_viewers_nothing_is_followed_and_the_memory_is_given_back(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_state, "LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(live_state, "LINGER_S", 0.0)
     state = await page.get("/api/state")
     task = page.state._task
     assert task is not None
@@ -148,7 +148,7 @@ async def test_all_viewers_get_the_same_bytes(page: Page) -> None:
 async def test_a_state_that_was_kept_is_continued_by_the_events_since(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_state, "KEPT_SECONDS", 60.0)
+    monkeypatch.setattr(live_state, "KEPT_S", 60.0)
     first = await page.get("/api/state")
     viewer = await page.events(first["version"])
     _cluster(page).drop(NODES, "n2")

@@ -247,8 +247,8 @@ async def test_a_question_about_too_many_pods_is_refused_with_another_way_to_ask
 async def test_a_question_that_takes_too_long_is_refused_and_the_next_one_is_answered(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(what_if, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(steps, "SLICE_S", 0.0)
+    monkeypatch.setattr(what_if, "MAX_S", 0.0)
     status, found = await tried(page, copies(3))
     assert (status, "tessera simulate pod" in found["error"]) == (400, True)
     monkeypatch.undo()
@@ -282,7 +282,7 @@ async def test_only_so_many_viewers_are_connected(page: Page, monkeypatch: pytes
 
 
 async def test_a_stream_ends_when_its_access_does(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REVIEW_SECONDS", -1.0)
+    monkeypatch.setattr(server, "REVIEW_S", -1.0)
     version = (await page.get("/api/state"))["version"]
     stream = (await page.ask(f"/api/events?since={version}")).pieces
     assert stream is not None

@@ -89,12 +89,12 @@ async def test_records_are_forgotten_when_nobody_asks() -> None:
     here = Recorded()
     here.add(node("a").gpus(1))
     await here.names()
-    await asyncio.sleep(page_journal.KEPT_SECONDS - 1)
+    await asyncio.sleep(page_journal.KEPT_S - 1)
     await here.names()
-    await asyncio.sleep(page_journal.KEPT_SECONDS - 1)
+    await asyncio.sleep(page_journal.KEPT_S - 1)
     await here.names()
     assert here.reads.count(None) == 1
-    await asyncio.sleep(page_journal.KEPT_SECONDS + 1)
+    await asyncio.sleep(page_journal.KEPT_S + 1)
     assert await here.names() == ("a",)
     assert here.reads.count(None) == 2
 

@@ -139,7 +139,7 @@ async def test_long_journals_are_searched_in_steps_and_only_the_pod_itself_is_de
         pauses.append(spent)
 
     monkeypatch.setattr(page_journal, "record_document", counted)
-    monkeypatch.setattr(steps, "SLICE_SECONDS", -1.0)
+    monkeypatch.setattr(steps, "SLICE_S", -1.0)
     found = await page_journal.history_of(records, pause, "default", "b", last=NOW + 100)
     assert [one["kind"] for one in found] == ["refused", "placed"]
     assert len(described) == 2

@@ -31,7 +31,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.controllers.deployment import plan_deployment
 from tessera.lab.sandbox.controllers.job import RUN_S
 from tessera.lab.sandbox.controllers.plan import active_pods, is_ready, owner_reference, template_hash
-from tessera.lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_SECONDS
+from tessera.lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import condition_of, name_of, phase_of, uid_of
 from tests.support.event_loops import in_fake_time
@@ -361,7 +361,7 @@ async def test_a_job_runs_so_many_pods_at_a_time_until_enough_have_succeeded() -
 @in_fake_time
 async def test_a_job_fails_when_more_pods_failed_than_its_limit() -> None:
     async with cluster() as on:
-        await on.apply(workload(JOBS, backoffLimit=2, annotations={EXIT_CODE: "3", RUN_SECONDS: "0"}))
+        await on.apply(workload(JOBS, backoffLimit=2, annotations={EXIT_CODE: "3", RUN_FOR: "0"}))
         await on.until(lambda: condition_of(on.get(JOBS, "w"), "Failed"))
         await on.settle()
         assert (condition_of(on.get(JOBS, "w"), "Failed") or {})["reason"] == "BackoffLimitExceeded"
@@ -381,7 +381,7 @@ async def test_workers_without_a_number_of_completions_end_together() -> None:
 @in_fake_time
 async def test_a_suspended_job_has_no_pods() -> None:
     async with cluster() as on:
-        await on.apply(workload(JOBS, suspend=True, annotations={RUN_SECONDS: "1000"}))
+        await on.apply(workload(JOBS, suspend=True, annotations={RUN_FOR: "1000"}))
         await on.settle()
         assert on.names(PODS) == []
         await on.patch(JOBS, "w", {"spec": {"suspend": False}})

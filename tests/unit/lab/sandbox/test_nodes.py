@@ -18,7 +18,7 @@ from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.device_ids import card_of
-from tessera.lab.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera.lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
 from tessera.vendors.base import Switches
 from tessera.vendors.node_reader import node_facts
@@ -585,10 +585,10 @@ async def test_init_containers_run_first_and_one_after_the_other() -> None:
 async def test_a_pod_with_a_running_time_succeeds_after_it_and_frees_its_devices() -> None:
     async with one_node(cards=gpu_cards("n", 1, slots=1)) as plane:
         started = asyncio.get_running_loop().time()
-        await bind(plane, "p", [[(1000, 1)]], annotations={RUN_SECONDS: "90"})
+        await bind(plane, "p", [[(1000, 1)]], annotations={RUN_FOR: "90"})
         await plane.wait_for(lambda: plane.phase("default", "p") == "Succeeded", timeout=600)
         assert asyncio.get_running_loop().time() - started == pytest.approx(90, abs=0.01)
-        await bind(plane, "q", [[(1000, 1)]], annotations={RUN_SECONDS: "nonsense"})
+        await bind(plane, "q", [[(1000, 1)]], annotations={RUN_FOR: "nonsense"})
         await running(plane, "q")
 
 

@@ -10,7 +10,7 @@ import pytest
 from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.container_logs import describe_limits
-from tessera.lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_SECONDS
+from tessera.lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.contract.client import Client, client
 from tests.support.event_loops import in_fake_time, in_real_time
@@ -68,7 +68,7 @@ def plane() -> ControlPlane:
 @in_fake_time
 async def test_the_lines_of_a_container_are_chosen_by_the_request() -> None:
     async with plane() as running, client(running.server.kubeconfig()) as api:
-        await running.create_pod(pod("c", "d", **{RUN_SECONDS: "1", EXIT_CODE: "7"}))
+        await running.create_pod(pod("c", "d", **{RUN_FOR: "1", EXIT_CODE: "7"}))
         await running.wait_for(lambda: running.phase("default", "p") == "Failed")
 
         async def log(**query: str) -> str:
@@ -107,9 +107,7 @@ async def followed(api: Client) -> str:
         return (await response.read()).decode()
 
 
-@pytest.mark.parametrize(
-    ("annotations", "rest"), [({RUN_SECONDS: "5"}, "simulated container c: exit code 0\n"), ({}, "")]
-)
+@pytest.mark.parametrize(("annotations", "rest"), [({RUN_FOR: "5"}, "simulated container c: exit code 0\n"), ({}, "")])
 @in_fake_time
 async def test_a_followed_log_ends_with_the_pod(annotations: dict[str, str], rest: str) -> None:
     async with plane() as running, client(running.server.kubeconfig()) as api:

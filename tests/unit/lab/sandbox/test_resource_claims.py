@@ -14,7 +14,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.controllers.resource_claim import POD_CLAIM, PROTECTION
 from tessera.lab.sandbox.nodes.allocation import AllocateError
 from tessera.lab.sandbox.nodes.claims import ClaimDriver, ClaimKey, Environments
-from tessera.lab.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.event_loops import in_fake_time
 
@@ -157,7 +157,7 @@ async def test_the_claim_of_a_pod_that_ended_is_unprepared_and_deleted() -> None
     driver = Driver()
     async with cluster(driver) as on:
         await on.template()
-        uid = await on.pod("p", {"resourceClaimTemplateName": "t"}, annotations={RUN_SECONDS: "5"})
+        uid = await on.pod("p", {"resourceClaimTemplateName": "t"}, annotations={RUN_FOR: "5"})
         name = await on.plane.wait_for(lambda: name_in_status(on, "p"))
         await on.allocate(name, p=uid)
         await on.plane.wait_for(lambda: driver.prepared == [name])

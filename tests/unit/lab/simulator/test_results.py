@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.lab.simulator.results import QUIET_SECONDS, Progress, ResultsError, ResultsFile, spoken
+from tessera.lab.simulator.results import QUIET_S, Progress, ResultsError, ResultsFile, spoken
 
 
 def test_results_are_there_after_an_interrupt(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_without_a_file_results_are_only_remembered() -> None:
 
 
 def test_the_estimate_follows_the_runs_that_are_done() -> None:
-    times = iter([0.0, 1.0, QUIET_SECONDS, 2 * QUIET_SECONDS])
+    times = iter([0.0, 1.0, QUIET_S, 2 * QUIET_S])
     said: list[str] = []
     progress = Progress(4, said.append, lambda: next(times))
     for name in "abc":

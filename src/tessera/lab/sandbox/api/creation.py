@@ -31,7 +31,7 @@ MAX_GENERATED = 63 - 5
 """characters kept of a generateName"""
 
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
-TOKEN_SECONDS = 3607
+TOKEN_S = 3607
 EVICTED_AFTER_S = 300
 """seconds that a pod stays on a node that is not ready, by default"""
 
@@ -146,7 +146,7 @@ def _mount_token(spec: Json, identities: IdentitySource) -> None:
     name = f"kube-api-access-{identities.suffix()}"
     namespace_file = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
     sources: list[Json] = [
-        {"serviceAccountToken": {"expirationSeconds": TOKEN_SECONDS, "path": "token"}},
+        {"serviceAccountToken": {"expirationSeconds": TOKEN_S, "path": "token"}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [namespace_file]}},
     ]

@@ -22,7 +22,7 @@ from tessera.lab.sandbox.controllers.plan import (
     make_condition,
     new_pod,
 )
-from tessera.lab.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera.lab.sandbox.objects import condition_of, phase_of
 
 RUN_S = 3
@@ -58,7 +58,7 @@ def plan_job(owner: Json, pods: Sequence[Json], at: str) -> Plan:
         said = "JobSuspended" if spec.suspend else "JobResumed"
         text = f"Job {'suspended' if spec.suspend else 'resumed'}"
         status["conditions"] = [make_condition(owner, SUSPENDED, spec.suspend, reason=said, message=text, at=at)]
-    run = {RUN_SECONDS: str(RUN_S)}
+    run = {RUN_FOR: str(RUN_S)}
     return Plan(
         status,
         delete=tuple(active[wanted:]),

@@ -43,7 +43,7 @@ from tessera.lab.sandbox.objects import (
 )
 from tessera.wire.quantity import Whole, read
 
-RUN_SECONDS = "sandbox.tessera.io/run-seconds"
+RUN_FOR = "sandbox.tessera.io/run-seconds"
 """annotation: the pod ends after this many seconds; without it, the pod runs until it is deleted"""
 EXIT_CODE = "sandbox.tessera.io/exit-code"
 """annotation: the exit code of the containers when they end; 0 without it"""
@@ -240,7 +240,7 @@ class Kubelet:
             await asyncio.sleep(self._pace.init_s)
         since = self._stamp()
         await self._report(life, pod_statuses.running(pod, at=since, address=ADDRESS))
-        run_s = _number(annotations_of(pod).get(RUN_SECONDS))
+        run_s = _number(annotations_of(pod).get(RUN_FOR))
         if run_s is not None:
             await asyncio.sleep(run_s)
             code = int(_number(annotations_of(pod).get(EXIT_CODE)) or 0)

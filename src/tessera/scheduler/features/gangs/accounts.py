@@ -1,6 +1,6 @@
 """What gangs of a namespace may hold without being bound: an account of card-seconds per namespace.
 
-A full account pays for all cards of the cluster for `FULL_SECONDS`, and is refilled with `--gang-hold-share` of all
+A full account pays for all cards of the cluster for `FULL_S`, and is refilled with `--gang-hold-share` of all
 cards. Whatever is held for a gang counts for as long as it is held, unless it ends in a bind. So in any time the gangs
 of a namespace hold at most a full account and what was refilled meanwhile, in however many gangs, under whatever names.
 This module ends nothing: `lifecycle` and `nominations` release what an account does not pay for any longer.
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from tessera.core.devices import Device
 from tessera.core.holdings import Holding
 
-FULL_SECONDS = 300.0
+FULL_S = 300.0
 """for which a full account pays for all cards of the cluster: as much as a turn of ten minutes costs in which cards
 become free one by one"""
-RESERVE_SECONDS = 20.0
+RESERVE_S = 20.0
 """for which an account must still pay for everything that is held: the next look follows after 15 s"""
 
 
@@ -77,12 +77,12 @@ class HoldAccounts:
     def pays_for(self, namespace: str) -> bool:
         """Whether the account pays for what the namespace holds, until the next look."""
         account = self._settled(namespace)
-        return account.left - account.pending(self._time()) >= account.cards * RESERVE_SECONDS
+        return account.left - account.pending(self._time()) >= account.cards * RESERVE_S
 
     def pays_again_at(self, namespace: str, cards: float) -> float:
         """When it will pay for so many cards beside what is held, at the earliest."""
         account, now = self._settled(namespace), self._time()
-        short = (account.cards + cards) * RESERVE_SECONDS - account.left + account.pending(now)
+        short = (account.cards + cards) * RESERVE_S - account.left + account.pending(now)
         return now + max(0.0, short) / max(self._share * self._cards(), 1e-9)
 
     def held_by(self, namespace: str) -> float:
@@ -93,7 +93,7 @@ class HoldAccounts:
     def overdrawn(self) -> list[str]:
         """Namespaces whose accounts do not pay for what they hold. Accounts that are full again are dropped."""
         found = [namespace for namespace in sorted(self._accounts) if not self.pays_for(namespace)]
-        full = FULL_SECONDS * self._cards()
+        full = FULL_S * self._cards()
         self._accounts = {
             name: account for name, account in self._accounts.items() if account.spans or account.left < full
         }
@@ -102,7 +102,7 @@ class HoldAccounts:
     def _settled(self, namespace: str) -> _Account:
         """The account, refilled until now."""
         now, cards = self._time(), self._cards()
-        full = FULL_SECONDS * cards
+        full = FULL_S * cards
         account = self._accounts.get(namespace)
         if account is None:
             account = self._accounts[namespace] = _Account(full, now)

@@ -52,7 +52,7 @@ PLANNED_AT_ONCE = 64
 """gangs that are planned before single pods are woken again"""
 SEEN_AT_ONCE = 256
 """gangs, or pods, that are looked at between two pauses"""
-SLICE_SECONDS = 0.005
+SLICE_S = 0.005
 UNSEEN_TICKS = 2
 """ticks, 15 s apart, that a member may be known from filter alone"""
 
@@ -281,7 +281,7 @@ class GangCoordinator:
         if not self._is_ticking:
             self._is_ticking = True
             try:
-                await finish_in_slices(self._tick(), seconds=SLICE_SECONDS)
+                await finish_in_slices(self._tick(), seconds=SLICE_S)
             finally:
                 self._is_ticking = False
 

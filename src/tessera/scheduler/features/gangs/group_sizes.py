@@ -1,7 +1,7 @@
 """Sizes of groups that are in an object (PodGroup): which are known, and which to look up next.
 
 Groups without an object are looked up again and again, because it may be created later. The look-ups of all of them
-are `EACH_SECONDS` apart, however many there are, and namespaces take turns. This module makes no call: `engine` does,
+are `EACH_S` apart, however many there are, and namespaces take turns. This module makes no call: `engine` does,
 in a task of its own, so that no wake-up waits for a look-up.
 """
 
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from tessera.wire.pod_groups import PodGroup
 
-AGAIN_SECONDS = 5.0
+AGAIN_S = 5.0
 """between two look-ups of one group"""
-EACH_SECONDS = 0.1
+EACH_S = 0.1
 """between two look-ups of all groups"""
 
 
@@ -75,7 +75,7 @@ class GroupSizes:
             if queue.due <= now:
                 # The namespace is the last one from now on.
                 self._queues[namespace] = self._queues.pop(namespace)
-                return WantedGroup(namespace, queue.take(now + AGAIN_SECONDS))
+                return WantedGroup(namespace, queue.take(now + AGAIN_S))
             earliest = min(earliest, queue.due)
         return earliest
 

@@ -30,7 +30,7 @@ LONGEST_PLAN = 6
 """times `--gang-timeout`: a plan whose members come one by one, each in time, ends nevertheless"""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """seconds between two plans of a gang whose last plan was given up; doubled each time"""
-HELD_SECONDS = 300.0
+HELD_S = 300.0
 """for which the rest of a gang that is bound in part has its holds, as long as a pod's reservation lasts"""
 
 WAITING, PLANNED = GangState.WAITING, GangState.PLANNED
@@ -165,7 +165,7 @@ class GangLifecycle:
 
     def _open(self, gang: Gang) -> None:
         """PLANNED -> COMPLETING: no bind waits any more."""
-        gang.state, gang.deadline = COMPLETING, self._now() + HELD_SECONDS
+        gang.state, gang.deadline = COMPLETING, self._now() + HELD_S
         self._holds.end_taken(gang, bound=True)
         gang.end_waits("")
 
@@ -198,7 +198,7 @@ class GangLifecycle:
                 return  # Something else has happened to it in a pause.
         if isinstance(answer, GangMisfit):
             self._holds.hold(gang, answer.places)
-        gang.state, gang.deadline = COMPLETING, self._now() + HELD_SECONDS
+        gang.state, gang.deadline = COMPLETING, self._now() + HELD_S
         bound = gang.count(MemberState.BOUND)
         self._reports.tell(gang, f"{bound} of {gang.required} members are bound; the rest goes first")
 

@@ -1,7 +1,7 @@
 """Which gangs can never fit: judged one after the other, in slices, and said in the refusals of their members.
 
-A gang is judged once it is complete and does not fit, and again after `VALID_SECONDS` or when nodes, quotas or its
-members have changed. A judgement takes up to half a second of processor time on large clusters, so `PAUSE_SECONDS` lie
+A gang is judged once it is complete and does not fit, and again after `VALID_S` or when nodes, quotas or its
+members have changed. A judgement takes up to half a second of processor time on large clusters, so `PAUSE_S` lie
 between two of them; namespaces take turns.
 """
 
@@ -17,10 +17,10 @@ from tessera.scheduler.features.preemption.preemption_loop import finish_in_slic
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.unschedulable_pods import MAX_WORK
 
-PAUSE_SECONDS = 5.0
-VALID_SECONDS = 300.0
-SLICE_SECONDS = 0.005
-REMEMBERED_SECONDS = 3600.0
+PAUSE_S = 5.0
+VALID_S = 300.0
+SLICE_S = 0.005
+REMEMBERED_S = 3600.0
 
 
 class GangOutlook:
@@ -55,7 +55,7 @@ class GangOutlook:
         now = self._now()
         if not gangs or now < self._not_before:
             return
-        self._last = {name: at for name, at in self._last.items() if at > now - REMEMBERED_SECONDS}
+        self._last = {name: at for name, at in self._last.items() if at > now - REMEMBERED_S}
         gang = min(gangs, key=lambda gang: (self._last.get(gang.namespace, -math.inf), gang.since))
         if self._cluster is None:
             self._cluster = EmptyCluster(self._cycles.ledger)
@@ -66,10 +66,10 @@ class GangOutlook:
         required = min(max(gang.required - placed, 0), len(asking))
         try:
             steps = self._cluster.shortage(asking, required=required, work=MAX_WORK)
-            shortage = await finish_in_slices(steps, seconds=SLICE_SECONDS)
+            shortage = await finish_in_slices(steps, seconds=SLICE_S)
         finally:
-            self._not_before = self._now() + PAUSE_SECONDS
-        gang.outlook = Outlook(shortage, state, self._now() + VALID_SECONDS)
+            self._not_before = self._now() + PAUSE_S
+        gang.outlook = Outlook(shortage, state, self._now() + VALID_S)
         gang.tried = None  # The next plan says so.
 
     def forget(self) -> None:
@@ -78,7 +78,7 @@ class GangOutlook:
 
     def end_if_idle(self) -> None:
         """A copy of the cluster is kept only while gangs are judged."""
-        if self._now() > self._not_before + VALID_SECONDS:
+        if self._now() > self._not_before + VALID_S:
             self._cluster = None
 
     def _is_known(self, gang: Gang) -> bool:

@@ -29,7 +29,7 @@ from tessera.scheduler.features.preemption.preemption_loop import finish_in_slic
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.unschedulable_pods import MAX_WORK
 
-PAUSE_SECONDS = 1.0
+PAUSE_S = 1.0
 """between two plans of a large gang that does not fit, or whose members change meanwhile"""
 MAX_REPLANNED = 64
 """members without a place up to which a gang is planned again in one step; a larger plan is given up instead"""
@@ -167,7 +167,7 @@ class GangPlanner:
     def _wait_for_account(self, gang: Gang, cards: float) -> Misfit:
         """Its namespace has held too much without being bound: the next plan follows once the account pays for it."""
         clock = self._cycles.clock
-        at_least = clock.monotonic() + PAUSE_SECONDS
+        at_least = clock.monotonic() + PAUSE_S
         gang.not_before = max(at_least, self._holds.accounts.pays_again_at(gang.namespace, cards))
         at = datetime.fromtimestamp(clock.now() + gang.not_before - clock.monotonic(), clock.zone)
         why = f"gangs of namespace {gang.namespace} have held too much for too long without being bound"
@@ -177,8 +177,8 @@ class GangPlanner:
         """A large gang that does not fit, or whose members change, is planned less often: each time it takes what it
         gets, and gives it back. It is tried again then, because something may have become free where it had looked
         before."""
-        gang.tried, gang.plan_at = None, self._cycles.clock.monotonic() + PAUSE_SECONDS
-        asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._cycles.unschedulable.on_room)
+        gang.tried, gang.plan_at = None, self._cycles.clock.monotonic() + PAUSE_S
+        asyncio.get_running_loop().call_later(PAUSE_S, self._cycles.unschedulable.on_room)
 
     def place(self, gang: Gang, member: Member, named: CandidateNames) -> Placement | Misfit | None:
         """The member's hold of the plan, on a node that kube-scheduler allows for it. None: it is more than must be

@@ -22,7 +22,7 @@ from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.features.gangs.coordinator import GangCoordinator
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold, MemberState
 from tessera.scheduler.features.preemption.preemption_loop import (
-    AGAIN_SECONDS,
+    AGAIN_S,
     ATTEMPTS,
     NOT_DECIDING,
     SEARCH_PAUSE,
@@ -32,7 +32,7 @@ from tessera.scheduler.features.preemption.preemption_loop import (
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.settings import Settings
 
-SLICE_SECONDS = 0.005
+SLICE_S = 0.005
 """of a search between two pauses"""
 
 
@@ -93,18 +93,18 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             if state == gang.searched:
                 return None
             began, position = clock.monotonic(), ledger.arrays.now
-            found = await finish_in_slices(gang_preemption.search(self._preemption, demand), seconds=SLICE_SECONDS)
+            found = await finish_in_slices(gang_preemption.search(self._preemption, demand), seconds=SLICE_S)
             seconds = clock.monotonic() - began
             if gang_priority(gang) != priority or not self._is_ready():
                 return None
             if found is None:
                 gang.searched = state
-                gang.search_at = clock.monotonic() + AGAIN_SECONDS + SEARCH_PAUSE * seconds
+                gang.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
                 self._gangs.nominations.report_none(gang, seconds)
                 return None
             if not found.victims and not found.leaving:
                 # It fits as it is. If its plan says otherwise, neither is made again at once.
-                gang.search_at = clock.monotonic() + AGAIN_SECONDS + SEARCH_PAUSE * seconds
+                gang.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
                 self._cycles.unschedulable.on_room()
                 return None
             # The search may have paused, and nodes may have changed since.
@@ -114,9 +114,9 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             ):
                 self._before_evict()
                 return found
-        gang.search_at = max(gang.search_at, clock.monotonic() + AGAIN_SECONDS)
+        gang.search_at = max(gang.search_at, clock.monotonic() + AGAIN_S)
         gang.may_preempt = True
-        self._set_timer(AGAIN_SECONDS)
+        self._set_timer(AGAIN_S)
         return None
 
     def _has_changed(self, found: GangVictims, position: int) -> bool:

@@ -1,7 +1,7 @@
 """Turns of starving gangs, so that small pods cannot starve a gang for ever.
 
 A complete gang that has waited for longer than `--gang-starvation-timeout` may get a turn: places for those of its
-members that fit are held until all of it fits, for at most `TURN_SECONDS`. A turn is only for a gang that would fit if
+members that fit are held until all of it fits, for at most `TURN_S`. A turn is only for a gang that would fit if
 all other pods were gone (`outlook`), and while the account of its namespace pays for what is held (`accounts`). One
 gang has the turn at a time. Namespaces take turns, and in each of them the gang that has waited longest since its last.
 
@@ -33,9 +33,9 @@ from tessera.scheduler.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-TURN_SECONDS = 600.0
+TURN_S = 600.0
 """that a turn lasts at most"""
-REMEMBERED_SECONDS = 3600.0
+REMEMBERED_S = 3600.0
 """for which it is known that a namespace had a turn"""
 MAX_TRIED = 512
 """checks of one request on one card, to find out where a pod would fit without what is held: 64 nodes with 8 cards,
@@ -91,7 +91,7 @@ class GangTurns:
         """Give the turn to one of these, if no gang has it."""
         if self.favoured is not None:
             return None
-        self._last = {name: at for name, at in self._last.items() if at > self._now() - REMEMBERED_SECONDS}
+        self._last = {name: at for name, at in self._last.items() if at > self._now() - REMEMBERED_S}
         found = [
             (self._last.get(gang.namespace, -math.inf), max(gang.since, gang.turned), gang.name, gang)
             for gang in starving
@@ -102,9 +102,9 @@ class GangTurns:
         gang = self.favoured = min(found, key=lambda item: item[:3])[3]
         gang.tried = None
         self._last[gang.namespace] = now = self._now()
-        self._ends = now + TURN_SECONDS
+        self._ends = now + TURN_S
         clock = self._cycles.clock
-        until = datetime.fromtimestamp(clock.now() + TURN_SECONDS, clock.zone)
+        until = datetime.fromtimestamp(clock.now() + TURN_S, clock.zone)
         self._misfit = node_misfit(Reason.HELD_FOR_GANG, detail=f"held for gang {gang.name} until {until:%H:%M %Z}")
         log.info("what becomes free is held for a starving gang", gang=gang.name)
         return gang

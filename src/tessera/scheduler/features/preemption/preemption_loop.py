@@ -22,7 +22,7 @@ from tessera.services.failpoints import Failpoint, failpoint
 
 ATTEMPTS = 5
 """sets of victims that are tried for one refusal"""
-AGAIN_SECONDS = 1.0
+AGAIN_S = 1.0
 """until a pod is looked at again for which no victims were found, or while this replica cannot decide"""
 SEARCH_PAUSE = 20
 """times as long as a search in vain took, the next one waits at least"""
@@ -87,7 +87,7 @@ class PreemptionLoop(ABC, Generic[Preemptor, Victims]):
         await self._refused.wait()
         self._refused.clear()
         if not self._is_ready():
-            self._set_timer(AGAIN_SECONDS)
+            self._set_timer(AGAIN_S)
             return
         began, waits = self._clock.monotonic(), []
         for preemptor in self.preemptors():

@@ -23,7 +23,7 @@ from tessera.core.victims import PodTraits, VictimSet
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.features.preemption.nominated_nodes import NominatedNodes
 from tessera.scheduler.features.preemption.preemption_loop import (
-    AGAIN_SECONDS,
+    AGAIN_S,
     ATTEMPTS,
     NOT_DECIDING,
     SEARCH_PAUSE,
@@ -35,7 +35,7 @@ from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
 
-DEFERRED_SECONDS = 10.0
+DEFERRED_S = 10.0
 """for which a pod is left to kube-scheduler after it was told of victims"""
 
 
@@ -106,7 +106,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
 
     def defer(self, uid: str) -> None:
         """kube-scheduler was told of victims, and deletes them: what they free is found soon."""
-        self._deferred[uid] = self._clock.monotonic() + DEFERRED_SECONDS
+        self._deferred[uid] = self._clock.monotonic() + DEFERRED_S
 
     # -- one pod
 
@@ -122,7 +122,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
             if cycle is None:
                 return None
             if found is None:
-                self._fruitless[_kind(pod)] = self._clock.monotonic() + AGAIN_SECONDS + SEARCH_PAUSE * seconds
+                self._fruitless[_kind(pod)] = self._clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
                 self._observer.on_preemption(PreemptionEvent(pod.request, problem="no victims", seconds=seconds))
                 return None
             if not found.victims and not found.leaving:
