@@ -8,10 +8,12 @@ judge them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +72,72 @@ class NameOrder(NamedTuple):
     """by column: its place in that order"""
 
 
+class Column(NamedTuple):
+    """One of the arrays."""
+
+    empty: int = 0
+    """what it shows where there is no card, or no node"""
+    kind: type[np.generic] = np.int64
+
+
+FLAG = Column(kind=np.bool_)
+CARD_COLUMNS: Mapping[str, Column] = MappingProxyType(
+    {
+        "kind": Column(empty=-1),
+        "slots": Column(),
+        "memory": Column(),
+        "cores": Column(),
+        "used": Column(),
+        "used_memory": Column(),
+        "used_cores": Column(),
+        "pods": Column(),
+        "taken": Column(),
+        "published": Column(empty=-1),
+        "sick": FLAG,
+        "cordoned": FLAG,
+    }
+)
+"""arrays with a number for each card; all that is known of a card"""
+NODE_COLUMNS: Mapping[str, Column] = MappingProxyType(
+    {
+        "present": FLAG,
+        "odd": FLAG,
+        "unavailable": FLAG,
+        "score": Column(kind=np.float64),
+        "free_cpu": Column(empty=UNKNOWN),
+        "free_memory": Column(empty=UNKNOWN),
+    }
+)
+"""arrays with a number for each node"""
+COLUMNS: Mapping[str, Column] = MappingProxyType({**CARD_COLUMNS, **NODE_COLUMNS})
+USE_COLUMNS = ("used", "used_memory", "used_cores", "pods")
+"""what pods use of a card, under the same names in `Card`: each pod adds its part"""
+
+
 class CardArrays:
     """The arrays and the names of their columns. Only the ledger changes them."""
+
+    kind: Ints
+    slots: Ints
+    memory: Ints
+    cores: Ints
+    used: Ints
+    used_memory: Ints
+    used_cores: Ints
+    pods: Ints
+    """that hold a part of the card"""
+    taken: Ints
+    """memory slices that instances hold on a card in MIG mode, one bit each"""
+    published: Ints
+    """what a card publishes for claims, as far as cards may have it in common; -1 if it is not for claims"""
+    sick: Bools
+    cordoned: Bools
+    present: Bools
+    odd: Bools
+    unavailable: Bools
+    score: npt.NDArray[np.float64]
+    free_cpu: Ints
+    free_memory: Ints
 
     def __init__(self, nodes: int = 64, devices: int = 8) -> None:
         self.epoch = 0
@@ -100,26 +166,10 @@ class CardArrays:
         self._allocate(devices, nodes)
 
     def _allocate(self, devices: int, nodes: int) -> None:
-        shape = (devices, nodes)
-        self.kind: Ints = np.full(shape, -1, dtype=np.int64)
-        self.slots: Ints = np.zeros(shape, dtype=np.int64)
-        self.memory: Ints = np.zeros(shape, dtype=np.int64)
-        self.cores: Ints = np.zeros(shape, dtype=np.int64)
-        self.used: Ints = np.zeros(shape, dtype=np.int64)
-        self.used_memory: Ints = np.zeros(shape, dtype=np.int64)
-        self.used_cores: Ints = np.zeros(shape, dtype=np.int64)
-        self.taken: Ints = np.zeros(shape, dtype=np.int64)
-        """memory slices that instances hold on a card in MIG mode, one bit each"""
-        self.published: Ints = np.full(shape, -1, dtype=np.int64)
-        """what a card publishes for claims, as far as cards may have it in common; -1 if it is not for claims"""
-        self.sick: Bools = np.zeros(shape, dtype=np.bool_)
-        self.cordoned: Bools = np.zeros(shape, dtype=np.bool_)
-        self.present: Bools = np.zeros(nodes, dtype=np.bool_)
-        self.odd: Bools = np.zeros(nodes, dtype=np.bool_)
-        self.unavailable: Bools = np.zeros(nodes, dtype=np.bool_)
-        self.score: npt.NDArray[np.float64] = np.zeros(nodes, dtype=np.float64)
-        self.free_cpu: Ints = np.full(nodes, UNKNOWN, dtype=np.int64)
-        self.free_memory: Ints = np.full(nodes, UNKNOWN, dtype=np.int64)
+        for name, column in CARD_COLUMNS.items():
+            setattr(self, name, np.full((devices, nodes), column.empty, dtype=column.kind))
+        for name, column in NODE_COLUMNS.items():
+            setattr(self, name, np.full(nodes, column.empty, dtype=column.kind))
 
     # -- reading
 
@@ -155,6 +205,19 @@ class CardArrays:
         """The device position of each card of a node; empty for nodes that are too wide."""
         column = self._columns.get(name)
         return {} if column is None else column.places
+
+    def card_columns(self) -> list[npt.NDArray[Any]]:
+        """All that is known of the cards."""
+        return [getattr(self, name) for name in CARD_COLUMNS]
+
+    def without(self, amounts: Ints, columns: Ints | slice) -> CardArrays:
+        """A copy in which so much less is in use in some columns; `amounts`: one for each of `USE_COLUMNS`."""
+        left = copy.copy(self)
+        for name, amount in zip(USE_COLUMNS, amounts, strict=True):
+            array = getattr(self, name).copy()
+            array[:, columns] -= amount
+            setattr(left, name, array)
+        return left
 
     def capacity(self, vendor: str) -> tuple[list[int], list[int]]:
         """The memory and the cores of each card of a vendor, in one order."""
@@ -287,6 +350,7 @@ class CardArrays:
                 self.used[place, row] = card.used
                 self.used_memory[place, row] = card.used_memory
                 self.used_cores[place, row] = card.used_cores
+                self.pods[place, row] = card.pods
                 self.sick[place, row] = not card.device.healthy or bool(card.held)
                 if card.device.mode == MIG:
                     self.taken[place, row] = bits(slot.placement for slot in card.mig)
@@ -327,32 +391,19 @@ class CardArrays:
         return len(self.names) - 1
 
     def _clear(self, row: int) -> None:
-        self.kind[:, row] = self.published[:, row] = -1
         self.published_cards.clear(row)
-        for array in (self.slots, self.memory, self.cores, self.used, self.used_memory, self.used_cores, self.taken):
-            array[:, row] = 0
-        self.sick[:, row] = False
-        self.cordoned[:, row] = False
-        self.present[row] = self.odd[row] = self.unavailable[row] = False
-        self.score[row] = 0.0
-        self.free_cpu[row] = self.free_memory[row] = UNKNOWN
+        for name, column in COLUMNS.items():
+            getattr(self, name)[..., row] = column.empty
 
     def _grow(self, devices: int, nodes: int) -> None:
         """Larger arrays with the same content; powers of two, so that growth is rare."""
         devices = max(len(self.kind), 1 << (devices - 1).bit_length())
-        old = {name: getattr(self, name) for name in _ARRAYS}
+        old = {name: getattr(self, name) for name in COLUMNS}
         self._allocate(devices, nodes)
         self.published_cards.resize((devices, nodes))
         for name, array in old.items():
-            target = getattr(self, name)
-            target[tuple(slice(0, size) for size in array.shape)] = array
+            getattr(self, name)[tuple(slice(0, size) for size in array.shape)] = array
         self.epoch += 1
-
-
-_ARRAYS = (
-    "kind", "published", "slots", "memory", "cores", "used", "used_memory", "used_cores", "taken",
-    "sick", "cordoned", "present", "odd", "unavailable", "score", "free_cpu", "free_memory",
-)  # fmt: skip
 
 
 def _instances_of(device: Device) -> Instances:

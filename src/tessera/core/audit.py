@@ -14,6 +14,7 @@ from functools import reduce
 from itertools import combinations
 from operator import or_
 
+from tessera.core.arrays import USE_COLUMNS
 from tessera.core.devices import MIG, Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding, PodFacts, holdings
@@ -167,8 +168,8 @@ def _audit_arrays(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
     for card in view.cards:
         devices, columns = arrays.places([card.device.uuid])
         for place in devices[columns == row]:
-            shown = (arrays.used[place, row], arrays.used_memory[place, row], arrays.used_cores[place, row])
-            if shown != (card.used, card.used_memory, card.used_cores):
+            shown = tuple(int(getattr(arrays, name)[place, row]) for name in USE_COLUMNS)
+            if shown != tuple(getattr(card, name) for name in USE_COLUMNS):
                 yield AuditFinding(BROKEN, view.name, card.device.uuid, f"arrays show {shown}")
             if bool(arrays.sick[place, row]) != (not card.device.healthy or bool(card.held)):
                 yield AuditFinding(BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's health")

@@ -1,9 +1,8 @@
 """The fit rule that most vendors share: check card by card (`eligible`), then choose (`choose`).
 
-The order of the checks is visible on the wire: it decides which reason a card shows. The checks of one card never
-depend on another card, so reasons do not depend on the order of the cards and `screen` can judge many nodes at once
-with the same result. Only quota and MIG look at what was taken before. Vendors with checks or preferences of their own
-replace the first half and keep the second.
+The checks are the table of `card_rules`. The checks of one card never depend on another card, so reasons do not depend
+on the order of the cards and `screen` can judge many nodes at once with the same result. Only quota and MIG look at
+what was taken before. Vendors with checks or preferences of their own replace the first half and keep the second.
 """
 
 from __future__ import annotations
@@ -14,11 +13,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tessera.core import mig, topology
-from tessera.core.devices import MIG, WHOLE, Device, MigProfile
+from tessera.core.card_rules import rules_of
+from tessera.core.card_rules.amounts import memory_wanted
+from tessera.core.card_rules.base import CardRule, Stage
+from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.node_info import Card
-from tessera.core.requests import WHOLE_CARD_CORES, CardFilter, Request
+from tessera.core.requests import WHOLE_CARD_CORES
 
 if TYPE_CHECKING:
     from tessera.core.device_rules import Ask, Rules
@@ -29,45 +31,30 @@ Fitting = list[tuple[Card, Grant]]
 """cards that fit by themselves, with what they would give, best first"""
 
 
-def cores_on(request: Request, total: int) -> int:
-    """Cores a request takes on a card of `total`: asking for the whole card means the card's own total."""
-    return total if request.cores >= min(WHOLE_CARD_CORES, total) > 0 else request.cores
+IDENTITY, SHARING, CAPACITY = map(rules_of, Stage)
+
+
+def _first_refusal(checks: Iterable[CardRule], rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
+    for rule in checks:
+        refusal = rule.refuse(rules, ask, card)
+        if refusal is not None:
+            return refusal
+    return None
 
 
 def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     """Checks that look at the card itself, not at its use."""
-    device = card.device
-    if not device.healthy or card.held:
-        return CardMisfit(device.uuid, Reason.CARD_NOT_HEALTHY)
-    if card.cordoned and rules.honours_cordon:
-        return CardMisfit(device.uuid, Reason.CARD_CORDONED)
-    if not rules.accepts_model(device, ask.constraint):
-        return CardMisfit(device.uuid, Reason.CARD_TYPE_MISMATCH)
-    if not rules.accepts_uuid(device.uuid, ask.constraint):
-        return CardMisfit(device.uuid, Reason.CARD_UUID_MISMATCH)
-    selector = ask.constraint.filter
-    return None if selector is None else _refuse_published(selector, device)
+    return _first_refusal(IDENTITY, rules, ask, card)
 
 
-def _refuse_published(selector: CardFilter, device: Device) -> CardMisfit | None:
-    answers = [selector.answer(published) for _, published in device.published]
-    if any(answer.accepts for answer in answers):
-        return None
-    is_too_costly = any(answer.is_too_costly for answer in answers)
-    reason = Reason.CARD_SELECTOR_TOO_COSTLY if is_too_costly else Reason.CARD_SELECTOR_MISMATCH
-    return CardMisfit(device.uuid, reason)
+def refuse_sharing(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
+    """Free slots, and whom the pod shares a card with."""
+    return _first_refusal(SHARING, rules, ask, card)
 
 
-def refuse_sharing(ask: Ask, card: Card) -> CardMisfit | None:
-    """Free slots, and a policy that shares no card."""
-    device = card.device
-    if device.slots <= card.used:
-        return CardMisfit(
-            device.uuid, Reason.CARD_SLOTS_EXHAUSTED, asked=1, free=device.slots - card.used, total=device.slots
-        )
-    if card.used > 0 and ask.policy.unused_cards_only:
-        return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=device.slots, free=device.slots - card.used)
-    return None
+def refuse_capacity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
+    """Memory, cores and exclusive use."""
+    return _first_refusal(CAPACITY, rules, ask, card)
 
 
 def refuse_memory(card: Card, memory: int) -> CardMisfit | None:
@@ -82,30 +69,6 @@ def refuse_cores(card: Card, cores: int) -> CardMisfit | None:
     if free >= cores:
         return None
     return CardMisfit(device.uuid, Reason.CARD_INSUFFICIENT_CORES, asked=cores, free=free, total=device.cores)
-
-
-def memory_wanted(request: Request, device: Device) -> int:
-    """MiB that a request takes of a card, of a MIG card at least. A claim gets all of a card that is not shared."""
-    if request.accepts is not None:
-        if device.mode == MIG and not request.memory:
-            return 0
-        if device.mode == WHOLE:
-            return max(request.memory, device.memory)
-    return request.memory_on(device.memory)
-
-
-def refuse_capacity(request: Request, card: Card) -> CardMisfit | None:
-    """Memory, cores and exclusive use."""
-    device = card.device
-    cores = cores_on(request, device.cores)
-    short = refuse_memory(card, memory_wanted(request, device)) or refuse_cores(card, cores)
-    if short is not None:
-        return short
-    if card.used > 0 and 0 < device.cores <= cores:
-        return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=cores, free=card.free_cores, total=device.cores)
-    if cores == 0 and 0 < device.cores <= card.used_cores:
-        return CardMisfit(device.uuid, Reason.CARD_CORES_EXHAUSTED, asked=0, free=0, total=device.cores)
-    return None
 
 
 def counted_cores(cores: int) -> int:
@@ -125,13 +88,13 @@ def refuse(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
         return refuse_identity(rules, ask, card)
     refusal = (
         refuse_identity(rules, ask, card)
-        or refuse_sharing(ask, card)
+        or refuse_sharing(rules, ask, card)
         or (
             None
             if ask.room.is_unlimited
             else refuse_quota(ask, card, memory=memory_wanted(request, card.device), cores=request.cores)
         )
-        or refuse_capacity(request, card)
+        or refuse_capacity(rules, ask, card)
     )
     if refusal is None and card.device.mode != MIG:
         custom = rules.custom_rule(card, ask)

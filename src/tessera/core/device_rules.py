@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from tessera.core import card_checks
+from tessera.core.card_rules.amounts import memory_wanted
 from tessera.core.devices import WHOLE, Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import Misfit, Reason
@@ -63,6 +64,10 @@ class Ask(NamedTuple):
     def policy(self) -> DevicePolicy:
         """The pod's device policy."""
         return device_policy(self.pod.device_policy)
+
+    @property
+    def unused_cards_only(self) -> bool:
+        return self.policy.unused_cards_only
 
 
 class Rules:
@@ -125,7 +130,7 @@ class Rules:
         return Grant(
             uuid=device.uuid,
             vendor=self.key,
-            memory=card_checks.memory_wanted(request, device),
+            memory=memory_wanted(request, device),
             cores=min(device.cores if is_whole else request.cores, WHOLE_CARD_CORES),
             index=device.index,
         )

@@ -17,6 +17,7 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.card_rules.base import Codes, Question
 from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
@@ -54,11 +55,11 @@ class OutOfWork(Exception):
 class ScreenedRequest:
     """One request of the shape, judged on all columns."""
 
-    question: screen.Question
+    question: Question
     container: int
     exact: bool
     """False if the vendor has rules of its own: then the codes say nothing"""
-    codes: screen.Codes
+    codes: Codes
     counts: Ints
     """cards of the vendor, by column"""
     misfits: screen.ColumnMisfits

@@ -20,6 +20,7 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import Ints
+from tessera.core.card_rules.amounts import memory_asked
 from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, facts_of
 from tessera.core.matching import find_path
@@ -229,7 +230,7 @@ class GangTrial:
         everywhere = self.among(None, None)
         arrays, rows = self._ledger.arrays, everywhere.rows
         takes = screen.judge(arrays, screen.question(request, asked, rules), rows) == screen.TAKES
-        memory = screen.memory_asked(asked, arrays.memory[:, rows])
+        memory = memory_asked(asked, arrays.memory[:, rows])
         room = np.minimum(
             arrays.slots[:, rows] - arrays.used[:, rows],
             (arrays.memory[:, rows] - arrays.used_memory[:, rows]) // np.maximum(memory, 1),

@@ -10,7 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from tessera.core.card_checks import cores_on, memory_wanted
+from tessera.core import screen
+from tessera.core.card_checks import IDENTITY
+from tessera.core.card_rules import AMOUNT_RULES
+from tessera.core.card_rules.amounts import memory_wanted
+from tessera.core.card_rules.base import Question
 from tessera.core.devices import MIG
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding
@@ -82,18 +86,18 @@ class MoveBounds:
 
     def _fewest_pods(self, request: PodRequest, asked: Request, node: str, by_card: dict[str, list[Mover]]) -> float:
         """Of all its cards together."""
-        view = self._ledger.node(node)
-        rules, constraint = self._ledger.rules[asked.vendor], request.constraint_of(asked)
+        view, rules = self._ledger.node(node), self._ledger.rules[asked.vendor]
         best = [0.0, *[math.inf] * asked.count]
+        question = screen.question(request, asked, rules)
         for card in view.of_vendor(asked.vendor) if view is not None else ():
             device = card.device
-            if not device.healthy or card.held or not rules.accepts_model(device, constraint):
+            if any(rule.refuse(rules, question, card) is not None for rule in IDENTITY):
                 continue
             holdings = [holding for _, holding in by_card.get(device.uuid, ())]
             if device.mode == MIG:
                 fewest = self._fewest_for_instances(asked, card, holdings)
             else:
-                fewest = [_fewest_for_amounts(asked, card, [holding.use for holding in holdings])]
+                fewest = [_fewest_for_amounts(question, card, [holding.use for holding in holdings])]
             best = _add_card(best, fewest)
         return best[-1]
 
@@ -120,24 +124,15 @@ def _fewest_overlapped(places: Masks, fixed: int, leaving: Masks, *, most: int) 
     return found
 
 
-def _fewest_for_amounts(asked: Request, card: Card, uses: Sequence[Use]) -> float:
+def _fewest_for_amounts(question: Question, card: Card, uses: Sequence[Use]) -> float:
     """The largest amounts of fewer pods would not be enough."""
-    device = card.device
-    wanted = Use(1, memory_wanted(asked, device), cores_on(asked, device.cores))
-    short = (
-        card.used + wanted.slots - device.slots,
-        card.used_memory + wanted.memory - device.memory,
-        card.used_cores + wanted.cores - device.cores,
-    )
     fewest = 0
-    for amount, missing in enumerate(short):
-        if missing <= 0:
-            continue
-        number = 0
-        for freed in sorted((use[amount] for use in uses), reverse=True):
-            missing, number = missing - freed, number + 1
+    for rule in AMOUNT_RULES:
+        missing, number = rule.wanted(question, card.device) - rule.free(question, card), 0
+        for freed in sorted(map(rule.part, uses), reverse=True):
             if missing <= 0:
                 break
+            missing, number = missing - freed, number + 1
         if missing > 0:
             return math.inf
         fewest = max(fewest, number)

@@ -1,7 +1,8 @@
 """What comes nearest to a refused pod: the smallest change, to its request or to what is free, that would fit.
 
-The measure: a card lacks memory, cores or slots, each as a share of what is asked of it, and the largest share is the
-card's *distance*; of equal ones the smaller sum of shares is nearer. So a full card has distance 1 however large it is,
+The measure: a card lacks memory, cores, slots or what else a rule in `card_rules` wants, each as a share of what is
+asked of it, and the largest share is the card's *distance*; of equal ones the smaller sum of shares is nearer. So a
+full card has distance 1 however large it is,
 and a card never comes before another that has more free of everything. A node that must give several cards has the
 distance of the last of its nearest cards, or the share of the cards that are missing, whichever is smaller. Equal nodes
 are decided by name, equal cards by their place. Cards that cannot be had at all have no distance: they are ill,
@@ -10,48 +11,24 @@ cordoned, or of a model, mode or uuid that the pod does not accept (`mismatches`
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tessera.core import quota, screen
 from tessera.core.arrays import Bools, CardArrays, Ints
-from tessera.core.card_checks import cores_on
+from tessera.core.card_rules import AMOUNT_RULES
+from tessera.core.card_rules.base import MIB, SLOTS, Asked, Codes, Question, Shortage
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.misfits import CardMisfit, Misfit
 from tessera.core.node_info import Card
 from tessera.core.policies.base import Floats
-from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
+from tessera.core.requests import PodRequest
 
-MIB, CORES, SLOTS = "MiB", "cores", "slots"
-UNITS = {Reason.CARD_INSUFFICIENT_MEMORY: MIB, Reason.CARD_INSUFFICIENT_CORES: CORES}
+UNITS = {rule.reason: rule.unit for rule in AMOUNT_RULES if not rule.alone}
 """reasons whose numbers say how far a card is from fitting"""
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """What one card has too little of."""
-
-    unit: str
-    asked: int
-    free: int
-    total: int
-
-    @property
-    def share(self) -> float:
-        """Of what is asked, the part that is missing."""
-        return (self.asked - max(self.free, 0)) / self.asked
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the pod must not share the card."""
-        return self.unit == SLOTS and self.asked > 1
-
-    @property
-    def has(self) -> str:
-        return f"{max(self.free, 0)} of {self.total} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +49,12 @@ class NearMiss:
     @property
     def text(self) -> str:
         alone = any(short.is_alone for short in self.shortages)
-        # An empty card has room for whatever its size allows, so that goes without saying.
-        amounts = [
-            short for short in self.shortages if short.unit != SLOTS and (not alone or short.asked > short.total)
-        ]
-        needs = " and ".join(f"{short.asked} {short.unit}" for short in amounts)
+        needs = " and ".join(
+            short.wish or f"{short.asked} {short.unit}" for short in self.shortages if self._is_said(short, alone=alone)
+        )
         has = " and ".join(short.has for short in self.shortages)
         if self.asked > 1:
-            each = f" with {needs} each" if needs else "" if alone else " with a free slot each"
+            each = f" with {needs} each" if needs else ""
             fit = f"where {self.found} of its cards fit, and" if self.found else "where"
             return (
                 f"needs {self.asked} cards{' of its own' if alone else ''} on one node{each}; nearest is {self.node}, "
@@ -90,9 +65,19 @@ class NearMiss:
             if first.free <= 0:
                 return f"needs {needs} on one card; no card that it accepts has any free"
             return f"needs {needs}; the most free on one card is {has} on {self.node} ({self.uuid})"
-        card = "a card of its own" if alone else "a card with a free slot" if first.unit == SLOTS else ""
-        needs = f"{card}{' with ' if needs else ''}{needs}" if card else f"{needs} on one card"
+        if alone:
+            needs = f"a card of its own{' with ' if needs else ''}{needs}"
+        elif any(short.wish in needs for short in self.shortages if short.wish):
+            needs = f"a card with {needs}"
+        else:
+            needs = f"{needs} on one card"
         return f"needs {needs}; nearest is {self.node} ({self.uuid}) with {has} free"
+
+    def _is_said(self, short: Shortage, *, alone: bool) -> bool:
+        """A slot goes without saying beside anything else; so does, on an empty card, whatever its size allows."""
+        if short.unit == SLOTS:
+            return not alone and short is self.shortages[0]
+        return not alone or short.asked > short.total or bool(short.wish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +140,8 @@ def _numbers(card: CardMisfit) -> Shortage | None:
     return Shortage(UNITS[card.reason], card.asked, card.free, card.total)
 
 
-def _nearest(ledger: Ledger, question: screen.Question, rows: Ints, codes: screen.Codes) -> NearMiss | FewCards | None:
-    arrays, request = ledger.arrays, question.request
-    count = request.count
+def _nearest(ledger: Ledger, question: Question, rows: Ints, codes: Codes) -> NearMiss | FewCards | None:
+    arrays, count = ledger.arrays, question.request.count
     worst, total = _distances(arrays, question, rows, codes)
     takes: Ints = (codes == screen.TAKES).sum(axis=0)
     few: Floats = np.where(takes > 0, (count - takes) / count, np.inf)
@@ -178,67 +162,37 @@ def _nearest(ledger: Ledger, question: screen.Question, rows: Ints, codes: scree
     node = ledger.node(name)
     assert node is not None  # it has a column
     card = node.cards[int(last[column])]
-    short = tuple(shortages(request, card, unused_cards_only=question.unused_cards_only))
-    is_most = count == 1 and _has_most(arrays, request, rows, np.isfinite(worst), card, short)
+    short = shortages(question, card)
+    is_most = count == 1 and _has_most(arrays, question, rows, np.isfinite(worst), short)
     return NearMiss(name, card.device.uuid, short, asked=count, found=int(takes[column]), is_most=is_most)
 
 
-def _has_most(
-    arrays: CardArrays, request: Request, rows: Ints, accepted: Bools, card: Card, short: Sequence[Shortage]
-) -> bool:
+def _has_most(arrays: CardArrays, question: Question, rows: Ints, accepted: Bools, short: Sequence[Shortage]) -> bool:
     """Whether no accepted card has more free of the one thing that this card lacks."""
-    if len(short) != 1 or short[0].unit == SLOTS or (short[0].unit == MIB and not request.memory):
+    if len(short) != 1 or short[0].wish or (short[0].unit == MIB and not question.request.memory):
         return False
-    free = (
-        arrays.memory[:, rows] - arrays.used_memory[:, rows]
-        if short[0].unit == MIB
-        else arrays.cores[:, rows] - arrays.used_cores[:, rows]
-    )
-    return int(free[accepted].max()) <= short[0].free
+    rule = next(rule for rule in AMOUNT_RULES if rule.unit == short[0].unit)
+    return int(rule.all_free(question, arrays, rows)[accepted].max()) <= short[0].free
 
 
-def shortages(request: Request, card: Card, *, unused_cards_only: bool) -> Iterator[Shortage]:
-    """What a card of an accepted kind lacks, by the shared rule."""
-    device = card.device
-    memory, cores = request.memory_on(device.memory), cores_on(request, device.cores)
-    if card.free_memory < memory:
-        yield Shortage(MIB, memory, card.free_memory, device.memory)
-    if card.free_cores < cores:
-        yield Shortage(CORES, cores, card.free_cores, device.cores)
-    elif cores == 0 and 0 < device.cores <= card.used_cores:
-        yield Shortage(CORES, 1, 0, device.cores)
-    if card.used > 0 and (unused_cards_only or 0 < device.cores <= cores):
-        yield Shortage(SLOTS, max(device.slots, 1), device.slots - card.used, device.slots)
-    elif device.slots <= card.used:
-        yield Shortage(SLOTS, 1, 0, device.slots)
+def shortages(asked: Asked, card: Card) -> tuple[Shortage, ...]:
+    """What a card of an accepted kind lacks, by the shared rules: the most of each unit, amounts first."""
+    found: dict[str, Shortage] = {}
+    for rule in AMOUNT_RULES:
+        short = rule.shortage(asked, card)
+        if short is not None and (short.unit not in found or short.asked > found[short.unit].asked):
+            found[short.unit] = short
+    return tuple(sorted(found.values(), key=lambda short: bool(short.wish)))
 
 
-def _distances(arrays: CardArrays, question: screen.Question, rows: Ints, codes: screen.Codes) -> tuple[Floats, Floats]:
+def _distances(arrays: CardArrays, question: Question, rows: Ints, codes: Codes) -> tuple[Floats, Floats]:
     """Of every card the largest share that it lacks (`shortages`) and the sum of all; infinite if it cannot be had."""
-    request = question.request
-    used, slots = arrays.used[:, rows], arrays.slots[:, rows]
-    all_memory, all_cores = arrays.memory[:, rows], arrays.cores[:, rows]
-    free_cores = all_cores - arrays.used_cores[:, rows]
-    whole = (all_cores > 0) & (request.cores >= np.minimum(all_cores, WHOLE_CARD_CORES))
-    memory_asked = np.broadcast_to(screen.memory_asked(request, all_memory), used.shape)
-    cores_asked = np.where(whole, all_cores, request.cores)
-
-    memory = _shares(memory_asked, all_memory - arrays.used_memory[:, rows])
-    cores = _shares(cores_asked, free_cores)
-    if request.cores == 0:
-        cores[(all_cores > 0) & (free_cores <= 0)] = 1.0
-    sharing = np.where(slots <= used, 1.0, 0.0)
-    alone = (used > 0) & (whole | question.unused_cards_only)
-    sharing[alone] = _shares(np.maximum(slots, 1), slots - used)[alone]
-
+    by_unit: dict[str, Floats] = {}
+    for rule in AMOUNT_RULES:
+        if rule.applies(question):
+            shares = rule.shares(question, arrays, rows)
+            by_unit[rule.unit] = np.maximum(shares, by_unit.get(rule.unit, 0.0))
+    worst, total = np.max(list(by_unit.values()), axis=0), np.sum(list(by_unit.values()), axis=0)
     cannot = (codes == screen.ABSENT) | ((codes > screen.TAKES) & (codes <= screen.LAST_IDENTITY))
-    cannot |= ((memory_asked > 0) & (all_memory <= 0)) | ((cores_asked > 0) & (all_cores <= 0))
-    worst, total = np.maximum(np.maximum(memory, cores), sharing), memory + cores + sharing
     worst[cannot] = total[cannot] = np.inf
     return worst, total
-
-
-def _shares(asked: Ints, free: Ints) -> Floats:
-    """`Shortage.share` of many cards; 0 where nothing is short."""
-    shares: Floats = np.where(asked > free, (asked - np.maximum(free, 0)) / np.maximum(asked, 1), 0.0)
-    return shares

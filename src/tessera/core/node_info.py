@@ -43,6 +43,11 @@ class Card:
     tenants: tuple[Tenant, ...] = ()
 
     @property
+    def pods(self) -> int:
+        """That hold a part of it, claims and holds included."""
+        return len(self.tenants)
+
+    @property
     def free_memory(self) -> int:
         return self.device.memory - self.used_memory
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 from itertools import islice
 
 from tessera.core import quota
-from tessera.core.card_checks import instance_profiles, memory_wanted, offers, refuse
+from tessera.core.card_checks import instance_profiles, offers, refuse
+from tessera.core.card_rules.amounts import memory_wanted
 from tessera.core.card_victims import (
     MAX_SETS_OF_A_CARD,
     CardSet,

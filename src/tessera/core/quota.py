@@ -205,9 +205,9 @@ def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:
     refused: list[CardMisfit] = []
     taken = 0
     for card in ask.cards:
-        misfit = refuse_identity(rules, ask, card) or refuse_sharing(ask, card)
+        misfit = refuse_identity(rules, ask, card) or refuse_sharing(rules, ask, card)
         if misfit is None and cards_paid > 0:
-            misfit = refuse_capacity(ask.request, card)
+            misfit = refuse_capacity(rules, ask, card)
             if misfit is None and taken < cards_paid:
                 taken += 1
                 continue

@@ -18,7 +18,7 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import UNKNOWN, Bools, Ints
-from tessera.core.card_checks import memory_wanted
+from tessera.core.card_rules.amounts import memory_asked, memory_wanted
 from tessera.core.devices import MIG, MigSlot
 from tessera.core.evaluation import Evaluation
 from tessera.core.fit import fit_pod
@@ -170,7 +170,7 @@ class Relocation:
         if arrays.odd[plain].any():
             takes &= screen.has_instance(arrays, asked, plain)
         memory = arrays.memory[:, plain]
-        left = memory - arrays.used_memory[:, plain] - screen.memory_asked(asked, memory)
+        left = memory - arrays.used_memory[:, plain] - memory_asked(asked, memory)
         slack = np.where(takes, left, FAR)
         flat = slack.ravel()
         few = min(len(flat), 4)

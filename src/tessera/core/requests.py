@@ -153,6 +153,10 @@ class Request:
         """MiB this request takes on a card of `total` MiB: the one place where the ways to ask are resolved."""
         return self.memory if self.memory > 0 else total * self.percent // 100
 
+    def cores_on(self, total: int) -> int:
+        """Cores this request takes on a card of `total`: asking for the whole card means the card's own total."""
+        return total if self.cores >= min(WHOLE_CARD_CORES, total) > 0 else self.cores
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:

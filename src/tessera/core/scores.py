@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.core.card_checks import cores_on
 from tessera.core.node_info import Card
 from tessera.core.requests import Request, Weights
 
@@ -25,7 +24,7 @@ def device_scores(cards: Sequence[Card], request: Request, weights: Weights) -> 
         slots, cores, memory = device.slots, device.cores, device.memory
         if (cores, memory) != size:
             # Cards of a node are mostly alike.
-            size, taken_cores, taken_memory = (cores, memory), cores_on(request, cores), request.memory_on(memory)
+            size, taken_cores, taken_memory = (cores, memory), request.cores_on(cores), request.memory_on(memory)
         # Written out, since every decision runs this once per card.
         scores.append(
             SCALE

@@ -1,28 +1,25 @@
 """The shared card checks on many nodes at once.
 
 `judge` gives every card of the chosen columns a code: 0 if the card takes the request, otherwise the first check that
-refuses it. The order of the codes is the order of the checks in `card_checks`, which is the plain form of the same
-rule; a property test keeps the two equal. Quota and NUMA binding are not judged here, and MIG only by `has_instance`.
+refuses it. The codes are those of the rules in `card_rules`, in their order; `card_checks` asks the same rules in their
+plain form. Quota and NUMA binding are not judged here, and MIG only by `has_instance`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
-from tessera.core import published_cards
 from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.card_rules import CARD_RULES
+from tessera.core.card_rules.base import Codes, Columns, Question, Stage
 from tessera.core.device_rules import Rules
 from tessera.core.devices import MIG
 from tessera.core.mig import bits
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.policies import device_policy
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
-
-Codes = npt.NDArray[np.uint8]
-Columns = Ints | slice
+from tessera.core.requests import PodRequest, Request
 
 TAKES = 0
 ABSENT = 255
@@ -30,95 +27,49 @@ ABSENT = 255
 
 REASONS: tuple[Reason | None, ...] = (
     None,
-    Reason.CARD_NOT_HEALTHY,
-    Reason.CARD_CORDONED,
-    Reason.CARD_TYPE_MISMATCH,
-    Reason.CARD_UUID_MISMATCH,
-    Reason.CARD_SELECTOR_MISMATCH,
-    Reason.CARD_SELECTOR_TOO_COSTLY,
-    Reason.CARD_SLOTS_EXHAUSTED,
-    Reason.EXCLUSIVE_CONFLICT,
-    Reason.CARD_INSUFFICIENT_MEMORY,
-    Reason.CARD_INSUFFICIENT_CORES,
-    Reason.EXCLUSIVE_CONFLICT,
-    Reason.CARD_CORES_EXHAUSTED,
+    *(reason for rule in CARD_RULES for reason in (rule.reason, *rule.more_reasons)),
 )
 """by code"""
+CODES = tuple(accumulate((1 + len(rule.more_reasons) for rule in CARD_RULES[:-1]), initial=1))
+"""the first code of each rule"""
 
-_SICK, _CORDONED, _MODEL, _UUID, _SELECTOR, _COSTLY, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _EXHAUSTED = range(
-    1, 13
-)
-LAST_IDENTITY = _COSTLY
+
+def _last_code(*stages: Stage) -> int:
+    return sum(1 + len(rule.more_reasons) for rule in CARD_RULES if rule.stage in stages)
+
+
+LAST_IDENTITY = _last_code(Stage.IDENTITY)
 """codes up to this one are about the card itself, not about its use"""
-BEFORE_QUOTA = _MUTEX
+BEFORE_QUOTA = _last_code(Stage.IDENTITY, Stage.SHARING)
 """codes up to this one are checked before quota"""
 
 CACHED_STATES = 256
 """of cards, for one request; when there are more, all are dropped"""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One request, with all that decides whether a card takes it."""
-
-    request: Request
-    constraint: Constraint
-    rules: Rules
-    unused_cards_only: bool
-
-
 def question(pod: PodRequest, request: Request, rules: Rules) -> Question:
     policy = device_policy(pod.device_policy)
-    return Question(request, pod.constraint_of(request), rules, policy.unused_cards_only)
+    return Question(pod, request, pod.constraint_of(request), rules, policy.unused_cards_only)
 
 
 def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     """Codes of all cards in `columns`, shape (devices, columns)."""
-    rules, kind = question.rules, arrays.kind[:, columns]
-    codes = np.zeros(kind.shape, dtype=np.uint8)
+    codes = np.zeros(arrays.kind[:, columns].shape, dtype=np.uint8)
     # Later assignments win, so the checks run from the last to the first.
-    if not question.request.is_admin:
-        _refuse_use(arrays, question, columns, codes)
-    if question.constraint.filter is not None:
-        said = arrays.filter_codes(question.constraint.filter, columns)
-        np.copyto(codes, _SELECTOR, where=said != published_cards.ACCEPTED)
-        np.copyto(codes, _COSTLY, where=said == published_cards.TOO_COSTLY)
-    _refuse_uuids(arrays, question, columns, codes)
-    accepted = _accepted_kinds(arrays, question)[kind]
-    np.copyto(codes, _MODEL, where=accepted == _MODEL)
-    if rules.honours_cordon:
-        np.copyto(codes, _CORDONED, where=arrays.cordoned[:, columns])
-    np.copyto(codes, _SICK, where=arrays.sick[:, columns])
-    np.copyto(codes, ABSENT, where=accepted == ABSENT)
+    for rule, code in zip(reversed(CARD_RULES), reversed(CODES), strict=True):
+        if rule.applies(question) and (rule.stage is Stage.IDENTITY or not question.request.is_admin):
+            refused = rule.refused(question, arrays, columns)
+            if not rule.more_reasons:
+                np.copyto(codes, code, where=refused.astype(np.bool_, copy=False))
+            else:
+                np.copyto(codes, refused + np.uint8(code - 1), where=refused > 0)
+    np.copyto(codes, ABSENT, where=~_of_vendor(arrays, question.rules.key)[arrays.kind[:, columns]])
     return codes
 
 
-def _refuse_use(arrays: CardArrays, question: Question, columns: Columns, codes: Codes) -> None:
-    """The checks that look at what is in use."""
-    request = question.request
-    used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
-    total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
-    memory = memory_asked(request, total_memory)
-    whole, cores = cores_asked(request, total_cores)
-    if request.cores == 0:
-        np.copyto(codes, _EXHAUSTED, where=(total_cores > 0) & (used_cores >= total_cores))
-    np.copyto(codes, _EXCLUSIVE, where=(used > 0) & whole)
-    np.copyto(codes, _CORES, where=total_cores - used_cores < cores)
-    np.copyto(codes, _MEMORY, where=total_memory - arrays.used_memory[:, columns] < memory)
-    if question.unused_cards_only:
-        np.copyto(codes, _MUTEX, where=used > 0)
-    np.copyto(codes, _SLOTS, where=arrays.slots[:, columns] <= used)
-
-
-def cores_asked(request: Request, total: Ints) -> tuple[Bools, Ints]:
-    """Of many cards: whether the request takes all cores, and how many it takes (`card_checks.cores_on`)."""
-    whole: Bools = (total > 0) & (request.cores >= np.minimum(total, WHOLE_CARD_CORES))
-    return whole, np.where(whole, total, request.cores)
-
-
-def memory_asked(request: Request, total: Ints) -> Ints | int:
-    """`Request.memory_on` of many cards."""
-    return request.memory if request.memory > 0 else total * request.percent // 100
+def _of_vendor(arrays: CardArrays, vendor: str) -> Bools:
+    """By kind: whether it is one of the vendor's. The last entry answers for places without a card (kind -1)."""
+    return np.array([*(kind.vendor == vendor for kind in arrays.kinds), False], dtype=np.bool_)
 
 
 def has_instance(arrays: CardArrays, request: Request, columns: Columns) -> Bools:
@@ -136,34 +87,9 @@ def has_instance(arrays: CardArrays, request: Request, columns: Columns) -> Bool
     return found
 
 
-def _accepted_kinds(arrays: CardArrays, question: Question) -> npt.NDArray[np.uint8]:
-    """By kind: 0, refused model, or another vendor. The last entry answers for places without a card (kind -1)."""
-    table = np.full(len(arrays.kinds) + 1, ABSENT, dtype=np.uint8)
-    for number, kind in enumerate(arrays.kinds):
-        if kind.vendor == question.rules.key:
-            accepted = question.rules.accepts_model(kind.sample, question.constraint)
-            table[number] = TAKES if accepted else _MODEL
-    return table
-
-
-def _refuse_uuids(arrays: CardArrays, question: Question, columns: Columns, codes: Codes) -> None:
-    constraint = question.constraint
-    if not constraint.use_uuids and not constraint.avoid_uuids:
-        return
-    refused = np.zeros(arrays.kind.shape, dtype=np.bool_)
-    if constraint.use_uuids:
-        refused[:] = True
-        refused[arrays.places(constraint.use_uuids)] = False
-    refused[arrays.places(constraint.avoid_uuids)] = True
-    np.copyto(codes, _UUID, where=refused[:, columns])
-
-
 def card_counts(arrays: CardArrays, vendor: str, columns: Columns) -> Ints:
     """How many cards of a vendor each column has."""
-    table = np.zeros(len(arrays.kinds) + 1, dtype=np.int64)
-    for number, kind in enumerate(arrays.kinds):
-        table[number] = kind.vendor == vendor
-    counts: Ints = table[arrays.kind[:, columns]].sum(axis=0)
+    counts: Ints = _of_vendor(arrays, vendor)[arrays.kind[:, columns]].sum(axis=0)
     return counts
 
 
@@ -191,12 +117,7 @@ class CodeCache:
         """The codes of the cards of one column."""
         if self._depends_on_uuid:
             return self._judge(arrays, column)
-        # Everything that `judge` reads about a card.
-        numbers = (
-            arrays.kind, arrays.slots, arrays.used, arrays.memory, arrays.used_memory, arrays.cores, arrays.used_cores,
-            arrays.sick, arrays.cordoned, arrays.published,
-        )  # fmt: skip
-        states = list(zip(*(array[:, column].tolist() for array in numbers), strict=True))
+        states = list(zip(*(array[:, column].tolist() for array in arrays.card_columns()), strict=True))
         try:
             return [self._codes[state] for state in states]
         except KeyError:

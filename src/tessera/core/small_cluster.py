@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from tessera.core.card_checks import instance_profiles, memory_wanted, refuse
+from tessera.core.card_checks import instance_profiles, refuse
 from tessera.core.card_packing import MAX_WORK, PackingCard, PackingPod, PackingUse, pack
+from tessera.core.card_rules.amounts import memory_wanted
 from tessera.core.devices import MIG, MigSlot
 from tessera.core.fit import make_ask
 from tessera.core.grants import Grant, Use

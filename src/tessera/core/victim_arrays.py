@@ -8,7 +8,6 @@ lower, never higher.
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.core import screen
-from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.arrays import USE_COLUMNS, Bools, CardArrays, Ints
+from tessera.core.card_rules import AMOUNT_RULES
+from tessera.core.card_rules.base import Columns, Question
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest, Request
 from tessera.core.victims import NO_PRIORITY, Cost, PodBook
@@ -30,6 +31,10 @@ SLOTS, MEMORY, CORES, PODS, MAX_MEMORY, MAX_CORES, LEAST_MEMORY, OLDEST, NEWEST 
 """of a card: sums, the number of pods, the largest and smallest part, and start times; `STARTS` of them from the last
 field on, the newest first"""
 FIELDS = NEWEST + STARTS
+AMOUNTS = len(USE_COLUMNS)
+"""the first fields: what each of `USE_COLUMNS` has less when the pods leave"""
+LARGEST = {"used": SLOTS, "used_memory": MAX_MEMORY, "used_cores": MAX_CORES}
+"""fields with the most that one pod gives back, or more; of `pods` that is 1"""
 NEVER = 2**62
 """larger than every start time and amount"""
 
@@ -50,7 +55,7 @@ class VictimArrays:
         self._levels: dict[int, Ints] = {}
         self._order: list[int] = []
         """the levels, sorted"""
-        self._leaving: Ints = np.zeros((3, 0, 0), dtype=np.int64)
+        self._leaving: Ints = np.zeros((AMOUNTS, 0, 0), dtype=np.int64)
         self._widest: Ints = np.zeros(0, dtype=np.int64)
         """by column: cards of the pod that holds the most"""
         self._names: list[str] = []
@@ -88,7 +93,7 @@ class VictimArrays:
         """
         arrays, count = self._ledger.arrays, len(self._ledger.arrays.names)
         # Of most columns, all are looked at: a part of an array costs more than a slice of it.
-        columns: screen.Columns = rows
+        columns: Columns = rows
         if 2 * len(rows) > count:
             named, rows, columns = rows, np.arange(count, dtype=np.int64), slice(0, count)
         requests = [_RequestSearch(self._ledger, pod, request, columns) for request in _distinct(pod)]
@@ -113,7 +118,7 @@ class VictimArrays:
             held = data if held is None else _added(held, data)
             fits = left & (lowest < NEVER)
             for request in requests:
-                fits &= request.fits_without(gone + held[:3])
+                fits &= request.fits_without(gone + held[:AMOUNTS])
             if fits.any():
                 left &= ~fits
                 parts = [request.bound(gone, held, self._widest[columns]) for request in requests]
@@ -145,7 +150,7 @@ class VictimArrays:
         """Larger arrays; all columns are read again."""
         shape = arrays.kind.shape
         self._levels = {level: _no_pods(shape) for level in self._levels}
-        self._leaving = np.zeros((3, *shape), dtype=np.int64)
+        self._leaving = np.zeros((AMOUNTS, *shape), dtype=np.int64)
         self._widest = np.ones(shape[1], dtype=np.int64)
         self._names = []
 
@@ -200,11 +205,7 @@ class VictimArrays:
         for card, after in zip(now.cards if now else (), later.cards if later else (), strict=True):
             place = places.get(card.device.uuid)
             if place is not None:
-                self._leaving[:, place, row] = (
-                    card.used - after.used,
-                    card.used_memory - after.used_memory,
-                    card.used_cores - after.used_cores,
-                )
+                self._leaving[:, place, row] = [getattr(card, name) - getattr(after, name) for name in USE_COLUMNS]
 
     def _level_of(self, priority: int) -> int:
         if priority in self._levels:
@@ -232,7 +233,7 @@ class _Bound(NamedTuple):
 class _RequestSearch:
     """One request on some columns."""
 
-    def __init__(self, ledger: Ledger, pod: PodRequest, request: Request, columns: screen.Columns) -> None:
+    def __init__(self, ledger: Ledger, pod: PodRequest, request: Request, columns: Columns) -> None:
         arrays, rules = ledger.arrays, ledger.rules[request.vendor]
         self._arrays = arrays
         self._columns = columns
@@ -278,32 +279,27 @@ class _RequestSearch:
     def _takes(self, gone: Ints) -> Bools:
         """Cards that take the request once what is `gone` has left."""
         arrays, columns = self._arrays, self._columns
-        left = copy.copy(arrays)
-        left.used = arrays.used.copy()
-        left.used_memory = arrays.used_memory.copy()
-        left.used_cores = arrays.used_cores.copy()
-        left.used[:, columns] -= gone[SLOTS]
-        left.used_memory[:, columns] -= gone[MEMORY]
-        left.used_cores[:, columns] -= gone[CORES]
-        takes: Bools = screen.judge(left, self._question, columns) == screen.TAKES
+        takes: Bools = screen.judge(arrays.without(gone, columns), self._question, columns) == screen.TAKES
         return takes
 
 
 class _CardCosts:
     """What has to leave each card of some columns at least, so that it takes the request."""
 
-    def __init__(
-        self, arrays: CardArrays, question: screen.Question, rows: screen.Columns, gone: Ints, held: Ints
-    ) -> None:
-        request = question.request
-        total_memory, total_cores = arrays.memory[:, rows], arrays.cores[:, rows]
-        asked = screen.memory_asked(request, total_memory)
-        short_memory = asked - (total_memory - arrays.used_memory[:, rows] + gone[MEMORY])
-        whole, cores = screen.cores_asked(request, total_cores)
-        short_cores = cores - (total_cores - arrays.used_cores[:, rows] + gone[CORES])
-        all_leave = whole | question.unused_cards_only
-        some = np.maximum(_quotient(short_memory, held[MAX_MEMORY]), _quotient(short_cores, held[MAX_CORES]))
-        self._count = request.count
+    def __init__(self, arrays: CardArrays, question: Question, rows: Columns, gone: Ints, held: Ints) -> None:
+        left = arrays.without(gone, rows)
+        some, all_leave = np.zeros_like(held[PODS]), np.zeros(held[PODS].shape, dtype=np.bool_)
+        short_memory = some
+        for rule in (each for each in AMOUNT_RULES if each.applies(question)):
+            short = rule.all_wanted(question, left, rows) - rule.all_free(question, left, rows)
+            if rule.alone:
+                all_leave |= short > 0
+                continue
+            if rule.used == "used_memory":
+                short_memory = short
+            largest = held[LARGEST[rule.used]] if rule.used in LARGEST else np.ones_like(short)
+            some = np.maximum(some, _quotient(short, largest))
+        self._count = question.request.count
         self._pods = np.where(all_leave, held[PODS], np.maximum(some, 1))
         # So many pods have to leave that the oldest of them is no newer than this.
         oldest = np.take_along_axis(held[NEWEST:], np.clip(self._pods - 1, 0, STARTS - 1)[None], axis=0)[0]

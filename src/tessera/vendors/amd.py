@@ -77,7 +77,7 @@ class Amd(Vendor):
         return first_fit(self, ask, lambda card: self._judge(card, ask))
 
     def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(ask, card)
+        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(self, ask, card)
         if refusal is not None:
             return refusal
         grant = self.grant(card, ask)

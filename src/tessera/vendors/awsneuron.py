@@ -150,7 +150,7 @@ class Neuron(Vendor):
         return (fitting[0][1],) if fitting else verdict(self, ask, refused)
 
     def _judge_cores(self, card: Card, ask: Ask, cores: int) -> Grant | CardMisfit:
-        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(ask, card)
+        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(self, ask, card)
         if refusal is not None:
             return refusal
         free = free_cores(card)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tessera.core import screen
 from tessera.core.arrays import CardArrays
 from tessera.core.audit import audit
+from tessera.core.card_rules.base import Codes, Columns, Question
 from tessera.core.devices import NodeFacts
 from tessera.core.gang_trial import MAX_REFUSED, MAX_VAIN_DOMAINS, REFUSAL_STEPS, Domains, GangMember
 from tessera.core.gangs import FEW_MEMBERS, GangMisfit, GangPlan, GangPlanning, plan_gang
@@ -307,7 +308,7 @@ def test_domains_are_estimated_once_for_members_of_one_shape(monkeypatch: pytest
     judged: list[object] = []
     judge = screen.judge
 
-    def counted(arrays: CardArrays, question: screen.Question, columns: screen.Columns) -> screen.Codes:
+    def counted(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
         judged.append(question)
         return judge(arrays, question, columns)
 

@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tessera.core.card_checks import refuse_identity
+from tessera.core.card_rules.base import SLOTS
 from tessera.core.devices import HAMI_CORE
 from tessera.core.fit import make_ask
 from tessera.core.ledger import Ledger
-from tessera.core.near_misses import SLOTS, FewCards, NearMiss, near_miss
+from tessera.core.near_misses import FewCards, NearMiss, near_miss
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.policies import device_policy
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request

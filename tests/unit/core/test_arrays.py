@@ -90,6 +90,49 @@ def test_a_freed_column_shows_nothing_of_its_node() -> None:
     assert columns(world) == columns(cluster(node("new").gpu("N")))
 
 
+def test_every_column_is_in_the_table_and_keeps_its_numbers_when_the_arrays_grow() -> None:
+    world = cluster(node("n0").gpu("G").gpu("sick", healthy=False).cordon("G"), node("n1").gpu("M", memory=100))
+    before = world.ledger.arrays
+    rng = np.random.default_rng(1)
+    for name in arrays.COLUMNS:
+        column = getattr(before, name)
+        column[...] = rng.integers(0, 100, column.shape)
+    assert columns(world).keys() == arrays.COLUMNS.keys()
+    old = {name: getattr(before, name).copy() for name in arrays.COLUMNS}
+    before._grow(9, 2 * before.kind.shape[1])
+    for name, column in arrays.COLUMNS.items():
+        grown = getattr(before, name)
+        inside = tuple(slice(0, size) for size in old[name].shape)
+        assert grown.shape[-1] == 2 * old[name].shape[-1]
+        assert (grown[inside] == old[name]).all()
+        grown[inside] = column.empty
+        assert (grown == column.empty).all()
+        assert grown.dtype == old[name].dtype
+
+
+def test_a_column_that_is_cleared_shows_nothing_in_any_array() -> None:
+    world = cluster(node("n0").gpus(2), node("n1").gpus(2))
+    for name in arrays.COLUMNS:
+        getattr(world.ledger.arrays, name)[..., 0] = 1
+    kept = {name: getattr(world.ledger.arrays, name)[..., 1].tolist() for name in arrays.COLUMNS}
+    world.ledger.arrays._clear(0)
+    for name, column in arrays.COLUMNS.items():
+        assert (getattr(world.ledger.arrays, name)[..., 0] == column.empty).all()
+        assert getattr(world.ledger.arrays, name)[..., 1].tolist() == kept[name]
+
+
+def test_a_copy_without_some_pods_differs_in_what_is_in_use_and_nowhere_else() -> None:
+    world = cluster(node("n0").gpus(2), node("n1").gpus(2))
+    now = world.ledger.arrays
+    shape = now.kind[:, 1:2].shape
+    left = now.without(np.array([np.full(shape, 1 + i) for i in range(len(arrays.USE_COLUMNS))]), slice(1, 2))
+    for name in arrays.COLUMNS:
+        less = 1 + arrays.USE_COLUMNS.index(name) if name in arrays.USE_COLUMNS else 0
+        difference = getattr(now, name).astype(float) - getattr(left, name)
+        assert (difference[..., 1] == less).all()
+        assert (np.delete(difference, 1, axis=-1) == 0).all()
+
+
 def test_a_node_and_its_cards_leave_no_trace() -> None:
     world = cluster(node("kept").gpu("kept-card"), node("gone").gpu("gone-card"))
     world.ledger.arrays.set_host_free("gone", cpu=1_000, memory=100)

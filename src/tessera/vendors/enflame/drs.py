@@ -128,7 +128,7 @@ class Drs(Vendor):
         if profile is None:
             return CardMisfit(device.uuid, Reason.MODE_NOT_FIT)
         refusal = card_checks.refuse_identity(self, ask, card) or _refuse_slices(card, profile)
-        refusal = refusal or card_checks.refuse_sharing(ask, card)
+        refusal = refusal or card_checks.refuse_sharing(self, ask, card)
         if refusal is not None:
             return refusal
         grant = Grant(

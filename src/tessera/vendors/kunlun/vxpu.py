@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tessera.core import card_checks
-from tessera.core.device_rules import Ask
+from tessera.core.device_rules import Ask, Rules
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
@@ -78,16 +78,16 @@ class Vxpu(Vendor):
         grant = self.grant(card, ask)
         return (
             card_checks.refuse_identity(self, ask, card)
-            or _refuse_sharing(card, ask)
+            or _refuse_sharing(self, ask, card)
             or refuse_unpaid(ask, card, grant)
             or _refuse_slice(card, grant)
             or grant
         )
 
 
-def _refuse_sharing(card: Card, ask: Ask) -> CardMisfit | None:
+def _refuse_sharing(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     if card.device.slots > 0:
-        return card_checks.refuse_sharing(ask, card)
+        return card_checks.refuse_sharing(rules, ask, card)
     return refuse_used(card) if ask.policy.unused_cards_only else None
 
 

@@ -153,7 +153,7 @@ class MetaxSgpu(Vendor):
                 return CardMisfit(uuid, Reason.QOS_MISMATCH)
         if not self.accepts_uuid(uuid, ask.constraint):
             return CardMisfit(uuid, Reason.CARD_UUID_MISMATCH)
-        late = card_checks.refuse_sharing(ask, card) or card_checks.refuse_capacity(ask.request, card)
+        late = card_checks.refuse_sharing(self, ask, card) or card_checks.refuse_capacity(self, ask, card)
         return None if online and late is not None and late.reason in CORE_REASONS else late
 
     def _best_first(self, ask: Ask, fitting: Fitting) -> Fitting:

@@ -41,7 +41,7 @@ class Counted(Vendor):
         return first_fit(self, ask, lambda card: self.judge(card, ask))
 
     def judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(ask, card)
+        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(self, ask, card)
         return refusal or self.grant(card, ask)
 
     def grant(self, card: Card, ask: Ask) -> Grant:

@@ -1,0 +1,109 @@
+"""Rules about the card itself, whatever is in use of it: health, cordon, model, uuid, and what claims select."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tessera.core import published_cards
+from tessera.core.card_rules.base import Asked, Bools, CardRule, Codes, Columns, Question, Stage
+from tessera.core.misfits import CardMisfit, Reason
+from tessera.core.node_info import Card
+
+if TYPE_CHECKING:
+    from tessera.core.arrays import CardArrays
+    from tessera.core.device_rules import Rules
+
+
+class IdentityRule(CardRule):
+    stage = Stage.IDENTITY
+
+    def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
+        return None if self.accepts(rules, asked, card) else CardMisfit(card.device.uuid, self.reason)
+
+    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
+        raise NotImplementedError
+
+
+class Healthy(IdentityRule):
+    reason = Reason.CARD_NOT_HEALTHY
+
+    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
+        return card.device.healthy and not card.held
+
+    def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
+        return arrays.sick[:, columns]
+
+
+class NotCordoned(IdentityRule):
+    reason = Reason.CARD_CORDONED
+
+    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
+        return not card.cordoned or not rules.honours_cordon
+
+    def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
+        return arrays.cordoned[:, columns] & question.rules.honours_cordon
+
+
+class Model(IdentityRule):
+    """Model and sharing mode."""
+
+    reason = Reason.CARD_TYPE_MISMATCH
+
+    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
+        return rules.accepts_model(card.device, asked.constraint)
+
+    def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
+        # The last entry answers for places without a card (kind -1).
+        by_kind = np.zeros(len(arrays.kinds) + 1, dtype=np.bool_)
+        for number, kind in enumerate(arrays.kinds):
+            if kind.vendor == question.rules.key:
+                by_kind[number] = not question.rules.accepts_model(kind.sample, question.constraint)
+        refused: Bools = by_kind[arrays.kind[:, columns]]
+        return refused
+
+
+class Uuid(IdentityRule):
+    reason = Reason.CARD_UUID_MISMATCH
+
+    def applies(self, asked: Asked) -> bool:
+        return bool(asked.constraint.use_uuids or asked.constraint.avoid_uuids)
+
+    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
+        return rules.accepts_uuid(card.device.uuid, asked.constraint)
+
+    def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
+        constraint = question.constraint
+        refused = np.full(arrays.kind.shape, bool(constraint.use_uuids), dtype=np.bool_)
+        refused[arrays.places(constraint.use_uuids)] = False
+        refused[arrays.places(constraint.avoid_uuids)] = True
+        found: Bools = refused[:, columns]
+        return found
+
+
+class Selectors(CardRule):
+    """What a claim selects; a card that publishes several things is accepted for any of them."""
+
+    reason, stage = Reason.CARD_SELECTOR_MISMATCH, Stage.IDENTITY
+    more_reasons = (Reason.CARD_SELECTOR_TOO_COSTLY,)
+
+    def applies(self, asked: Asked) -> bool:
+        return asked.constraint.filter is not None
+
+    def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
+        selector = asked.constraint.filter
+        if selector is None:
+            return None
+        answers = [selector.answer(published) for _, published in card.device.published]
+        if any(answer.accepts for answer in answers):
+            return None
+        is_too_costly = any(answer.is_too_costly for answer in answers)
+        return CardMisfit(card.device.uuid, Reason.CARD_SELECTOR_TOO_COSTLY if is_too_costly else self.reason)
+
+    def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Codes:
+        assert question.constraint.filter is not None  # it applies
+        answers = arrays.filter_codes(question.constraint.filter, columns)
+        said: Codes = (answers != published_cards.ACCEPTED).astype(np.uint8)
+        said[answers == published_cards.TOO_COSTLY] = 2
+        return said
