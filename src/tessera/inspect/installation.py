@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tessera.inspect.scheduler_settings import select_placement_flags
 from tessera.inspect.state import CHART_DEFAULTS, Json, Setup
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import FORBIDDEN, UNAUTHORIZED, ApiError, is_not_found
 from tessera.kube.resources import CONFIG_MAPS, DEPLOYMENTS, MUTATING_WEBHOOKS, Resource
 
 T = TypeVar("T")
@@ -24,7 +24,6 @@ CONFIGURATIONS = ("tessera-webhook", "hami-webhook")
 SCHEDULERS = ("tessera-scheduler", "hami-scheduler")
 """names of scheduler, Service and ConfigMap in the charts, with default release names"""
 DEVICE_CONFIG = "device-config.yaml"
-FORBIDDEN, UNAUTHORIZED, NOT_FOUND = 403, 401, 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class _InstallationReader:
         except ApiError as error:
             if error.status in (FORBIDDEN, UNAUTHORIZED):
                 self.unseen.append(f"{what} (you may not read it)")
-            elif error.status != NOT_FOUND:
+            elif not is_not_found(error):
                 self.unseen.append(f"{what} ({error})")
             return None
 

@@ -5,7 +5,8 @@ Errors of libraries (aiohttp, ssl, msgspec, yaml, OSError) never leave it: they 
 
 from __future__ import annotations
 
-FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, TOO_MANY_REQUESTS = 403, 404, 409, 410, 422, 429
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 401, 403, 404, 409
+EXPIRED, INVALID, TOO_MANY_REQUESTS = 410, 422, 429
 TRANSIENT = frozenset({TOO_MANY_REQUESTS, 500, 502, 503, 504})
 """status codes of refusals that are about the server, not about the request"""
 
@@ -78,7 +79,8 @@ def is_gone(error: BaseException) -> bool:
 
 
 def is_invalid(error: BaseException) -> bool:
-    """Whether the object that it would become is not valid, e.g. with annotations that are too large."""
+    """Whether the object that it would become is not valid, e.g. with annotations that are too large, or a uid that it
+    does not have."""
     return isinstance(error, ApiError) and error.status == INVALID
 
 

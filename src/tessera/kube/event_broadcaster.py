@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_not_found
 from tessera.kube.resources import EVENTS
 
 CAPACITY = 1000
@@ -186,7 +186,7 @@ class EventBroadcaster:
         try:
             await self._create_or_count(key, queued)
         except ApiError as error:
-            if error.status < 500 and error.status != 429:
+            if not error.is_transient:
                 self.dropped += queued.count  # forbidden, unknown namespace, or malformed
                 return _Outcome.DONE
         except ValueError:
@@ -210,7 +210,7 @@ class EventBroadcaster:
             try:
                 await self._client.patch(EVENTS.path(namespace, before.name), change)
             except ApiError as error:
-                if error.status != 404:
+                if not is_not_found(error):
                     raise
             else:
                 self._remember(key, _WrittenEvent(before.name, count, queued.last))

@@ -17,13 +17,11 @@ from typing import Any
 import msgspec
 
 from tessera.kube.client import JSON_PATCH, KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_gone, is_invalid
 from tessera.kube.leases import LONGEST_S, VALID_SHARE, LeaseSpec
 from tessera.kube.resources import LEASES
 
 INT32_MAX = 2**31 - 1
-LOST = frozenset({404, 409, 422})
-"""status codes of writes that are refused because the lease is another one: the last is for a `test` that fails"""
 
 
 class LeaseLost(Exception):
@@ -102,7 +100,7 @@ class LeaseElection:
         try:
             await self._patch([*self._expect(self._identity), change])
         except ApiError as error:
-            if error.status not in LOST:
+            if not _is_lost(error):
                 raise
             self._renewed_at = None
             raise LeaseLost from error
@@ -125,7 +123,7 @@ class LeaseElection:
         try:
             await write()
         except ApiError as error:
-            if error.status not in LOST:
+            if not _is_lost(error):
                 raise
             self._renewed_at = None  # Another process was faster.
             return False
@@ -170,3 +168,8 @@ class LeaseElection:
         if self._seen is None or self._seen[0] != spec:
             self._seen = spec, self._clock()
         return self._clock() >= self._seen[1] + min(spec.lease_duration_seconds or 0, max(LONGEST_S, self._duration_s))
+
+
+def _is_lost(error: ApiError) -> bool:
+    """Whether a write was refused because the lease is another one; a `test` that fails makes the patch invalid."""
+    return is_gone(error) or is_invalid(error)

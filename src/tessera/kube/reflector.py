@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject, WatchEvent
-from tessera.kube.errors import ApiError, BadResponse, KubeError
+from tessera.kube.errors import ApiError, BadResponse, KubeError, is_throttled
 from tessera.kube.transport import SILENT_S
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class Reflector(Generic[T]):
             self._version = ""
         if not isinstance(error, ApiError):
             return 0.0
-        if error.status != 429:
+        if not is_throttled(error):
             self._refusals += 1
         if error.expired:
             # However much each watch brings before it expires: a list is far more work than a watch.

@@ -13,7 +13,7 @@ from tessera.http11.client import ClientResponse, IncompleteResponse
 from tessera.kube.access import Access
 from tessera.kube.connection_pool import ApiRequest, ConnectionPool
 from tessera.kube.decoder import api_error
-from tessera.kube.errors import ApiError, Unreachable
+from tessera.kube.errors import UNAUTHORIZED, ApiError, Unreachable
 from tessera.kube.line_splitter import LineSplitter
 from tessera.kube.rate_limiter import RateLimiter
 
@@ -149,7 +149,7 @@ class Transport:
         return self._pool
 
     def _refusal(self, response: ClientResponse, data: bytes) -> ApiError:
-        if response.status == 401:
+        if response.status == UNAUTHORIZED:
             self._access.on_unauthorized()
         return api_error(response.status, data, response.headers)
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from tessera.core.devices import Device
 from tessera.core.node_info import NodeInfo
-from tessera.inspect.installation import FORBIDDEN
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, is_conflict, is_forbidden
 from tessera.kube.resources import NODES
 from tessera.vendors.drafts import words
 from tessera.wire import keys
@@ -24,7 +23,6 @@ from tessera.wire.objects import Node
 HOW_TO_OPERATE = "Ask for the ClusterRole tessera-operator, which the chart installs."
 """for a person who lacks rights"""
 
-CONFLICT = 409
 ATTEMPTS = 5
 """writes of one node; each conflict means that another write came between"""
 
@@ -132,9 +130,9 @@ async def _change(client: KubeClient, node: str, uuids: Sequence[str], *, close:
         try:
             await client.patch(path, {"metadata": metadata})
         except ApiError as error:
-            if error.status == FORBIDDEN:
+            if is_forbidden(error):
                 raise InspectionError(f"you may not change node {node}: {error.message}\n{HOW_TO_OPERATE}") from error
-            if error.status != CONFLICT:
+            if not is_conflict(error):
                 raise
             continue
         return before

@@ -23,17 +23,15 @@ from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError, documents
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError
+from tessera.kube.eviction import RETRY_S, EvictionResult, evict_pod
 from tessera.kube.resources import PODS
-from tessera.maintenance.holds import POLL_S, AskedHold, Deviation, NodeHolds, is_transient
+from tessera.maintenance.holds import POLL_S, AskedHold, Deviation, NodeHolds
 from tessera.wire.moves import MoveHold
 from tessera.wire.objects import Pod, Workload
 
-RETRY_S = 5.0
-"""before an eviction is tried again that a budget refused, or that did not reach the apiserver"""
 LOOKS = 3
 """at the cluster before a step, if the apiserver cannot be reached"""
-GONE = frozenset({404, 409})
 GONE_ALREADY = "it is gone already, or leaves"
 KIND = "DefragmentationPlan"
 
@@ -116,11 +114,17 @@ class PlanRun:
                     self._set(progress, MoveStage.MOVED, GONE_ALREADY)
                     continue
                 _check_source(cluster, move)
-                await self.client.evict(move.namespace, move.name, uid=move.uid, dry_run=True)
-            except (Deviation, KubeError) as error:
+            except Deviation as error:
                 self._set(progress, MoveStage.STOPPED, str(error))
-            else:
-                self._set(progress, MoveStage.WAITING, f"would move to {move.target.text}")
+                continue
+            answer = await evict_pod(self.client, move.namespace, move.name, uid=move.uid, dry_run=True)
+            match answer.result:
+                case EvictionResult.EVICTED:
+                    self._set(progress, MoveStage.WAITING, f"would move to {move.target.text}")
+                case EvictionResult.GONE:
+                    self._set(progress, MoveStage.MOVED, GONE_ALREADY)
+                case _:
+                    self._set(progress, MoveStage.STOPPED, answer.reason)
         return found
 
     async def run(self, moves: Sequence[PlannedMove]) -> list[MoveProgress]:
@@ -172,20 +176,12 @@ class PlanRun:
         """Again and again while a disruption budget does not allow it."""
         clock = asyncio.get_running_loop().time
         while True:
-            try:
-                await self.client.evict(move.namespace, move.name, uid=move.uid)
-            except KubeError as error:
-                status = error.status if isinstance(error, ApiError) else 0
-                if status in GONE:
-                    return
-                wanted = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
-                pause = max(RETRY_S, wanted)
-                if not is_transient(error) or clock() + pause > deadline:
-                    causes = error.causes if isinstance(error, ApiError) else ()
-                    raise Deviation("; ".join(causes) or str(error)) from error
-                await asyncio.sleep(pause)
-            else:
+            answer = await evict_pod(self.client, move.namespace, move.name, uid=move.uid)
+            if answer.result in (EvictionResult.EVICTED, EvictionResult.GONE):
                 return
+            if answer.is_final or clock() + answer.retry_s > deadline:
+                raise Deviation(answer.reason)
+            await asyncio.sleep(answer.retry_s)
 
     async def _await_successors(
         self, moves: Sequence[PlannedMove], workload: Workload, known: Collection[str], deadline: float
@@ -210,7 +206,7 @@ class PlanRun:
         try:
             return (await self.client.list(PODS.path(namespace), Pod)).items
         except KubeError as error:
-            if not is_transient(error):
+            if not error.is_transient:
                 raise
             return ()
 
@@ -219,7 +215,7 @@ class PlanRun:
             try:
                 return await self.look()
             except KubeError as error:
-                if not is_transient(error):
+                if not error.is_transient:
                     raise
                 await asyncio.sleep(RETRY_S)
         return await self.look()

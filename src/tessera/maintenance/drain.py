@@ -22,23 +22,19 @@ from enum import Enum
 
 from tessera.core.ledger import PodEntry
 from tessera.inspect.explanation import PodVerdict, explain
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import is_claim, sorted_users
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
-from tessera.maintenance.cordon import CONFLICT, NamedCard
+from tessera.kube.errors import KubeError
+from tessera.kube.eviction import CONCURRENT, EvictionResult, evict_pod
+from tessera.maintenance.cordon import NamedCard
 
 FIRST_ROUND_S, ROUND_S = 0.25, 2.0
 """between two looks at the nodes: pods that end quickly are seen to, and then the apiserver is spared"""
-RETRY_S = 5.0
-"""before a refused eviction is tried again, as `kubectl drain` waits"""
 SETTLE_S = 5.0
 """after the cordon, before a card counts as drained: pods that were placed before are bound by then, unless something
 else than devices holds them up"""
-CONCURRENT = 8
-"""evictions under way at once"""
 MIRROR = "kubernetes.io/config.mirror"
 """annotation of a pod that a file of its node defines; no API call ends it"""
 
@@ -294,24 +290,14 @@ class Drain:
 
     async def _evict_one(self, progress: PodProgress, *, dry_run: bool) -> None:
         pod = progress.pod
-        try:
-            await self.client.evict(pod.namespace, pod.name, uid=pod.uid, dry_run=dry_run)
-        except ApiError as error:
-            if error.status in (NOT_FOUND, CONFLICT):
-                return  # Another pod has that name by now, or none: the next look shows it.
-            reason = "; ".join(error.causes) or error.message
-            if error.status == FORBIDDEN:
-                self._set(progress, PodStage.REFUSED, reason)
-            else:
-                self._wait(progress, reason, error.retry_after)
-        except KubeError as error:
-            self._wait(progress, str(error), None)
-        else:
+        answer = await evict_pod(self.client, pod.namespace, pod.name, uid=pod.uid, dry_run=dry_run)
+        if answer.result is EvictionResult.EVICTED:
             self._set(progress, PodStage.GONE if dry_run else PodStage.EVICTED, "would be evicted" if dry_run else "")
-
-    def _wait(self, progress: PodProgress, reason: str, retry_after: float | None) -> None:
-        progress.retry_at = asyncio.get_running_loop().time() + max(RETRY_S, retry_after or 0.0)
-        self._set(progress, PodStage.WAITS, reason)
+        elif answer.is_final:
+            self._set(progress, PodStage.REFUSED, answer.reason)
+        elif answer.result is not EvictionResult.GONE:  # The next look shows that.
+            progress.retry_at = asyncio.get_running_loop().time() + answer.retry_s
+            self._set(progress, PodStage.WAITS, answer.reason)
 
     def _set(self, progress: PodProgress, stage: PodStage, reason: str = "") -> None:
         if (progress.stage, progress.reason) != (stage, reason):

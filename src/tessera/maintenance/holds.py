@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -23,12 +23,6 @@ from tessera.wire.objects import Node
 POLL_S = 1.0
 ANSWER_S = 30.0
 """for the scheduler to answer that it holds a place"""
-NOT_FOUND = 404
-
-
-def is_transient(error: KubeError) -> bool:
-    """Whether the same request may succeed soon: an apiserver that restarts must not end a plan in the middle."""
-    return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.is_transient)
 
 
 class Deviation(Exception):
@@ -88,7 +82,7 @@ class NodeHolds:
         try:
             node = await self._client.get(NODES.path(name=asked.node), Node)
         except KubeError as error:
-            if not is_transient(error):
+            if not error.is_transient:
                 raise
             return False
         text = node.annotations.get(keys.MOVE_PREFIX + asked.uid)

@@ -20,7 +20,7 @@ from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError, is_conflict, is_not_found
 from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
 from tessera.scheduler.clock import Clock
@@ -59,8 +59,6 @@ from tessera.wire.objects import Node, Pod
 
 log = structlog.get_logger(__name__)
 
-NOT_FOUND = 404
-CONFLICT = 409
 WAKE_AGAIN_S = 1.0
 """until pods are woken that could not be woken at once"""
 WAKE_PAUSES = Backoff(initial=WAKE_AGAIN_S, cap=15.0)
@@ -432,7 +430,7 @@ class Engine:
             # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
             await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{self._began}.{self._wakes}"})
         except KubeError as error:
-            if isinstance(error, ApiError) and error.status == NOT_FOUND:
+            if is_not_found(error):
                 self._forget_refused(pod.uid)
                 return
             on_failed(pod.uid)
@@ -484,7 +482,7 @@ class Engine:
         try:
             await self._api.annotate_node(node.name, annotations, resource_version=node.metadata.resource_version)
         except KubeError as error:
-            if not isinstance(error, ApiError) or error.status != CONFLICT:  # The change is about to be shown.
+            if not is_conflict(error):  # The change is about to be shown.
                 log.warning("handshake not written", node=node.name, error=str(error))
 
 

@@ -5,21 +5,19 @@
                         '------- a refusal -------------'-----------------------------------------'--> nothing further
 
 A dry run asks the apiserver's budgets without using them up. So two victims of one budget both pass it where only one
-may leave; the book has counted them before, and what is left is a budget that changes within milliseconds. An eviction
-names the pod's uid, so that another pod of the same name is safe.
+may leave; the book has counted them before, and what is left is a budget that changes within milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import structlog
 
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.eviction import CONCURRENT, EvictionResult, evict_pod
 from tessera.scheduler.features.preemption.victim_book import VictimBook
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import EvictedEvent, SchedulerObserver
@@ -27,24 +25,13 @@ from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)
 
-CONCURRENT = 8
-"""calls under way at once"""
 SPARED_S = 30.0
 """for which a pod is left alone whose disruption budget refused its eviction"""
 UNKNOWN_S = 1.0
 """for which a pod is left alone whose eviction was not answered: by then a watch shows what became of it"""
-GONE = frozenset({404, 409})
-"""statuses of an eviction for a pod that is gone, or that another one has replaced"""
 
 Obstacle = Callable[[PodTraits], str]
 """why a victim must not be evicted any more; empty if it may. Asked right before each eviction is sent"""
-
-
-class _Answer(NamedTuple):
-    """Of the apiserver to one eviction. Neither accepted nor a problem: the pod is gone."""
-
-    is_accepted: bool
-    problem: str = ""
 
 
 class Evictor:
@@ -95,8 +82,7 @@ class Evictor:
     async def _try_out(self, victim: PodTraits, obstacle: Obstacle) -> str:
         """A dry run: empty, or why the pod would stay."""
         async with self._turns:
-            problem = obstacle(victim)
-            return problem or (await self._send(victim, dry_run=True)).problem
+            return obstacle(victim) or (await self._send(victim, dry_run=True))[1]
 
     async def _evict(self, event: EvictedEvent, obstacle: Obstacle) -> str:
         """Empty, or why the pod stays; the event is what is told of it if it leaves."""
@@ -108,9 +94,9 @@ class Evictor:
             known = self.book.traits(victim.uid)
             if known is not None and known.is_leaving:
                 return ""  # For another preemptor: a gang is on several nodes, and each of them may need it gone.
-            answer = await self._send(victim)
-            if not answer.is_accepted:
-                return answer.problem
+            is_evicted, problem = await self._send(victim)
+            if not is_evicted:
+                return problem
             self._after_evict()
         self.book.note_evicted(victim.uid)
         by = f"{preemptor.namespace}/{preemptor.name}"
@@ -118,18 +104,12 @@ class Evictor:
         self._observer.on_evicted(event)
         return ""
 
-    async def _send(self, victim: PodTraits, *, dry_run: bool = False) -> _Answer:
-        """A pod that stays is spared by the book for a while."""
-        try:
-            await self._api.evict(victim.namespace, victim.name, uid=victim.uid, dry_run=dry_run)
-        except ApiError as error:
-            if error.status in GONE:
-                return _Answer(is_accepted=False)
-            reason, seconds = "; ".join(error.causes) or error.message, error.retry_after or SPARED_S
-        except KubeError as error:
-            # It may be evicted all the same; then it is found leaving.
-            reason, seconds = str(error), UNKNOWN_S
-        else:
-            return _Answer(is_accepted=True)
-        self.book.spare(victim.uid, reason, seconds=seconds)
-        return _Answer(is_accepted=False, problem=f"{victim.key} is not evicted: {reason}")
+    async def _send(self, victim: PodTraits, *, dry_run: bool = False) -> tuple[bool, str]:
+        """Whether the eviction is accepted, and why the pod stays: neither if it is gone. One that stays is spared by
+        the book for a while."""
+        answer = await evict_pod(self._api, victim.namespace, victim.name, uid=victim.uid, dry_run=dry_run)
+        if not answer.reason:
+            return answer.result is EvictionResult.EVICTED, ""
+        is_unknown = answer.result is EvictionResult.UNANSWERED
+        self.book.spare(victim.uid, answer.reason, seconds=UNKNOWN_S if is_unknown else answer.retry_after or SPARED_S)
+        return False, f"{victim.key} is not evicted: {answer.reason}"

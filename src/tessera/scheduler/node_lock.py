@@ -16,14 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tessera.kube.errors import ApiError, Unreachable
+from tessera.kube.errors import ApiError, Unreachable, is_conflict, is_not_found
 from tessera.scheduler.kube_api import KubeApi
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock
 from tessera.wire.objects import Node
 
-CONFLICT = 409
 CONFLICTS = 5
 """lost races for one lock before a bind gives up"""
 LOOK_AGAIN = 5.0
@@ -125,7 +124,7 @@ class NodeLocks:
             try:
                 await self._api.annotate_node(node, {key: value}, resource_version=live.metadata.resource_version)
             except ApiError as error:
-                if error.status != CONFLICT:
+                if not is_conflict(error):
                     return LockRefusal(f"failed to set node lock of {node}: {error}")
                 conflicts += 1
             except Unreachable:
@@ -146,7 +145,7 @@ class NodeLocks:
                 version = live.metadata.resource_version
                 await self._api.annotate_node(held.node, {held.key: None}, resource_version=version)
             except ApiError as error:
-                if error.status != CONFLICT:
+                if not is_conflict(error):
                     raise
             else:
                 return
@@ -158,7 +157,7 @@ class NodeLocks:
         try:
             owner = await self._api.get_pod(*lock.owner)
         except ApiError as error:
-            if error.status == 404:
+            if is_not_found(error):
                 return True
             raise
         return owner.status.phase in OVER or owner.spec.node_name not in ("", node)

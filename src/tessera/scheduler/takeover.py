@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_conflict, is_invalid, is_not_found
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.tenure import Tenure
 from tessera.wire import keys
@@ -34,9 +34,6 @@ log = structlog.get_logger(__name__)
 AT_ONCE = 32
 """touches in flight: more do not make an apiserver faster, and it serves others too"""
 TAKING_OVER = "this replica is taking over"
-NOT_FOUND = 404
-CONFLICT = 409
-INVALID = 422
 TOO_LARGE = "request is too large"
 """etcd's answer to a pod as large as pods may be: then a Binding, which adds more than a touch, cannot land either"""
 PAUSES = Backoff(initial=0.5, cap=15.0)
@@ -47,7 +44,7 @@ async def touch(api: KubeApi, namespace: str, name: str, fence: str) -> Pod:
     try:
         return await api.annotate_pod(namespace, name, {keys.FENCE: fence})
     except ApiError as error:
-        if error.status != INVALID:
+        if not is_invalid(error):
             raise
         # Tenants may fill all that annotations may hold. Labels have no such limit, and a Binding checks none.
         return await api.annotate_pod(namespace, name, {}, labels={keys.FENCE: fence})
@@ -174,8 +171,8 @@ class Takeover:
 
 def _is_harmless(error: ApiError, found: Pod | ResourceClaim) -> bool:
     """Whether no write of an earlier decider can land, either: the object is gone, replaced, or as large as may be."""
-    is_replaced = error.status == CONFLICT and isinstance(found, ResourceClaim)
-    return error.status == NOT_FOUND or is_replaced or TOO_LARGE in error.message
+    is_replaced = is_conflict(error) and isinstance(found, ResourceClaim)
+    return is_not_found(error) or is_replaced or TOO_LARGE in error.message
 
 
 def _is_nominated(pod: Pod) -> bool:

@@ -132,7 +132,7 @@ class FaultyCluster:
         self._fail("get")
         return Node(Metadata(name="n2", annotations=self.annotations))
 
-    async def evict(self, _namespace: str, name: str, *, uid: str) -> None:
+    async def evict(self, _namespace: str, name: str, *, uid: str, dry_run: bool) -> None:
         self._fail("evict")
         assert (name, uid) == ("small", "uid-small")
         self.evictions += 1
@@ -174,9 +174,9 @@ async def test_an_eviction_that_a_budget_refuses_for_a_while_is_made_later() -> 
     ("fault", "reason"),
     [
         ([REFUSED] * 99, "the budget small needs 1 healthy pods"),
-        ([ApiError(status=429, message="later", retry_after=3600.0)], "429: later"),
+        ([ApiError(status=429, message="later", retry_after=3600.0)], "later"),
         ([UNREACHABLE] * 99, "connection reset"),
-        ([ApiError(status=403, message="you may not evict")], "403: you may not evict"),
+        ([ApiError(status=403, message="you may not evict")], "you may not evict"),
     ],
     ids=["by a budget", "for an hour", "no apiserver", "no right"],
 )

@@ -24,11 +24,9 @@ class FakeClient:
         if self.fault is not None:
             raise self.fault
 
-    async def get(self, path: str, kind: type[Any]) -> Any:
+    async def find(self, path: str, kind: type[Any]) -> Any:
         self._checked()
-        if path not in self.objects:
-            raise ApiError(status=404)
-        return self.objects[path]
+        return self.objects.get(path)
 
     async def create(self, path: str, body: Any) -> None:
         self._checked(body)

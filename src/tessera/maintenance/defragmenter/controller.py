@@ -21,13 +21,13 @@ import structlog
 from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove, movable_pods, plan_for_waiting
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError, is_not_found
 from tessera.kube.lease_election import LeaseLost
 from tessera.kube.resources import PODS
 from tessera.maintenance.defrag import ApplyOptions, MoveStage, PlanRun
 from tessera.maintenance.defragmenter.demand import Demand, waiting_demand
 from tessera.maintenance.defragmenter.eviction_budget import EvictionBudget
-from tessera.maintenance.holds import NOT_FOUND, POLL_S, AskedHold, Deviation, NodeHolds, is_transient
+from tessera.maintenance.holds import POLL_S, AskedHold, Deviation, NodeHolds
 from tessera.wire.moves import MoveHold
 from tessera.wire.objects import Pod
 
@@ -218,9 +218,9 @@ class Defragmenter:
         try:
             pod = await self._client.get(PODS.path(*key.split("/")), Pod)
         except KubeError as error:
-            if is_transient(error):
+            if error.is_transient:
                 return True
-            if not isinstance(error, ApiError) or error.status != NOT_FOUND:
+            if not is_not_found(error):
                 raise
             return False
         return not pod.spec.node_name and pod.metadata.uid == uid

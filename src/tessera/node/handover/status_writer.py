@@ -18,7 +18,7 @@ from typing import NamedTuple
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import ApiError, KubeError, is_not_found
+from tessera.kube.errors import KubeError, is_gone, is_invalid, is_not_found
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.kube_api import KubeCluster
@@ -33,8 +33,6 @@ AT_ONCE = 4
 """patches in flight"""
 ROUNDS = 3
 """patches of one pod in a row: each answer may show that another vendor finished meanwhile"""
-POD_IS_ANOTHER = frozenset({404, 409, 422})
-"""answers for a pod that is gone, or whose name another one has: its uid cannot be changed"""
 OVER = frozenset({keys.PHASE_SUCCESS, keys.PHASE_FAILED})
 LOCK_TRIES = 5
 LOCK_PAUSES = Backoff(initial=0.1, cap=1.6, floor=0.05)
@@ -186,8 +184,8 @@ class StatusWriter:
                     async with self._slots:
                         after = await self.write(pod)
                 except KubeError as error:
-                    if isinstance(error, ApiError) and error.status in POD_IS_ANOTHER:
-                        # The watch will say so.
+                    if is_gone(error) or is_invalid(error):
+                        # Its uid is not that of the pod: the watch will say so.
                         return
                     failures += 1
                     log.warning("handover not written", pod=str(pod.key), error=str(error), failures=failures)

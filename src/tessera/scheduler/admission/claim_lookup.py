@@ -7,14 +7,13 @@ late. Nothing is remembered here.
 from __future__ import annotations
 
 import asyncio
-from http import HTTPStatus
 from typing import TypeVar
 
 import msgspec
 import structlog
 
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, BadName, KubeError
+from tessera.kube.errors import BadName, KubeError, is_not_found
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner, find_owner
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
@@ -73,7 +72,7 @@ class ClaimLookup:
                         path = RESOURCE_CLAIM_TEMPLATES.path(namespace, name)
                         known.read[missing] = (await self._client.get(path, ResourceClaimTemplate)).spec.spec
         except (KubeError, BadName, TimeoutError) as error:
-            if not (isinstance(error, ApiError) and error.status == HTTPStatus.NOT_FOUND):
+            if not is_not_found(error):
                 log.warning("a claim of a new pod cannot be read", kind=kind, name=name, error=str(error) or "timeout")
 
 

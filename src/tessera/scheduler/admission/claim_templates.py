@@ -11,13 +11,12 @@ A wall clock that was set makes no template old: it must also have been seen wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from typing import Any
 
 import structlog
 
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import ApiError, KubeError, is_gone
 from tessera.kube.resources import RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler.admission.claim_conversion import LABEL
 from tessera.scheduler.informer_handler import InformerHandler
@@ -76,7 +75,7 @@ class ClaimTemplates(InformerHandler[ResourceClaimTemplate]):
         try:
             self.put(key, await self._write(namespace, template, is_new=found is None))
         except ApiError as error:
-            if error.status not in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND):
+            if not is_gone(error):
                 raise
             # The watch is behind: another replica has created it, or deleted it.
             self.put(key, await self._write(namespace, template, is_new=found is not None))
@@ -102,7 +101,7 @@ class ClaimTemplates(InformerHandler[ResourceClaimTemplate]):
             try:
                 await self._client.delete(path, uid=metadata.uid, resource_version=metadata.resource_version)
             except KubeError as error:
-                if not (isinstance(error, ApiError) and error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)):
+                if not is_gone(error):
                     log.warning("an unused template is not deleted", template=metadata.name, error=str(error))
             else:
                 deleted += 1

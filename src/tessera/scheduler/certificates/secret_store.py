@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import KubeError, is_conflict, is_gone
 from tessera.kube.resources import MUTATING_WEBHOOKS, SECRETS
 from tessera.scheduler.settings import SelfManaged
 
-NOT_FOUND = 404
-CONFLICT = 409
 TLS_SECRET = "kubernetes.io/tls"
 
 
@@ -48,7 +46,7 @@ class CertificateStore:
         self._where = where
 
     async def read_secret(self) -> StoredSecret | None:
-        found = await self._get(SECRETS.path(self._where.namespace, self._where.secret))
+        found = await self._client.find(SECRETS.path(self._where.namespace, self._where.secret), dict)
         if found is None:
             return None
         encoded = _mapping(found.get("data"))
@@ -64,18 +62,18 @@ class CertificateStore:
             "type": TLS_SECRET,
             "data": _encoded(data),
         }
-        return await _wins(self._client.create(SECRETS.path(where.namespace), body), CONFLICT)
+        return await _wins(self._client.create(SECRETS.path(where.namespace), body), is_conflict)
 
     async def replace_secret(self, old: StoredSecret, data: Mapping[str, bytes]) -> bool:
         body = {**old.raw, "data": {**_mapping(old.raw.get("data")), **_encoded(data)}}
         path = SECRETS.path(self._where.namespace, self._where.secret)
-        return await _wins(self._client.replace(path, body), CONFLICT, NOT_FOUND)
+        return await _wins(self._client.replace(path, body), is_gone)
 
     async def read_webhook(self) -> StoredWebhook | None:
         """None if there is no such configuration."""
         if not self._where.webhook_configuration:
             return None
-        found = await self._get(MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration))
+        found = await self._client.find(MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration), dict)
         if found is None:
             return None
         bundles = (_decoded(_client_config(webhook).get("caBundle")) or b"" for webhook in _webhooks(found))
@@ -90,23 +88,15 @@ class CertificateStore:
         # A merge patch replaces the whole list, so it carries the version that was read.
         body = {"metadata": {"resourceVersion": version}, "webhooks": webhooks}
         path = MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration)
-        return await _wins(self._client.patch(path, body), CONFLICT, NOT_FOUND)
-
-    async def _get(self, path: str) -> dict[str, Any] | None:
-        try:
-            return await self._client.get(path, dict)
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
+        return await _wins(self._client.patch(path, body), is_gone)
 
 
-async def _wins(write: Awaitable[None], *lost: int) -> bool:
-    """Whether a write took effect; these statuses mean that another replica was first."""
+async def _wins(write: Awaitable[None], is_lost: Callable[[KubeError], bool]) -> bool:
+    """Whether a write took effect; `is_lost` says of a refusal that another replica was first."""
     try:
         await write
-    except ApiError as error:
-        if error.status in lost:
+    except KubeError as error:
+        if is_lost(error):
             return False
         raise
     return True

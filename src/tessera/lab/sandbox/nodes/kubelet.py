@@ -303,7 +303,7 @@ class Kubelet:
             try:
                 await write()
             except ApiError as error:
-                if error.status < 500 and error.status != 429:
+                if not error.is_transient:
                     return
             except KubeError:
                 pass
