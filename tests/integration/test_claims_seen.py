@@ -23,6 +23,7 @@ from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.state import ClusterState, Setup
 from tessera.inspect.usage import card_usage
 from tessera.kube.access import load_access
@@ -90,7 +91,7 @@ async def test_claims_are_seen_from_the_wait_for_a_template_to_the_end(cluster: 
             assert [pod[:4] for pod in shown(source, "l4-1")] == [["default", "embed", CLAIM, name]]
             answer = await source.explain("default", "embed")
             assert answer is not None
-            assert any(f"claim {name}: card" in line.text for line in answer.lines)
+            assert any(f"claim {name}: card" in line.text for line in explanation_lines(answer.found))
             tried = await try_manifests(source, MANIFEST, no_pause)
             assert [(one["name"], one["node"], one["fits"]) for one in tried["pods"]] == [("more", "l4-1", True)]
             assert tried["more"] == 19  # ten slots on each of two cards, less that of `embed`

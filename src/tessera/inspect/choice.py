@@ -7,7 +7,7 @@ first node where it does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,13 +63,13 @@ class Fits:
     event: tuple[str, ...]
 
 
-def explain_choice(ledger: Ledger, request: PodRequest, answer: Selected, *, cards_of: str = "") -> Fits:
-    """`cards_of` names the node whose cards are shown, if that is not the chosen node."""
+def explain_choice(
+    ledger: Ledger, request: PodRequest, answer: Selected, *, cards_of: str = ""
+) -> Generator[None, None, Fits]:
+    """`cards_of` names the node whose cards are shown, if that is not the chosen node. A step is one node."""
     shown = cards_of or answer.placement.node
-    ranked = [
-        ScoredNode(name, round(score, 4), place)
-        for place, (name, score) in enumerate(_fitting(ledger, request, answer), 1)
-    ]
+    fitting = yield from _fitting(ledger, request, answer)
+    ranked = [ScoredNode(name, round(score, 4), place) for place, (name, score) in enumerate(fitting, 1)]
     listed = [one for one in ranked if one.place <= MAX_NODES or one.node == shown]
     return Fits(
         answer.placement.node,
@@ -83,7 +83,7 @@ def explain_choice(ledger: Ledger, request: PodRequest, answer: Selected, *, car
     )
 
 
-def _fitting(ledger: Ledger, request: PodRequest, answer: Selected) -> list[tuple[str, float]]:
+def _fitting(ledger: Ledger, request: PodRequest, answer: Selected) -> Generator[None, None, list[tuple[str, float]]]:
     """Best first. Not every node that the selector has not ruled out fits: MIG, several containers, NUMA, quotas."""
     rooms = ledger.rooms(request.namespace, request.vendors)
     found = []
@@ -91,7 +91,8 @@ def _fitting(ledger: Ledger, request: PodRequest, answer: Selected) -> list[tupl
         view = ledger.node(name)
         if view is not None and isinstance(fit_pod(view, request, ledger.rules, rooms), Placement):
             found.append((name, score))
-    return found
+        yield
+    return [(name, score) for name, score in found if ledger.node(name) is not None]
 
 
 def _with_growth(ledger: Ledger, request: PodRequest, nodes: Sequence[ScoredNode]) -> list[ScoredNode]:

@@ -6,17 +6,19 @@ choose today if the pod were not there; other pods may have come and gone since 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState
+from tessera.core.ledger import GrantState, PodEntry
 from tessera.core.misfits import Reason
+from tessera.core.steps import finish
 from tessera.inspect.choice import Fits
+from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.defragmentation import DefragmentationReport, plan_for_waiting
 from tessera.inspect.demand import ExpectedDemand, last_refusal
-from tessera.inspect.gang_status import GangStatus, gang_of
+from tessera.inspect.gang_status import GangStatus, gang_status
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.pod_claims import ClaimSummary, summarize_claims
 from tessera.inspect.preemption import PreemptionOutlook, foresee
@@ -113,16 +115,24 @@ def find_pod(cluster: OfflineCluster, name: str, namespace: str) -> str:
     raise InspectionError(f"no pod {key} that asks for devices{nearest(key, list(cluster.pods), what='pods')}")
 
 
-def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explanation:
+def explain(cluster: InspectedCluster, key: str, *, cards: bool = False) -> Explanation:
+    """All steps of `explain_in_steps`."""
+    return finish(explain_in_steps(cluster, key, cards=cards))
+
+
+def explain_in_steps(
+    cluster: InspectedCluster, key: str, *, cards: bool = False, work: float = math.inf
+) -> Generator[None, None, Explanation]:
+    """A step is about as much as `Selector.select_within` does with so much work. On the engine of a scheduler nothing
+    is tried: the answer says nothing of evictions and moves, nor what a placed pod would get today."""
     pod, document = cluster.pods[key], cluster.documents[key]
     prepared = cluster.prepare(pod)
     base = _base(cluster, pod, document, prepared)
     if pod.status.phase in ENDED:
         return replace(base, status=PodVerdict.ENDED)
     entry = cluster.ledger.pod(pod.metadata.uid)
-    is_bound = entry is not None and entry.state is GrantState.BOUND
-    if is_bound or (pod.spec.node_name and any(claim.slices for claim in base.claims)):
-        return _placed(cluster, key, prepared, entry.facts if entry is not None and is_bound else None, base)
+    if entry is not None or (pod.spec.node_name and any(claim.slices for claim in base.claims)):
+        return (yield from _placed(cluster, key, prepared, entry, base))
     if awaits_claim(prepared):
         return replace(base, status=PodVerdict.CLAIM_WAITING)
     if isinstance(prepared, BadPod):
@@ -137,7 +147,7 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
         return replace(base, status=PodVerdict.UNACCOUNTED, problem=text)
     if not cluster.state.nodes_seen:
         return replace(base, status=PodVerdict.UNJUDGED)
-    names, kept_off = cluster.candidates(document)
+    names, kept_off = yield from cluster.candidates_in_steps(document)
     elsewhere: NodeGroup | None = None
     if prepared.claims is not None and prepared.claims.node:
         pinned, text = prepared.claims.node, prepared.claims.elsewhere.text
@@ -150,7 +160,7 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
         others = tuple(name for name in names if name != pinned)
         elsewhere = NodeGroup(Reason.CLAIM_ELSEWHERE, others, text) if others else None
         names = [pinned]
-    verdict = judge(cluster.view, prepared, names, cards=cards)
+    verdict = yield from judge(cluster.view, prepared, names, cards=cards, work=work)
     if elsewhere is not None and isinstance(verdict, FitsNowhere):
         verdict = replace(verdict, groups=(*verdict.groups, elsewhere))
     status = PodVerdict.FITS if isinstance(verdict, Fits) else PodVerdict.REFUSED
@@ -159,11 +169,12 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     notes = base.notes
     if isinstance(verdict, FitsNowhere) and any(Reason.CARD_CORDONED.value in group.reason for group in verdict.groups):
         notes += (_closed_note(cluster, names),)
-    # A gang preempts as a whole; its status says for which pods.
-    is_alone = base.gang is None or base.gang.fits or bool(base.gang.bound)
-    preempts = is_alone and isinstance(verdict, FitsNowhere)
-    outlook = foresee(cluster, prepared.request, names) if preempts else None
-    moves = plan_for_waiting(cluster, key, names) if isinstance(verdict, FitsNowhere) and base.gang is None else None
+    outlook = moves = None
+    if isinstance(verdict, FitsNowhere) and isinstance(cluster, OfflineCluster):
+        # A gang preempts as a whole; its status says for which pods.
+        is_alone = base.gang is None or base.gang.fits or bool(base.gang.bound)
+        outlook = foresee(cluster, prepared.request, names) if is_alone else None
+        moves = plan_for_waiting(cluster, key, names) if base.gang is None else None
     return replace(
         base,
         status=status,
@@ -175,10 +186,10 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     )
 
 
-def expected_demand(cluster: OfflineCluster, prepared: PreparedRequest | BadPod) -> ExpectedDemand | None:
-    """The demand that the pod's policies expect."""
+def expected_demand(cluster: InspectedCluster, prepared: PreparedRequest | BadPod) -> ExpectedDemand | None:
+    """The demand that the pod's policies expect, as far as it is known."""
     ahead = isinstance(prepared, PreparedRequest) and prepared.request.forecast is not None
-    return cluster.demand.expected if ahead else None
+    return cluster.demand.expected if ahead and isinstance(cluster, OfflineCluster) else None
 
 
 def group_by_reason(kept_off: Mapping[str, str]) -> tuple[NodeGroup, ...]:
@@ -193,9 +204,10 @@ def bad_pod_text(bad: BadPod) -> str:
     return f"container {bad.container}: {bad.text}" if bad.container else bad.text
 
 
-def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedRequest | BadPod) -> Explanation:
+def _base(cluster: InspectedCluster, pod: Pod, document: Json, prepared: PreparedRequest | BadPod) -> Explanation:
     """The part that every answer has."""
     asks = isinstance(prepared, PreparedRequest) and prepared.needs_placement
+    gang = cluster.view.gang_of(pod.metadata.uid) if cluster.state.nodes_seen else None
     return Explanation(
         pod.metadata.namespace,
         pod.metadata.name,
@@ -209,36 +221,39 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedR
         problem=bad_pod_text(prepared) if isinstance(prepared, BadPod) else "",
         notes=(*_notes(cluster, pod, asks=asks or isinstance(prepared, BadPod)), *_mistakes(cluster, pod, prepared)),
         expected=expected_demand(cluster, prepared),
-        gang=gang_of(cluster, pod.metadata.uid, preempt=True) if cluster.state.nodes_seen else None,
+        gang=gang_status(cluster, gang, preempt=True) if gang is not None else None,
         claims=summarize_claims(cluster, pod),
         said=last_refusal(document) or "",
     )
 
 
 def _placed(
-    cluster: OfflineCluster, key: str, prepared: PreparedRequest | BadPod, facts: PodFacts | None, base: Explanation
-) -> Explanation:
-    """`facts`: what the pod holds itself; None if all that it has is of its claims."""
-    pod = cluster.pods[key]
+    cluster: InspectedCluster, key: str, prepared: PreparedRequest | BadPod, entry: PodEntry | None, base: Explanation
+) -> Generator[None, None, Explanation]:
+    """`entry`: what the pod holds itself; None if all that it has is of its claims."""
+    pod, facts = cluster.pods[key], entry.facts if entry is not None else None
     node = facts.node if facts is not None else pod.spec.node_name
     containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
     own = holder_slices(cluster.ledger, facts, containers) if facts is not None else ()
     slices = (*own, *(one for claim in base.claims for one in claim.slices))
-    names, kept_off = cluster.candidates(cluster.documents[key])
+    names, kept_off = yield from cluster.candidates_in_steps(cluster.documents[key])
+    is_known = isinstance(prepared, PreparedRequest) and prepared.needs_placement and cluster.state.nodes_seen
     verdict = None
-    if cluster.state.nodes_seen and isinstance(prepared, PreparedRequest) and prepared.needs_placement:
+    if is_known and isinstance(cluster, OfflineCluster):
         with cluster.without_pod(key):
             # Read again: what the pod uses itself is not scarce for it.
             asked = cluster.prepare(pod)
             # A claim that other pods use stays where it is, so that there is no choice.
             has_choice = isinstance(asked, PreparedRequest) and (asked.claims is None or not asked.claims.node)
             if isinstance(asked, PreparedRequest) and has_choice:
-                verdict = judge(cluster.view, asked, names, advice=False, cards_of=node)
+                verdict = yield from judge(cluster.view, asked, names, advice=False, cards_of=node)
+    is_reserved = entry is not None and entry.state is GrantState.RESERVED
+    reserved = ("its devices are reserved; the Binding is not written yet",) if is_reserved else ()
     return replace(
         base,
         status=PodVerdict.PLACED,
         slices=slices,
-        notes=(*base.notes, *_held_notes(cluster, node, slices)),
+        notes=(*base.notes, *reserved, *_held_notes(cluster, node, slices)),
         verdict=verdict,
         kept_off=group_by_reason(kept_off),
         node=node,
@@ -246,7 +261,7 @@ def _placed(
     )
 
 
-def _cordoned(cluster: OfflineCluster, node: str) -> list[tuple[str, str]]:
+def _cordoned(cluster: InspectedCluster, node: str) -> list[tuple[str, str]]:
     """The node's cards that are closed to new pods, as NODE/INDEX and uuid."""
     view = cluster.ledger.node(node)
     cards = view.cards if view is not None else ()
@@ -257,14 +272,14 @@ def _cordoned(cluster: OfflineCluster, node: str) -> list[tuple[str, str]]:
     ]
 
 
-def _closed_note(cluster: OfflineCluster, nodes: Iterable[str]) -> str:
+def _closed_note(cluster: InspectedCluster, nodes: Iterable[str]) -> str:
     """For a pod that cordoned cards refuse."""
     found = [text for node in nodes for text, _ in _cordoned(cluster, node)]
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return f"cordoned cards: {', '.join(found[:NAMED])}{more}; tessera uncordon NODE/CARD opens them"
 
 
-def _held_notes(cluster: OfflineCluster, node: str, slices: Iterable[GrantedSlice]) -> list[str]:
+def _held_notes(cluster: InspectedCluster, node: str, slices: Iterable[GrantedSlice]) -> list[str]:
     """For a pod that holds cordoned cards."""
     held = {one.card for one in slices}
     return [
@@ -274,7 +289,7 @@ def _held_notes(cluster: OfflineCluster, node: str, slices: Iterable[GrantedSlic
     ]
 
 
-def _mistakes(cluster: OfflineCluster, pod: Pod, prepared: PreparedRequest | BadPod) -> list[str]:
+def _mistakes(cluster: InspectedCluster, pod: Pod, prepared: PreparedRequest | BadPod) -> list[str]:
     """What the webhook warns about, also of pods that did not pass it."""
     if pod.status.phase in ENDED:
         return []
@@ -282,7 +297,7 @@ def _mistakes(cluster: OfflineCluster, pod: Pod, prepared: PreparedRequest | Bad
     return [mistake.text for mistake in find_mistakes(pod, cluster.vendors) if mistake.text != said]
 
 
-def _notes(cluster: OfflineCluster, pod: Pod, *, asks: bool) -> list[str]:
+def _notes(cluster: InspectedCluster, pod: Pod, *, asks: bool) -> list[str]:
     """`asks`: it asks for devices, or its request cannot be read."""
     notes = []
     ours, scheduler = cluster.settings.scheduler_name, pod.spec.scheduler_name

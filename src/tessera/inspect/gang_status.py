@@ -1,7 +1,7 @@
 """The status of a gang: which members exist, which are bound, and whether the rest fits together now.
 
-The scheduler's own planner answers, on the cluster as it is. What a running scheduler holds for gangs is in its memory
-alone, and counts as free here.
+The page of a scheduler says what that has decided. Elsewhere the scheduler's own planner answers, on the cluster as it
+is: what a running scheduler holds for gangs is in its memory alone, and counts as free.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tessera.core.gangs import GangMisfit, GangPlanning, describe_members
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Unfinished
 from tessera.core.steps import finish
+from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
@@ -58,10 +59,11 @@ class _Verdict(NamedTuple):
     preemption: PreemptionOutlook | None = None
 
 
-def gang_of(cluster: OfflineCluster, uid: str, *, preempt: bool = False) -> GangStatus | None:
-    """The gang of a pod of the cluster; None if it belongs to none. `preempt`: with the pods that would be evicted."""
-    gang = cluster.view.gang_of(uid)
-    return None if gang is None else _status(cluster, gang, preempt=preempt)
+def gang_status(cluster: InspectedCluster, gang: GangView, *, preempt: bool = False) -> GangStatus:
+    """A gang of the cluster. `preempt`: with the pods that would be evicted for it."""
+    if isinstance(cluster, OfflineCluster):
+        return _planned_status(cluster, gang, preempt=preempt)
+    return _status(gang, gang.why, gang.is_placed, gang.fitting)
 
 
 def plan_members(
@@ -81,7 +83,7 @@ def plan_members(
     return GangStatus(namespace, name, count, count, bound=0, pending=count, gated=0, **found._asdict())
 
 
-def _status(cluster: OfflineCluster, gang: GangView, *, preempt: bool) -> GangStatus:
+def _planned_status(cluster: OfflineCluster, gang: GangView, *, preempt: bool) -> GangStatus:
     bound, gated, required = gang.bound, gang.gated, gang.required
     missing = required - gang.present
     documents = {pod.metadata.uid: cluster.documents[key] for key, pod in cluster.pods.items()}
@@ -104,19 +106,15 @@ def _status(cluster: OfflineCluster, gang: GangView, *, preempt: bool) -> GangSt
         )
         if bound:
             text = f"{bound} of {required} members are bound; the rest: {text}"
-    return GangStatus(
-        gang.namespace,
-        gang.group.name,
-        gang.group.size,
-        gang.group.minimum,
-        bound,
-        len(waiting),
-        gated,
-        text,
-        fits,
-        fitting,
-        preemption,
-    )
+    return _status(gang, text, fits, fitting, preemption)
+
+
+def _status(
+    gang: GangView, text: str, fits: bool, fitting: int | None, preemption: PreemptionOutlook | None = None
+) -> GangStatus:
+    group = gang.group
+    counts = gang.bound, len(gang.pending), gang.gated
+    return GangStatus(gang.namespace, group.name, group.size, group.minimum, *counts, text, fits, fitting, preemption)
 
 
 def _judge(

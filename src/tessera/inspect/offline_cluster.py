@@ -7,7 +7,7 @@ and drops objects as they change. Create it on a running event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,12 +18,10 @@ import msgspec
 
 from tessera.core.gang_trial import Domains
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger
 from tessera.core.policies import uses_forecast
 from tessera.core.requests import HostRequest, PodRequest
-from tessera.core.steps import finish
+from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
-from tessera.inspect.node_filters import node_traits, pod_constraints
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json
 from tessera.kube.resources import (
@@ -45,7 +43,6 @@ from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
-from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
@@ -91,30 +88,24 @@ class TemplateInformer:
         self.has_synced = True
 
 
-class OfflineCluster:
-    """A cluster that questions can be asked about."""
+class OfflineCluster(InspectedCluster):
+    """A cluster with an engine of its own."""
 
     def __init__(
         self, state: ClusterState, *, settings: Settings | None = None, now: Callable[[], float] | None = None
     ) -> None:
         """`settings` are those of a running scheduler, in place of what the state's setup says."""
-        self.state = state
-        self.settings = settings or build_offline_settings(state.setup)
+        settings = settings or build_offline_settings(state.setup)
         clock = now or (lambda: state.taken)
         self._engine = Engine(
-            self.settings,
+            settings,
             cast("KubeApi", _NoApi()),
             clock=Clock(clock, clock, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
             observer=SchedulerObserver(),
             tenure=Tenure(lambda: None),
         )
-        self.view = EngineView(self._engine)
-        self.nodes: dict[str, Json] = {}
-        self.pods: dict[str, Pod] = {}
-        """by namespace/name"""
-        self.documents: dict[str, Json] = {}
-        """the same pods as JSON"""
+        super().__init__(EngineView(self._engine), state, settings)
         self.templates: dict[str, ResourceClaimTemplate] = {}
         """by namespace/name"""
         self._lender: EngineView | None = None
@@ -174,14 +165,6 @@ class OfflineCluster:
 
     # -- questions
 
-    @property
-    def ledger(self) -> Ledger:
-        return self._engine.ledger
-
-    @property
-    def vendors(self) -> Mapping[str, Vendor]:
-        return self._engine.vendors
-
     @cached_property
     def demand(self) -> ObservedDemand:
         """What pods have asked for: those of the state first, then those simulated since."""
@@ -203,7 +186,6 @@ class OfflineCluster:
             self.demand.observe(request)
 
     def prepare(self, pod: Pod) -> PreparedRequest | BadPod:
-        """The pod's request as filter would read it now."""
         prepared = self.view.read(pod)
         if isinstance(prepared, BadPod) or prepared.request.forecast is None:
             return prepared
@@ -304,26 +286,7 @@ class OfflineCluster:
         self._engine.pods.drop(key)
 
     def domains(self, topology: str) -> Domains | None:
-        """The nodes by the value of a label; None if none is asked for."""
         return (self._lender or self.view).domains(topology)
-
-    def candidates(self, document: Json) -> tuple[list[str], dict[str, str]]:
-        """The nodes that kube-scheduler would ask about, sorted, and why it would not ask about the others."""
-        return finish(self.candidates_in_steps(document))
-
-    def candidates_in_steps(self, document: Json) -> Generator[None, None, tuple[list[str], dict[str, str]]]:
-        """The same, node by node: a pod may have thousands of terms."""
-        constraints = pod_constraints(document)
-        candidates: list[str] = []
-        filtered_out: dict[str, str] = {}
-        for name, node in sorted(self.nodes.items()):
-            yield
-            reason = node_traits(node).refusal(constraints)
-            if reason is None:
-                candidates.append(name)
-            else:
-                filtered_out[name] = reason
-        return candidates, filtered_out
 
 
 def _read(document: Json, kind: type[T]) -> T:

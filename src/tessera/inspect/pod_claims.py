@@ -12,7 +12,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.published_cards import COST_AT_ONCE
 from tessera.core.requests import PodRequest, Request, Role
 from tessera.core.selection import Candidates
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.request import ContainerSummary
 from tessera.inspect.slices import GrantedSlice, holder_slices, user_names
 from tessera.scheduler.engine_view import ClaimView
@@ -51,13 +51,13 @@ class ClaimSummary:
         return [f"{self.name}{template}: {self.state}{users}", *asks, *([f"  {self.problem}"] if self.problem else [])]
 
 
-def summarize_claims(cluster: OfflineCluster, pod: Pod) -> tuple[ClaimSummary, ...]:
+def summarize_claims(cluster: InspectedCluster, pod: Pod) -> tuple[ClaimSummary, ...]:
     """In the order in which the pod names them; those that turned out not to be needed are left out."""
     found = (_summarize(cluster, pod, own) for own in pod.spec.resource_claims or ())
     return tuple(each for each in found if each is not None)
 
 
-def _summarize(cluster: OfflineCluster, pod: Pod, own: PodClaim) -> ClaimSummary | None:
+def _summarize(cluster: InspectedCluster, pod: Pod, own: PodClaim) -> ClaimSummary | None:
     template, name = own.resource_claim_template_name or "", own.resource_claim_name
     if name is None:
         made = [each for each in pod.status.resource_claim_statuses or () if each.name == own.name]
@@ -70,7 +70,7 @@ def _summarize(cluster: OfflineCluster, pod: Pod, own: PodClaim) -> ClaimSummary
     return replace(summarize_claim(cluster, found), template=template)
 
 
-def summarize_claim(cluster: OfflineCluster, found: ClaimView) -> ClaimSummary:
+def summarize_claim(cluster: InspectedCluster, found: ClaimView) -> ClaimSummary:
     claim, ask = found.claim, found.ask
     asks: tuple[tuple[ContainerSummary, ...], ...] = ()
     if not isinstance(ask, BadClaim):

@@ -119,7 +119,7 @@ def simulate_in_steps(
     one copy, or a part of it with so much `work` as `Selector.select_within` counts.
 
     Only the requested copies stay reserved and count as demand, so that the next manifest sees them and nothing else.
-    `explain`: with why the first copy goes where it goes, found out in one step.
+    `explain`: with why the first copy goes where it goes.
     Raises ListForbidden if nodes could not be listed.
     """
     cluster.state.require_nodes()
@@ -178,7 +178,7 @@ def simulate_in_steps(
             result = replace(result, stop=stop)
             break
         if explain and number == 1 and isinstance(answer, Selected):
-            result = replace(result, why=explain_choice(cluster.ledger, request, answer))
+            result = replace(result, why=(yield from explain_choice(cluster.ledger, request, answer)))
         prepared = msgspec.structs.replace(prepared, request=request)
         placement = answer.placement if isinstance(answer, Selected) else answer
         one = _reserve(cluster, prepared, placement)

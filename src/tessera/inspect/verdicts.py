@@ -5,10 +5,11 @@ The functions that decide in the scheduler decide here: `selector.select`, `fit_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from tessera.core.advice import Advice, RequestChange, advise
+from tessera.core.advice import RequestChange, advise
 from tessera.core.event_text import refusal_sentence
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
@@ -17,7 +18,6 @@ from tessera.core.mismatches import mismatch_words
 from tessera.core.near_misses import NearMiss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
-from tessera.core.steps import finish
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.pod_claims import unmet_selectors
 from tessera.inspect.slices import CardHolder, card_holders
@@ -82,40 +82,45 @@ def judge(
     cards: bool = False,
     advice: bool = True,
     cards_of: str = "",
-) -> Fits | FitsNowhere:
+    work: float = math.inf,
+) -> Generator[None, None, Fits | FitsNowhere]:
     """The verdict on these candidates: the first alternative that fits, or what is said of the preferred one. `cards`
-    lists every card that does not fit. `cards_of` names the node whose
-    cards are shown with their scores, if that is not the chosen node."""
+    lists every card that does not fit. `cards_of` names the node whose cards are shown with their scores, if that is
+    not the chosen node. A step is about as much as `Selector.select_within` does with so much work."""
     selector = view.selector
-    request, answer = finish(selector.select_in_steps(prepared.variants, selector.candidates(names)))
+    request, answer = yield from selector.select_in_steps(prepared.variants, selector.candidates(names), work)
     if isinstance(answer, Selected):
-        return explain_choice(selector.ledger, request, answer, cards_of=cards_of)
-    found = finish(advise(selector.ledger, request, names)) if advice else None
-    return _fits_nowhere(view, request, names, answer, found, cards=cards)
+        return (yield from explain_choice(selector.ledger, request, answer, cards_of=cards_of))
+    return (yield from judge_refusal(view, request, names, answer, cards=cards, advice=advice, work=work))
 
 
 def judge_refusal(
-    view: EngineView, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, work: float
+    view: EngineView,
+    request: PodRequest,
+    names: Sequence[str],
+    refused: Refused,
+    *,
+    cards: bool,
+    advice: bool = True,
+    work: float,
 ) -> Generator[None, None, FitsNowhere]:
-    """Why these candidates refuse a pod. A step is about as much as `Selector.select_within` does with so much work."""
-    found = yield from advise(view.ledger, request, names, work=work)
-    return _fits_nowhere(view, request, names, refused, found, cards=cards)
-
-
-def _fits_nowhere(
-    view: EngineView, request: PodRequest, names: Sequence[str], refused: Refused, found: Advice | None, *, cards: bool
-) -> FitsNowhere:
+    """Why these candidates refuse a pod."""
+    found = (yield from advise(view.ledger, request, names, work=work)) if advice else None
     selector, ledger, users_of = view.selector, view.ledger, view.users_of
-    candidates = selector.candidates(names)
+    yield
+    groups = _groups(selector, request, refused)
+    yield
+    event = refusal_sentence(ledger, request, selector.candidates(names).rows, refused)
+    yield
     near = found.near_miss if found is not None else None
     return FitsNowhere(
-        _groups(selector, request, refused),
+        groups,
         near.text if near is not None else "",
         card_holders(ledger, near.node, near.uuid, users_of) if isinstance(near, NearMiss) else (),
         found.changes if found is not None else (),
         found.mode if found is not None else "",
-        refusal_sentence(ledger, request, candidates.rows, refused),
-        (*found.wishes, *unmet_selectors(ledger, request, candidates)) if found is not None else (),
+        event,
+        (*found.wishes, *unmet_selectors(ledger, request, selector.candidates(names))) if found is not None else (),
         tuple(_cards(ledger, request, names, users_of)) if cards else (),
     )
 

@@ -205,6 +205,13 @@ class EngineView:
             if self.state_of(pod.request.uid) in (None, CycleState.REFUSED, CycleState.NOMINATED):
                 yield pod.request, pod.candidates
 
+    def candidates_of(self, uid: str) -> Candidates | None:
+        """The nodes that kube-scheduler named last for a pod that waits; None if it has not asked yet."""
+        pod, gang = self._engine.unschedulable.get(uid), self._engine.gangs.registry.of(uid)
+        if pod is not None:
+            return pod.candidates
+        return gang.members[uid].known_candidates if gang is not None else None
+
     def awaiting_claims(self) -> Iterator[tuple[Pod, BadPod]]:
         """The pods that wait for their claims, and why."""
         for pod in self._engine.claims.reader.waiting():

@@ -8,39 +8,36 @@ replica that does not decide knows no waiting pods, and says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any
+
+import msgspec
 
 from tessera.http11.router import Route
 from tessera.inspect import sanitize
+from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.dashboard.access import ReviewedAccess
-from tessera.inspect.dashboard.details import held_lines
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin
-from tessera.inspect.dashboard.journal import PageJournal, RunningJournal
+from tessera.inspect.dashboard.journal import RunningJournal
 from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
-from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
-from tessera.inspect.dashboard.steps import pause_for
-from tessera.inspect.dashboard.waiting_gangs import GangAnswer
-from tessera.inspect.explanation import bad_pod_text
+from tessera.inspect.dashboard.source import PageSource, PodAnswer, WaitingPod, pod_origin
+from tessera.inspect.dashboard.steps import finish_in_steps, pause_for
+from tessera.inspect.explanation import bad_pod_text, explain_in_steps
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import request_lines, section
-from tessera.inspect.render.lines import Style, StyledLine, count_of
-from tessera.inspect.request import summarize_request
 from tessera.inspect.state import ClusterState, InspectionError, Json
-from tessera.inspect.utilization import NOTHING_MEASURED
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
-from tessera.scheduler.engine_view import EngineView, GangView
+from tessera.scheduler.engine_view import GangView
 from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
 from tessera.scheduler.process import Reload
 from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
-from tessera.vendors.drafts import BadPod
+from tessera.scheduler.unschedulable_pods import MAX_WORK
 from tessera.wire.claim_spec import ResourceClaimTemplate
 from tessera.wire.objects import Pod
 
@@ -52,6 +49,7 @@ QUESTION_SHARE = 0.2
 """of the event loop, while a question is answered"""
 NODES_S = 60.0
 """that labels and taints of nodes, and templates of claims, are good for: what would be placed is a guess anyway"""
+NOT_ASKED = "kube-scheduler has not asked about it"
 MAX_REFUSED = 16_384
 """pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
 
@@ -118,21 +116,33 @@ class SchedulerPage(ServedPage):
         self.refusals.add(event.request.uid, event.pod, time.time())
 
 
-class EngineSource:
+class SchedulerCluster(InspectedCluster):
+    """The cluster as a running scheduler knows it."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.view, ClusterState("the scheduler", time.time()), service.settings)
+
+    def candidates_in_steps(self, document: Json) -> Generator[None, None, tuple[list[str], dict[str, str]]]:
+        """The nodes that kube-scheduler has asked about; all of them before it does."""
+        every, named = self.ledger.node_names(), self.view.candidates_of(document["metadata"]["uid"])
+        yield
+        names = every if named is None else sorted(named.names)
+        return list(names), dict.fromkeys(sorted({*every} - {*names}), NOT_ASKED)
+
+
+class EngineSource(PageSource):
     """The engine of the scheduler, as a source of the page."""
 
+    journal: RunningJournal
+
     def __init__(self, service: Service, page: SchedulerPage) -> None:
-        self.measurements = NOTHING_MEASURED
-        self.journal: PageJournal = RunningJournal(service.journal, pause_for(QUESTION_SHARE))
+        self._pause = pause_for(QUESTION_SHARE)
+        super().__init__(SchedulerCluster(service), RunningJournal(service.journal, self._pause))
         self._service = service
         self._page = page
         self._nodes: dict[str, Json] = {}
         self._templates: dict[str, ResourceClaimTemplate] = {}
         self._nodes_at = float("-inf")
-
-    @property
-    def view(self) -> EngineView:
-        return self._service.view
 
     def describe(self) -> Json:
         problem = self._service.unsynced()
@@ -148,9 +158,6 @@ class EngineSource:
 
     def origin(self, uid: str) -> PodOrigin:
         return self._page.origins.get(uid) or self._page.refusals.get(uid)[0]
-
-    def measured_anew(self) -> Iterable[str]:
-        return ()
 
     def waiting(self) -> Iterable[WaitingPod]:
         refusals = self._page.refusals
@@ -177,43 +184,22 @@ class EngineSource:
                 attempts=attempts,
             )
 
-    def judge_gang(self, gang: GangView) -> GangAnswer:
-        return GangAnswer(gang.why, gang.fitting)
-
     def gang_since(self, gang: GangView) -> float | None:
         return gang.since
 
-    def node_facts(self, name: str) -> Json:
-        return {}
-
     async def explain(self, namespace: str, name: str) -> PodAnswer | None:
-        """What the pod asks for and holds. Why it waits is in the list of waiting pods."""
         try:
-            pod = await self._service.client.find(PODS.path(namespace, name), Pod)
+            document = await self._service.client.find(PODS.path(namespace, name), dict[str, Any])
         except KubeError as error:
             raise InspectionError(f"the pod cannot be read now: {error}") from error
-        if pod is None:
+        if document is None:
             return None
-        view, lines = self.view, list[StyledLine]()
-        entry = view.ledger.pod(pod.metadata.uid)
-        if entry is not None:
-            containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
-            lines += held_lines(view.ledger, entry, containers)
-        for claim in view.claims_of(pod):
-            held = view.ledger.pod(claim.claim.metadata.uid)
-            lines += held_lines(view.ledger, held) if held is not None else []
-        prepared = view.read(pod)
-        if isinstance(prepared, BadPod):
-            lines.append(StyledLine(bad_pod_text(prepared), Style.BAD))
-        elif prepared.needs_placement:
-            lines += request_lines(summarize_request(prepared.request, pod.annotations, view.vendors))
-        state = view.state_of(pod.metadata.uid)
-        facts = {"phase": pod.status.phase, "scheduler": pod.spec.scheduler_name}
-        gang = view.gang_of(pod.metadata.uid)
-        if gang is not None:
-            heading = f"Gang {gang.namespace}/{gang.group.name}, {count_of(gang.group.size, 'member')}"
-            lines += section(heading, [StyledLine(f"{gang.state}: {gang.why}")])
-        return PodAnswer(lines, {**facts, "cycle": state.name.lower() if state is not None else ""})
+        cluster, key = SchedulerCluster(self._service), f"{namespace}/{name}"
+        pod = cluster.pods[key] = msgspec.convert(document, Pod)
+        cluster.documents[key] = document
+        found = await finish_in_steps(explain_in_steps(cluster, key, work=MAX_WORK), self._pause)
+        state = self.view.state_of(pod.metadata.uid)
+        return PodAnswer(found, state.name.lower() if state is not None else "")
 
     async def begin_trial(self) -> OfflineCluster:
         now = time.time()

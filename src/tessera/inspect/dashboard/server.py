@@ -45,6 +45,7 @@ from tessera.inspect.dashboard.journal import (
 )
 from tessera.inspect.dashboard.live_state import LiveState, compress
 from tessera.inspect.dashboard.what_if import try_manifests
+from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.access_review import error_response
@@ -197,8 +198,11 @@ class PageServer:
                 history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=time)
             answer = await source.explain(namespace, name) if time == math.inf else None
             if answer is not None:
-                document = pod_details(namespace, name, lines=answer.lines, facts=answer.facts, history=history)
-                return _json(document)
+                found, cycle = answer
+                facts = {"phase": found.phase, "scheduler": found.scheduler, "verdict": found.status.value}
+                facts["cycle"] = cycle
+                lines = [*explanation_lines(found)]
+                return _json(pod_details(namespace, name, lines=lines, facts=facts, history=history))
             entry = find_entry(ledger, namespace, name)
             lines = held_lines(ledger, entry) if entry is not None else []
             if entry is None and not history:

@@ -5,23 +5,21 @@ A source has the scheduler's own engine on the cluster's objects, so that the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
+from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin, encode
 from tessera.inspect.dashboard.journal import PageJournal
-from tessera.inspect.dashboard.waiting_gangs import NOT_PLANNED, GangAnswer
-from tessera.inspect.explanation import bad_pod_text, explain
-from tessera.inspect.gang_status import gang_of
+from tessera.inspect.explanation import Explanation, bad_pod_text, explain
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import explanation_lines
-from tessera.inspect.render.lines import StyledLine
 from tessera.inspect.state import Json
-from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
+from tessera.inspect.utilization import NOTHING_MEASURED
 from tessera.scheduler.engine_view import EngineView, GangView
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
@@ -60,76 +58,73 @@ class WaitingPod:
     """as the API shows it"""
 
 
-@dataclass(frozen=True, slots=True)
-class PodAnswer:
+class PodAnswer(NamedTuple):
     """What is known about one pod."""
 
-    lines: Sequence[StyledLine] = ()
-    """what `tessera explain` says"""
-    facts: Json = field(default_factory=dict)
+    found: Explanation
+    cycle: str = ""
+    """how far the scheduler is with it, if that is known"""
 
 
-class PageSource(Protocol):
+class PageSource(ABC):
     """What the page shows."""
 
-    @property
-    def view(self) -> EngineView: ...
+    def __init__(self, cluster: InspectedCluster, journal: PageJournal | None) -> None:
+        self.cluster = cluster
+        self.journal = journal
+        self.measurements = NOTHING_MEASURED
 
     @property
-    def measurements(self) -> MeasuredUse: ...
+    def view(self) -> EngineView:
+        return self.cluster.view
 
-    @property
-    def journal(self) -> PageJournal | None: ...
-
+    @abstractmethod
     def describe(self) -> Json:
         """The member `source` of the state document."""
-        ...
 
+    @abstractmethod
     def origin(self, uid: str) -> PodOrigin: ...
 
     def measured_anew(self) -> Iterable[str]:
         """Nodes whose measurements changed since the last call."""
-        ...
+        return ()
 
+    @abstractmethod
     def waiting(self) -> Iterable[WaitingPod]: ...
 
-    def judge_gang(self, gang: GangView) -> GangAnswer:
-        """Why a gang waits; may take some milliseconds."""
-        ...
-
+    @abstractmethod
     def gang_since(self, gang: GangView) -> float | None:
         """Unix seconds since which it waits."""
-        ...
 
     def node_facts(self, name: str) -> Json:
         """What the ledger does not know about a node, for people."""
-        ...
+        spec = self.cluster.nodes.get(name, {}).get("spec") or {}
+        taints = [
+            f"{each.get('key')}={each.get('value', '')}:{each.get('effect')}" for each in spec.get("taints") or ()
+        ]
+        return {"unschedulable": "yes" if spec.get("unschedulable") else "", "taints": ", ".join(taints)}
 
+    @abstractmethod
     async def explain(self, namespace: str, name: str) -> PodAnswer | None:
         """None if there is no such pod now."""
-        ...
 
+    @abstractmethod
     async def begin_trial(self) -> OfflineCluster:
         """For pods that do not exist; `OfflineCluster.begin_trial` says more. Raises InspectionError."""
-        ...
 
 
-class FixedSource:
+class FixedSource(PageSource):
     """A snapshot, a description, or the end of a journal. Sources that follow a cluster build on it."""
 
+    cluster: OfflineCluster
+
     def __init__(self, cluster: OfflineCluster, *, kind: str = "snapshot", journal: PageJournal | None = None) -> None:
-        self.cluster = cluster
-        self.measurements = NOTHING_MEASURED
-        self.journal = journal
+        super().__init__(cluster, journal)
         self._kind = kind
         self._keys = {pod.metadata.uid: key for key, pod in cluster.pods.items()}
         self.pending = PendingPods(cluster)
         for key in cluster.pods:
             self.pending.put(key)
-
-    @property
-    def view(self) -> EngineView:
-        return self.cluster.view
 
     @property
     def problem(self) -> str:
@@ -149,34 +144,16 @@ class FixedSource:
         key = self._keys.get(uid)
         return pod_origin(self.cluster.pods[key]) if key is not None else NO_ORIGIN
 
-    def measured_anew(self) -> Iterable[str]:
-        return ()
-
     def waiting(self) -> Iterable[WaitingPod]:
         return self.pending.pods()
-
-    def judge_gang(self, gang: GangView) -> GangAnswer:
-        found = gang_of(self.cluster, gang.members[0].request.uid)
-        return GangAnswer(found.text, found.fitting) if found is not None else NOT_PLANNED
 
     def gang_since(self, gang: GangView) -> float | None:
         created = [self.origin(request.uid).created for request in gang.pending]
         return min((moment for moment in created if moment is not None), default=None)
 
-    def node_facts(self, name: str) -> Json:
-        spec = self.cluster.nodes.get(name, {}).get("spec") or {}
-        taints = [
-            f"{each.get('key')}={each.get('value', '')}:{each.get('effect')}" for each in spec.get("taints") or ()
-        ]
-        return {"unschedulable": "yes" if spec.get("unschedulable") else "", "taints": ", ".join(taints)}
-
     async def explain(self, namespace: str, name: str) -> PodAnswer | None:
         key = f"{namespace}/{name}"
-        if key not in self.cluster.pods:
-            return None
-        found = explain(self.cluster, key)
-        facts = {"phase": found.phase, "scheduler": found.scheduler, "verdict": found.status.value}
-        return PodAnswer([*explanation_lines(found)], facts)
+        return PodAnswer(explain(self.cluster, key)) if key in self.cluster.pods else None
 
     async def begin_trial(self) -> OfflineCluster:
         self.cluster.state.require_nodes()

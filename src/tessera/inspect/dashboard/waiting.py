@@ -23,16 +23,12 @@ from tessera.core.selection import Refused, Selected, Unfinished
 from tessera.inspect.dashboard.room import SliceSize, count_slices
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
 from tessera.inspect.dashboard.steps import Pause, finish_in_steps, one_step
-from tessera.inspect.dashboard.waiting_gangs import (
-    NOT_PLANNED,
-    GangAnswer,
-    gang_document,
-    row_uid,
-)
+from tessera.inspect.dashboard.waiting_gangs import gang_document, row_uid
 from tessera.inspect.dashboard.waiting_row import WaitingRow
+from tessera.inspect.gang_status import GangStatus, gang_status
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
-from tessera.scheduler.engine_view import GangView
+from tessera.scheduler.engine_view import NOT_JUDGED, GangView
 from tessera.scheduler.unschedulable_pods import MAX_SLICES, MAX_WORK
 
 MAX_PODS = 2_000
@@ -66,7 +62,7 @@ class WaitingPods:
         self._gangs: list[GangView] = []
         self._answers: dict[Hashable, tuple[int, Answer]] = {}
         """by shape, with the position of the arrays' log at which it was found"""
-        self._gang_answers: dict[str, tuple[Hashable, GangAnswer]] = {}
+        self._gang_answers: dict[str, tuple[Hashable, GangStatus]] = {}
         """by the uid of the row, with what it depends on"""
 
     def clear(self) -> None:
@@ -114,12 +110,16 @@ class WaitingPods:
         await self._judge_gangs(pause)
 
     async def _judge_gangs(self, pause: Pause) -> None:
-        found: dict[str, tuple[Hashable, GangAnswer]] = {}
-        for gang in list(self._gangs):
-            uid, state = row_uid(gang), self._state(gang)
-            known = self._gang_answers.get(uid)
-            async with one_step(pause):
-                found[uid] = (state, self._source.judge_gang(gang)) if known is None or known[0] != state else known
+        found: dict[str, tuple[Hashable, GangStatus]] = {}
+        for listed in list(self._gangs):
+            uid, gang = row_uid(listed), self._source.view.gang(listed.namespace, listed.group.name)
+            if gang is None:
+                continue  # Its members are gone since.
+            state, known = self._state(gang), self._gang_answers.get(uid)
+            if known is None or known[0] != state:
+                async with one_step(pause):
+                    known = state, gang_status(self._source.cluster, gang)
+            found[uid] = known
         self._gang_answers = found
 
     def _state(self, gang: GangView) -> Hashable:
@@ -128,7 +128,7 @@ class WaitingPods:
         return arrays.epoch, arrays.now, gang
 
     def _gang_row(self, gang: GangView) -> WaitingRow:
-        _, answer = self._gang_answers.get(row_uid(gang), (None, NOT_PLANNED))
+        _, found = self._gang_answers.get(row_uid(gang), (None, None))
         return WaitingRow(
             uid=row_uid(gang),
             namespace=gang.namespace,
@@ -136,8 +136,8 @@ class WaitingPods:
             owner=self._source.origin(gang.members[0].request.uid).owner,
             since=self._source.gang_since(gang),
             asks=describe_members([member.request for member in gang.members if member.state != "done"]),
-            why=answer.why,
-            gang=gang_document(gang, self._source.view.ledger, answer),
+            why=found.text if found is not None else NOT_JUDGED,
+            gang=gang_document(gang, self._source.view.ledger, found.fitting if found is not None else None),
         )
 
     async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:

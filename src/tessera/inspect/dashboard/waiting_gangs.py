@@ -6,25 +6,12 @@ own then. What a source knows of the reason differs: a scheduler has decided, ot
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tessera.core.ledger import Ledger
 from tessera.inspect.state import Json
-from tessera.scheduler.engine_view import NOT_JUDGED, GangMember, GangView
+from tessera.scheduler.engine_view import GangMember, GangView
 
 HELD = "held"
 """the state of a place that is held for a member of a gang"""
-
-
-class GangAnswer(NamedTuple):
-    """Why a gang waits."""
-
-    why: str
-    fitting: int | None = None
-    """members that would fit now; None if that is not known"""
-
-
-NOT_PLANNED = GangAnswer(NOT_JUDGED)
 
 
 def row_uid(gang: GangView) -> str:
@@ -32,15 +19,15 @@ def row_uid(gang: GangView) -> str:
     return f"gang/{gang.namespace}/{gang.group.name}"
 
 
-def gang_document(gang: GangView, ledger: Ledger, answer: GangAnswer) -> Json:
-    """What its row says beside what a pod's says."""
+def gang_document(gang: GangView, ledger: Ledger, fitting: int | None) -> Json:
+    """What its row says beside what a pod's says. `fitting`: members that would fit now, if that is known."""
     return {
         "size": gang.group.size,
         "required": gang.required,
         "exist": gang.present,
         "gated": gang.gated,
         "bound": gang.bound,
-        "fit": answer.fitting,
+        "fit": fitting,
         "until": gang.until,
         "members": [_member(member, ledger) for member in gang.members],
     }

@@ -12,7 +12,10 @@ from tessera.inspect.dashboard import live_state
 from tessera.inspect.dashboard.recorded_source import RecordedSource
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource
+from tessera.inspect.dashboard.steps import pause_for
+from tessera.inspect.dashboard.waiting import WaitingPods
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.kube.resources import PODS
 from tessera.scheduler.engine_view import EngineView, held_gang
 from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.scheduler.service import Service
@@ -99,6 +102,21 @@ async def test_a_gang_whose_members_do_not_exist_or_are_gated_says_so() -> None:
     assert (row["gang"]["exist"], row["gang"]["gated"], row["gang"]["fit"]) == (1, 1, None)
     assert "1 of 3 members exist" in row["why"]
     await page.server.close()
+
+
+@in_fake_time
+async def test_a_gang_is_judged_by_the_members_that_are_left() -> None:
+    here = OfflineCluster(state_of([node("n1").gpus(2, slots=1)], members(3, 3, gpu=1)))
+    source = FixedSource(here)
+    waiting = WaitingPods(source)
+    for gone, left in (((), ["2 of 3 members fit"]), ((0,), ["2 of 3 members exist"]), ((1, 2), [])):
+        waiting.refresh()
+        for number in gone:
+            here.drop(PODS, f"default/train-{number}")
+            source.pending.drop(f"default/train-{number}")
+        await waiting.judge(pause_for(1.0))
+        waiting.refresh()
+        assert [part for part, row in zip(left, waiting.rows(), strict=True) if part not in row.why] == []
 
 
 @in_fake_time

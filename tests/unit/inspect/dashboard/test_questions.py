@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tessera.core.steps import finish
-from tessera.inspect import offline_cluster, simulation
+from tessera.inspect import cluster as inspected
+from tessera.inspect import simulation
 from tessera.inspect.admission import admit_copy
 from tessera.inspect.dashboard import server, steps, what_if
 from tessera.inspect.dashboard.source import FixedSource
@@ -369,7 +370,7 @@ def test_the_nodes_of_a_gang_are_looked_at_once_and_one_at_a_time(monkeypatch: p
         looked_at += 1
         return node_traits(found)
 
-    monkeypatch.setattr(offline_cluster, "node_traits", counted)
+    monkeypatch.setattr(inspected, "node_traits", counted)
     between = []
     for _ in simulation.simulate_gangs_in_steps(tried_on, gang(30)):
         between.append(looked_at)

@@ -1,0 +1,86 @@
+"""A pod on the page of a scheduler: the answer of `tessera explain`, from the scheduler's own engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tessera.inspect.dashboard.scheduler_page import NOT_ASKED, EngineSource, SchedulerPage
+from tessera.inspect.dashboard.source import PodAnswer
+from tessera.inspect.explanation import PodVerdict, explain
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.scheduler.engine_view import EngineView
+from tessera.scheduler.service import Service
+from tessera.scheduler.settings import Settings
+from tests.support.builders import PodBuilder, gpu_pod, node
+from tests.support.cluster_states import plain, state_of
+from tests.support.event_loops import in_fake_time
+from tests.support.stepwise_scheduler import World
+from tests.unit.scheduler.test_gang_coordinator import gang, machine
+
+
+class Client:
+    """Shows the pods that a test gives it."""
+
+    def __init__(self, *pods: PodBuilder) -> None:
+        self._pods = {pod.name: plain(pod) for pod in pods}
+
+    async def find(self, path: str, _kind: object) -> Any:
+        return self._pods.get(path.rpartition("/")[2])
+
+
+async def answered(world: World, pod: PodBuilder) -> PodAnswer:
+    service = SimpleNamespace(
+        view=EngineView(world.engine), client=Client(pod), settings=Settings(), journal=SimpleNamespace(begin=0.0)
+    )
+    before = world.ledger.state(), world.ledger.arrays.now
+    found = await EngineSource(cast("Service", service), SchedulerPage()).explain("default", pod.name)
+    assert (world.ledger.state(), world.ledger.arrays.now) == before
+    assert found is not None
+    return found
+
+
+@in_fake_time
+async def test_a_pod_that_waits_is_explained_as_the_command_does() -> None:
+    nodes = [node("n1").gpus(1, memory=24_000), node("n2").gpus(2, memory=16_000)]
+    world, pod = World(*nodes), gpu_pod("large", mem=30_000)
+    world.create(pod)
+    world.filtered(pod)
+    answer = await answered(world, pod)
+    command = explain(OfflineCluster(state_of(nodes, [pod])), "default/large")
+    assert (answer.found.status, answer.cycle) == (PodVerdict.REFUSED, "refused")
+    assert (answer.found.verdict, answer.found.request) == (command.verdict, command.request)
+
+
+@in_fake_time
+async def test_nodes_that_kube_scheduler_leaves_out_are_not_judged() -> None:
+    world, pod = World(node("n1").gpus(1, memory=24_000), node("n2").gpus(1, memory=24_000)), gpu_pod(mem=30_000)
+    world.create(pod)
+    world.filtered(pod, ["n2"])
+    found = (await answered(world, pod)).found
+    assert [(group.reason, group.nodes) for group in found.kept_off] == [(NOT_ASKED, ("n1",))]
+
+
+@in_fake_time
+async def test_a_reservation_is_shown_and_nothing_is_tried_for_it() -> None:
+    world, pod = World(node("n1").gpus(1)), gpu_pod(mem=3_000)
+    world.create(pod)
+    assert world.chosen(pod) == "n1"
+    answer = await answered(world, pod)
+    assert (answer.found.status, answer.found.node, answer.cycle) == (PodVerdict.PLACED, "n1", "reserved")
+    assert [one.memory_mib for one in answer.found.slices] == [3_000]
+    assert answer.found.notes[-1] == "its devices are reserved; the Binding is not written yet"
+    assert answer.found.verdict is None
+
+
+@in_fake_time
+async def test_a_member_is_told_what_the_scheduler_has_decided_about_its_gang() -> None:
+    world, pods = World(machine("n1", cards=2)), gang(3)
+    world.create(*pods)
+    for pod in pods:
+        world.filtered(pod)
+    found = (await answered(world, pods[0])).found
+    assert found.status is PodVerdict.GANG_WAITING
+    assert found.gang is not None
+    assert (found.gang.fits, found.gang.fitting, found.gang.pending) == (False, 2, 3)
+    assert "2 of 3 members fit" in found.gang.text
