@@ -13,7 +13,7 @@ from tessera.core.advice import RequestChange, advise
 from tessera.core.event_text import refusal_sentence
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.misfits import CardMisfit, Misfit, Reason, plain_reasons
 from tessera.core.mismatches import mismatch_words
 from tessera.core.near_misses import NearMiss
 from tessera.core.requests import PodRequest
@@ -55,6 +55,11 @@ class NodeGroup:
     mismatch: str = ""
     """whether it is the model or the sharing mode that does not match"""
 
+    @property
+    def words(self) -> str:
+        """The reason in plain words; empty if it has none."""
+        return plain_reasons(self.reason, mismatch=self.mismatch)
+
 
 @dataclass(frozen=True, slots=True)
 class FitsNowhere:
@@ -72,6 +77,11 @@ class FitsNowhere:
     wishes: tuple[str, ...] = ()
     """what there is instead of the model, mode or uuid that the pod asks for"""
     cards: tuple[CardRefusal, ...] = ()
+
+    @property
+    def change(self) -> str:
+        """What would make it fit."""
+        return self.mode or "; or ".join(change.text for change in self.changes)
 
 
 def judge(

@@ -25,7 +25,6 @@ from tessera.core.holdings import Holding
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.node_info import Card
 from tessera.inspect.dashboard.room import Room, SliceSize, count_room
-from tessera.inspect.dashboard.waiting_gangs import HELD
 from tessera.inspect.slices import is_claim, sorted_users
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state, count_cores
@@ -38,6 +37,8 @@ NVLINK_SCORE = 100
 
 CLAIM = "ResourceClaim"
 """kind of the owner of a slice that a claim holds"""
+HELD = "held"
+"""the state of a place that is held for a member of a gang"""
 
 encode = msgspec.json.Encoder().encode
 
@@ -59,6 +60,25 @@ class PodOrigin(NamedTuple):
 
 
 NO_ORIGIN = PodOrigin()
+
+
+class WaitingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod or a gang that waits, now or in the past: for what, and why. It goes to the page as it is."""
+
+    uid: str
+    namespace: str
+    name: str
+    owner: tuple[str, str] | None
+    """kind and name of the workload"""
+    since: float | None
+    asks: str
+    why: str
+    nearest: str = ""
+    change: str = ""
+    attempts: int | None = None
+    """how often it was refused, if that is known"""
+    gang: Json | None = None
+    """None for a pod"""
 
 
 class RenderContext:

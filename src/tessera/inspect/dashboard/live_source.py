@@ -53,11 +53,14 @@ DOCUMENT: Accessor[Json] = Accessor(
 class LiveSource(FixedSource):
     """One cluster. Use `follow_cluster` to make and run it."""
 
+    kind = "cluster"
+    is_live = True
+
     def __init__(
         self, client: KubeClient, cluster: OfflineCluster, *, release: str, journal: PageJournal | None = None
     ) -> None:
         """`release` is the namespace of the installation, if it is known."""
-        super().__init__(cluster, kind="cluster", journal=journal)
+        super().__init__(cluster, journal)
         self._client = client
         self._release = release
         self._traits: dict[str, NodeTraits] = {}
@@ -71,9 +74,6 @@ class LiveSource(FixedSource):
         self._clock = asyncio.get_running_loop().time
 
     # -- what the page asks
-
-    def describe(self) -> Json:
-        return {**super().describe(), "live": True}
 
     @property
     def problem(self) -> str:

@@ -42,6 +42,8 @@ async def read_records(*paths: str) -> tuple[list[Record], Sequence[str]]:
 class RecordedSource(FixedSource):
     """The last moment of a journal. Make it on a running event loop."""
 
+    kind = "journal"
+
     def __init__(self, records: Sequence[Record], *, name: str) -> None:
         """Raises InspectionError if the records do not fit together."""
         timeline = Timeline(records)
@@ -56,7 +58,7 @@ class RecordedSource(FixedSource):
         for entry in moment.ledger.pods():
             cluster.ledger.put_pod(entry.facts, entry.state, observed=entry.observed)
         cluster.ledger.quotas = moment.ledger.quotas.copy()
-        super().__init__(cluster, kind="journal", journal=RecordedJournal(records))
+        super().__init__(cluster, RecordedJournal(records))
         everywhere = NodeNames(tuple(cluster.nodes))
         self._waiting = [
             WaitingPod(

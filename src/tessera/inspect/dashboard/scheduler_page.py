@@ -22,7 +22,7 @@ from tessera.inspect.dashboard.journal import RunningJournal
 from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PageSource, PodAnswer, WaitingPod, pod_origin
-from tessera.inspect.dashboard.steps import finish_in_steps, pause_for
+from tessera.inspect.dashboard.steps import Allowance, finish_in_steps, pause_for
 from tessera.inspect.explanation import bad_pod_text, explain_in_steps
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import ClusterState, InspectionError, Json
@@ -49,6 +49,8 @@ QUESTION_SHARE = 0.2
 """of the event loop, while a question is answered"""
 NODES_S = 60.0
 """that labels and taints of nodes, and templates of claims, are good for: what would be placed is a guess anyway"""
+MAX_EXPLAIN_S = 4.0
+"""of processor time for one pod"""
 NOT_ASKED = "kube-scheduler has not asked about it"
 MAX_REFUSED = 16_384
 """pods whose refusals are counted; without a viewer, nothing tells which of them wait no more"""
@@ -120,7 +122,7 @@ class SchedulerCluster(InspectedCluster):
     """The cluster as a running scheduler knows it."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service.view, ClusterState("the scheduler", time.time()), service.settings)
+        super().__init__(service.view, ClusterState(service.settings.scheduler_name, time.time()), service.settings)
 
     def candidates_in_steps(self, document: Json) -> Generator[None, None, tuple[list[str], dict[str, str]]]:
         """The nodes that kube-scheduler has asked about; all of them before it does."""
@@ -133,7 +135,8 @@ class SchedulerCluster(InspectedCluster):
 class EngineSource(PageSource):
     """The engine of the scheduler, as a source of the page."""
 
-    journal: RunningJournal
+    kind = "scheduler"
+    is_live = True
 
     def __init__(self, service: Service, page: SchedulerPage) -> None:
         self._pause = pause_for(QUESTION_SHARE)
@@ -144,17 +147,11 @@ class EngineSource(PageSource):
         self._templates: dict[str, ResourceClaimTemplate] = {}
         self._nodes_at = float("-inf")
 
-    def describe(self) -> Json:
-        problem = self._service.unsynced()
-        if not problem and not self._service.is_leader:
-            problem = "this replica does not decide: reservations and the pods that wait are known to another one"
-        return {
-            "kind": "scheduler",
-            "name": self._service.settings.scheduler_name,
-            "live": True,
-            "journal": self.journal.range(),
-            "problem": problem,
-        }
+    @property
+    def problem(self) -> str:
+        is_idle = not self._service.is_leader
+        idle = "this replica does not decide: reservations and the pods that wait are known to another one"
+        return self._service.unsynced() or (idle if is_idle else "")
 
     def origin(self, uid: str) -> PodOrigin:
         return self._page.origins.get(uid) or self._page.refusals.get(uid)[0]
@@ -197,7 +194,8 @@ class EngineSource(PageSource):
         cluster, key = SchedulerCluster(self._service), f"{namespace}/{name}"
         pod = cluster.pods[key] = msgspec.convert(document, Pod)
         cluster.documents[key] = document
-        found = await finish_in_steps(explain_in_steps(cluster, key, work=MAX_WORK), self._pause)
+        pause = Allowance(self._pause, MAX_EXPLAIN_S, "use `tessera explain`")
+        found = await finish_in_steps(explain_in_steps(cluster, key, work=MAX_WORK), pause)
         state = self.view.state_of(pod.metadata.uid)
         return PodAnswer(found, state.name.lower() if state is not None else "")
 

@@ -13,10 +13,9 @@ Answers are JSON, so that no name that a tenant chose is ever read as markup. A 
                                                pods: [{name, fits, node, cards, why, nearest, change}]}
     GET  api/journal?from=T&to=T&limit=N      {records: [{sequence, time, kind, pod, node, text}], more}
 
-Times are unix seconds. `documents` describes nodes, cards and pods, which are arrays, and `waiting_gangs` the rows of
-gangs; `source` has
-`{kind, name, live, journal: {from, to} or null, problem}`. Questions that need much work are answered one at a time,
-and a question that would have to wait behind too many others is refused.
+Times are unix seconds. `documents` describes nodes, cards and pods, which are arrays, and `waiting` the rows of gangs;
+`source` has `{kind, name, live, journal: {from, to} or null, problem}`. Questions that need much work are answered
+one at a time, and a question that would have to wait behind too many others is refused.
 """
 
 from __future__ import annotations

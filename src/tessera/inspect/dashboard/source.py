@@ -69,6 +69,9 @@ class PodAnswer(NamedTuple):
 class PageSource(ABC):
     """What the page shows."""
 
+    kind = "snapshot"
+    is_live = False
+
     def __init__(self, cluster: InspectedCluster, journal: PageJournal | None) -> None:
         self.cluster = cluster
         self.journal = journal
@@ -78,9 +81,20 @@ class PageSource(ABC):
     def view(self) -> EngineView:
         return self.cluster.view
 
+    @property
     @abstractmethod
+    def problem(self) -> str:
+        """What is missing, in sentences for people."""
+
     def describe(self) -> Json:
         """The member `source` of the state document."""
+        return {
+            "kind": self.kind,
+            "name": self.cluster.state.source,
+            "live": self.is_live,
+            "journal": self.journal.range() if self.journal is not None else None,
+            "problem": self.problem,
+        }
 
     @abstractmethod
     def origin(self, uid: str) -> PodOrigin: ...
@@ -118,9 +132,8 @@ class FixedSource(PageSource):
 
     cluster: OfflineCluster
 
-    def __init__(self, cluster: OfflineCluster, *, kind: str = "snapshot", journal: PageJournal | None = None) -> None:
+    def __init__(self, cluster: OfflineCluster, journal: PageJournal | None = None) -> None:
         super().__init__(cluster, journal)
-        self._kind = kind
         self._keys = {pod.metadata.uid: key for key, pod in cluster.pods.items()}
         self.pending = PendingPods(cluster)
         for key in cluster.pods:
@@ -128,17 +141,7 @@ class FixedSource(PageSource):
 
     @property
     def problem(self) -> str:
-        """What is missing, in sentences for people."""
         return "; ".join(f"not readable: {text}" for text in self.cluster.state.unseen)
-
-    def describe(self) -> Json:
-        return {
-            "kind": self._kind,
-            "name": self.cluster.state.source,
-            "live": False,
-            "journal": self.journal.range() if self.journal is not None else None,
-            "problem": self.problem,
-        }
 
     def origin(self, uid: str) -> PodOrigin:
         key = self._keys.get(uid)

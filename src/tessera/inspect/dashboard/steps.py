@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from tessera.inspect.state import InspectionError
+
 T = TypeVar("T")
 
 SLICE_S = 0.004
@@ -24,6 +26,25 @@ def pause_for(share: float) -> Pause:
         await asyncio.sleep(spent * (1.0 / share - 1.0))
 
     return pause
+
+
+class TooLong(InspectionError):
+    """Work took more time than it may."""
+
+
+class Allowance:
+    """A pause that ends the work when there was too much of it. Raises TooLong."""
+
+    def __init__(self, pause: Pause, seconds: float, instead: str = "") -> None:
+        self._pause = pause
+        self._left = seconds
+        self._instead = instead
+
+    async def __call__(self, spent: float) -> None:
+        self._left -= spent
+        if self._left <= 0:
+            raise TooLong(f"this takes longer than a page may: {self._instead}")
+        await self._pause(spent)
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
-"""The pods that wait for devices: since when, why, what comes nearest, and the smallest change that would fit. A gang
-that waits is one of them, with its members.
+"""The pods that wait for devices: since when, why, what comes nearest, and the smallest change that would fit.
+
+A gang has one row for as long as one of its members waits and the gang is not whole; its members have none then.
 
 Pods of one shape and with the same candidates get the same answer, which is found once. Answers are found again when
 the ledger has changed, a few milliseconds at a time, and viewers are told only of those that differ.
@@ -12,27 +13,25 @@ from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tessera.core.advice import mode_advice, smallest_changes
 from tessera.core.gangs import describe_members
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import plain_reasons
-from tessera.core.mismatches import mismatch_words, unmet_wishes
-from tessera.core.near_misses import near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selected, Unfinished
+from tessera.core.selection import Selected
+from tessera.inspect.dashboard.documents import WaitingRow
 from tessera.inspect.dashboard.room import SliceSize, count_slices
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
-from tessera.inspect.dashboard.steps import Pause, finish_in_steps, one_step
-from tessera.inspect.dashboard.waiting_gangs import gang_document, row_uid
-from tessera.inspect.dashboard.waiting_row import WaitingRow
+from tessera.inspect.dashboard.steps import Allowance, Pause, TooLong, finish_in_steps, one_step
 from tessera.inspect.gang_status import GangStatus, gang_status
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
-from tessera.scheduler.engine_view import NOT_JUDGED, GangView
-from tessera.scheduler.unschedulable_pods import MAX_SLICES, MAX_WORK
+from tessera.inspect.verdicts import judge_refusal
+from tessera.scheduler.engine_view import NOT_JUDGED, EngineView, GangMember, GangView
+from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 MAX_PODS = 2_000
 """that are listed; the page says how many there are"""
+MAX_S = 20.0
+"""of processor time for one answer: 16 requests on 10,000 nodes with 8 cards take as much"""
 NAMED_REASONS = 3
 """the most frequent ones"""
 NAMED_VICTIMS = 3
@@ -142,30 +141,10 @@ class WaitingPods:
 
     async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""
-        selector = self._source.view.selector
-        ledger = selector.ledger
-        for _ in range(1 + MAX_SLICES):
-            async with one_step(pause):
-                selected = selector.select_within(request, selector.candidates(names), MAX_WORK)
-            if not isinstance(selected, Unfinished):
-                break
-        if isinstance(selected, Selected):
-            return Answer(f"it fits on {selected.placement.node}, and waits for its turn")
-        if isinstance(selected, Unfinished):
+        try:
+            return await finish_in_steps(_judge(self._source.view, request, names), Allowance(pause, MAX_S))
+        except TooLong:
             return NOT_YET
-        held = self._source.view.held_for_gang(request, selector.candidates(names))
-        if held:
-            return Answer(held)
-        async with one_step(pause):
-            why = _why(selected, mismatch_words(ledger, request, selector.candidates(names).rows))
-        async with one_step(pause):
-            rows = selector.candidates(names).rows
-            near = near_miss(ledger, request, rows)
-            mode = mode_advice(ledger, request)
-            wishes = () if mode else tuple(unmet_wishes(ledger, request, rows))
-        changes = "" if mode else await finish_in_steps(_changes(ledger, request, names), pause)
-        nearest = "; ".join([*([near.text] if near is not None else []), *wishes])
-        return Answer(why or "kube-scheduler excludes every node", nearest, mode or changes)
 
     def _row(self, pod: WaitingPod) -> WaitingRow:
         answer = Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
@@ -198,24 +177,19 @@ class WaitingPods:
         return f"{where}: it waits until {', '.join(names)} {have} left" if names else f"{where}, where it fits now"
 
 
-def _changes(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> Generator[None, None, str]:
-    """Changes with which the pod would fit; empty if that takes too long to find out."""
-    steps = smallest_changes(ledger, request, names, work=MAX_WORK)
-    for _ in range(MAX_SLICES):
-        try:
-            yield next(steps)
-        except StopIteration as end:
-            return "; or ".join(change.text for change in end.value)
-    return ""
-
-
-def _why(refused: Refused, mismatch: str) -> str:
-    """The most frequent reasons. `mismatch`: what of the cards the pod does not accept."""
-    counts = Counter(misfit.text for misfit in refused.misfits.values()).most_common(NAMED_REASONS)
-    nodes = count_of(len(refused.misfits), "node")
-    return "; ".join(
-        f"{number} of {nodes}: {plain_reasons(text, mismatch=mismatch) or text}" for text, number in counts
-    )
+def _judge(view: EngineView, request: PodRequest, names: Sequence[str]) -> Generator[None, None, Answer]:
+    selector = view.selector
+    _, selected = yield from selector.select_in_steps((request,), selector.candidates(names), MAX_WORK)
+    if isinstance(selected, Selected):
+        return Answer(f"it fits on {selected.placement.node}, and waits for its turn")
+    held = view.held_for_gang(request, selector.candidates(names))
+    if held:
+        return Answer(held)
+    found = yield from judge_refusal(view, request, names, selected, cards=False, work=MAX_WORK)
+    nodes = count_of(sum(len(group.nodes) for group in found.groups), "node")
+    why = [f"{len(one.nodes)} of {nodes}: {one.words or one.reason}" for one in found.groups[:NAMED_REASONS]]
+    nearest = "; ".join(filter(None, (found.near_miss, *found.wishes)))
+    return Answer("; ".join(why) or "kube-scheduler excludes every node", nearest, found.change)
 
 
 def _first(gangs: Iterable[GangView]) -> Iterator[GangView]:
@@ -226,6 +200,33 @@ def _first(gangs: Iterable[GangView]) -> Iterator[GangView]:
         if left < 0:
             return
         yield gang
+
+
+def row_uid(gang: GangView) -> str:
+    """No pod's: uids of pods have no slash."""
+    return f"gang/{gang.namespace}/{gang.group.name}"
+
+
+def gang_document(gang: GangView, ledger: Ledger, fitting: int | None) -> Json:
+    """What its row says beside what a pod's says. `fitting`: members that would fit now, if that is known."""
+    return {
+        "size": gang.group.size,
+        "required": gang.required,
+        "exist": gang.present,
+        "gated": gang.gated,
+        "bound": gang.bound,
+        "fit": fitting,
+        "until": gang.until,
+        "members": [_member(member, ledger) for member in gang.members],
+    }
+
+
+def _member(member: GangMember, ledger: Ledger) -> list[str]:
+    """Its name, its state and its node, if it has one."""
+    entry = ledger.pod(member.request.uid)
+    node = entry.facts.node if entry is not None else ""
+    state = entry.state.value if entry is not None else "waits" if member.state == "pending" else member.state
+    return [member.request.name, state, node]
 
 
 def _shape(pod: WaitingPod) -> Hashable:

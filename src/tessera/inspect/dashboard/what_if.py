@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from tessera.inspect.dashboard.source import PageSource
-from tessera.inspect.dashboard.steps import Pause, finish_in_steps, in_steps
+from tessera.inspect.dashboard.steps import Allowance, Pause, finish_in_steps, in_steps
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulate_gangs_in_steps, simulate_in_steps
@@ -43,7 +43,7 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     copies = sum(manifest.count for manifest in manifests)
     if copies > MAX_COPIES:
         raise InspectionError(f"the manifest has {copies} pods; at most {MAX_COPIES} are tried here: {INSTEAD}")
-    pause = _Allowance(pause)
+    pause = Allowance(pause, MAX_S, INSTEAD)
     beside = await asyncio.to_thread(read_claim_manifests, text, file="the manifest", namespace="default")
     trial = await source.begin_trial()
     for document in beside:
@@ -75,20 +75,6 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
         "more": last.fits_in_all if last.request is not None or last.stop is not None else None,
         "stops": last.stop.text if last.stop is not None else f"counting stopped at {last.fits_in_all}",
     }
-
-
-class _Allowance:
-    """A pause that ends the work when there was too much of it."""
-
-    def __init__(self, pause: Pause) -> None:
-        self._pause = pause
-        self._left = MAX_S
-
-    async def __call__(self, spent: float) -> None:
-        self._left -= spent
-        if self._left <= 0:
-            raise InspectionError(f"this takes longer than a page may: {INSTEAD}")
-        await self._pause(spent)
 
 
 async def _finish(steps: Generator[None, None, T], pause: Pause, *, what: str) -> T:
@@ -131,5 +117,5 @@ def _reasons(stop: StopReason) -> Json:
     return {
         "why": "; ".join(f"{count_of(len(group.nodes), 'node')}: {group.reason}" for group in groups) or stop.text,
         "nearest": verdict.near_miss,
-        "change": verdict.mode or "; or ".join(change.text for change in verdict.changes),
+        "change": verdict.change,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tessera.core.misfits import plain_reasons
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict
 from tessera.inspect.gang_status import GangStatus
@@ -190,7 +189,7 @@ def _would_go(found: Explanation, verdict: Fits) -> Iterator[StyledLine]:
 def _groups(groups: Iterable[NodeGroup]) -> Iterator[StyledLine]:
     for group in groups:
         yield StyledLine(f"{count_of(len(group.nodes), 'node')}: {group.reason}", Style.WARN)
-        words = "; ".join(filter(None, (plain_reasons(group.reason, mismatch=group.mismatch), group.detail)))
+        words = "; ".join(filter(None, (group.words, group.detail)))
         if words:
             yield StyledLine(f"  {words}")
         yield StyledLine(f"  {join_names(group.nodes)}", Style.DIM)

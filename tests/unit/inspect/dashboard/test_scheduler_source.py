@@ -5,8 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from tessera.inspect.dashboard import scheduler_page, steps, waiting
 from tessera.inspect.dashboard.scheduler_page import NOT_ASKED, EngineSource, SchedulerPage
-from tessera.inspect.dashboard.source import PodAnswer
+from tessera.inspect.dashboard.source import FixedSource, PodAnswer
+from tessera.inspect.dashboard.steps import TooLong, pause_for
+from tessera.inspect.dashboard.waiting import NOT_YET, WaitingPods
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.scheduler.engine_view import EngineView
@@ -84,3 +89,33 @@ async def test_a_member_is_told_what_the_scheduler_has_decided_about_its_gang() 
     assert found.gang is not None
     assert (found.gang.fits, found.gang.fitting, found.gang.pending) == (False, 2, 3)
     assert "2 of 3 members fit" in found.gang.text
+
+
+# -- work that takes too long
+
+
+@pytest.fixture
+def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "SLICE_S", -1.0)
+    monkeypatch.setattr(scheduler_page, "MAX_EXPLAIN_S", 0.0)
+    monkeypatch.setattr(waiting, "MAX_S", 0.0)
+
+
+@pytest.mark.usefixtures("_no_time")
+@in_fake_time
+async def test_an_explanation_that_takes_too_long_is_left_to_the_command() -> None:
+    world, pod = World(node("n1").gpus(1)), gpu_pod(gpu=2)
+    world.create(pod)
+    world.filtered(pod)
+    with pytest.raises(TooLong, match="use `tessera explain`"):
+        await answered(world, pod)
+
+
+@pytest.mark.usefixtures("_no_time")
+@in_fake_time
+async def test_a_pod_whose_judgement_takes_too_long_is_not_judged() -> None:
+    found = WaitingPods(FixedSource(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod(gpu=2)]))))
+    found.refresh()
+    await found.judge(pause_for(1.0))
+    found.refresh()
+    assert [row.why for row in found.rows()] == [NOT_YET.why]
