@@ -22,15 +22,17 @@ import msgspec
 from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError, documents
+from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
-from tessera.kube.eviction import RETRY_S, EvictionResult, evict_pod
+from tessera.kube.eviction import EvictionResult, evict_pod
 from tessera.kube.resources import PODS
+from tessera.kube.retry import retry_on_error
 from tessera.maintenance.holds import POLL_S, AskedHold, Deviation, NodeHolds
 from tessera.wire.moves import MoveHold
 from tessera.wire.objects import Pod, Workload
 
-LOOKS = 3
+LOOKS, LOOK_PAUSES = 3, Backoff(initial=5.0, cap=10.0, floor=2.0)
 """at the cluster before a step, if the apiserver cannot be reached"""
 GONE_ALREADY = "it is gone already, or leaves"
 KIND = "DefragmentationPlan"
@@ -211,14 +213,9 @@ class PlanRun:
             return ()
 
     async def _look(self) -> OfflineCluster:
-        for _ in range(LOOKS - 1):
-            try:
-                return await self.look()
-            except KubeError as error:
-                if not error.is_transient:
-                    raise
-                await asyncio.sleep(RETRY_S)
-        return await self.look()
+        return await retry_on_error(
+            self.look, backoff=LOOK_PAUSES, is_retriable=lambda error, failures: error.is_transient and failures < LOOKS
+        )
 
     def _set_all(self, step: Collection[tuple[MoveProgress, Workload]], stage: MoveStage) -> None:
         for progress, _ in step:

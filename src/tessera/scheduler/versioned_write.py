@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError, Unreachable, is_conflict, is_throttled
+from tessera.kube.retry import retry_on_error
 
 ATTEMPTS = 4
 PAUSES = Backoff(initial=0.4, cap=3.0)
@@ -94,11 +95,9 @@ async def write_version(write: VersionedWrite[R]) -> R | Unwritten:
 
 async def look_up(write: VersionedWrite[R], error: str) -> R | None:
     """`read`, tried a few times. Raises Unreachable with the text of `error` if the API never answers."""
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            await asyncio.sleep(PAUSES.delay(attempt))
-        try:
-            return await write.read(error)
-        except KubeError:
-            continue
-    raise Unreachable(error, maybe_done=True)
+    try:
+        return await retry_on_error(
+            lambda: write.read(error), backoff=PAUSES, is_retriable=lambda _, failures: failures < ATTEMPTS
+        )
+    except KubeError as fault:
+        raise Unreachable(error, maybe_done=True) from fault

@@ -109,7 +109,7 @@ async def test_a_card_whose_mps_daemon_does_not_begin_is_ill_until_it_does(
 async def test_what_was_answered_is_written_before_the_agent_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing.RETRIES.__class__, "delay", lambda _self, _failures, _rng: 0.01)
+    monkeypatch.setattr(writing.RETRIES.__class__, "delay", lambda _self, _failures: 0.01)
     async with agent_node(tmp_path) as node:
         node.plane.server.faults.next(Fail(503), method="PATCH", path="/pods/p$", times=5)
         await node.bound_pod("p", [[node.slice(0, memory=1000)]])

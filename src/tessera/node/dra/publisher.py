@@ -26,6 +26,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError, is_conflict, is_not_found
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import RESOURCE_SLICES
+from tessera.kube.retry import retry_on_error
 from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
 from tessera.node.fleet import Fleet
 from tessera.node.handover.pod_cache import PodCache
@@ -94,8 +95,6 @@ class SlicePublisher:
         """what was written and what the server made of it, by name, where the two differ"""
         self._keeps_taints = False
         """whether the server is known to store them"""
-        self.failures = 0
-        """in a row"""
         self.published = asyncio.Event()
         """set when no other scheduler is offered what is this one's to allocate"""
         self.problem = "the node's ResourceSlices are not published yet"
@@ -131,32 +130,33 @@ class SlicePublisher:
 
     async def _publish_repeatedly(self) -> None:
         while True:
-            self._changed.clear()
-            pause = await self.publish()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._changed.wait()
+            await retry_on_error(self._publish, backoff=PAUSES, is_retriable=self._report, pause=self._pause)
+            await self._pause(LOOK_EVERY_S)
 
-    async def publish(self) -> float:
-        """Compares and writes once. Returns the seconds until the next time if nothing changes."""
+    async def _pause(self, seconds: float) -> None:
+        """Until something changes, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def _publish(self) -> None:
+        """Compares and writes once. Raises KubeError."""
+        self._changed.clear()
         fleet = self._fleet.value
         if not self._slices.known or not self._node.uid or (fleet.problem and not fleet.cards):
             # Nothing is known of the cards, or of what is published: what is there stays.
-            return LOOK_EVERY_S
-        try:
-            contents = await self._contents(fleet)
-            problem = await self._find_lost_taints(contents) if self._settings.serves_both else ""
-            await self._write(() if problem else contents)
-        except KubeError as error:
-            self.failures += 1
-            # Another agent of this node, or a watch that is behind: the next look shows it.
-            if not is_conflict(error):
-                self._set_problem(f"ResourceSlices cannot be written: {error}")
-            return PAUSES.delay(self.failures)
-        self.failures = 0
+            return
+        contents = await self._contents(fleet)
+        problem = await self._find_lost_taints(contents) if self._settings.serves_both else ""
+        await self._write(() if problem else contents)
         self._set_problem(problem)
         self.published.set()
-        return LOOK_EVERY_S
+
+    def _report(self, error: KubeError, _failures: int) -> bool:
+        # After a conflict, with another agent of this node or because the watch is behind, the next look shows it.
+        if not is_conflict(error):
+            self._set_problem(f"ResourceSlices cannot be written: {error}")
+        return True
 
     def _set_problem(self, problem: str) -> None:
         if problem and problem != self.problem:

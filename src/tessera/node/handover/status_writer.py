@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import structlog
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError, is_gone, is_invalid, is_not_found
+from tessera.kube.retry import retry_on_error
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.kube_api import KubeCluster
@@ -129,23 +131,22 @@ class StatusWriter:
 
         Whether the lock is not this pod's any more. Never raises: the next sweep tries again, or the lock expires."""
         first: str | None = None
-        for attempt in range(1, LOCK_TRIES + 1):
-            try:
-                node = await self._cluster.get_node(self._pods.node)
-                text = node.annotations.get(keys.NODE_LOCK)
-                first = first or text
-                if text is None or not _is_lock_of(text, owner, first):
-                    return True
+
+        async def remove() -> None:
+            nonlocal first
+            node = await self._cluster.get_node(self._pods.node)
+            text = node.annotations.get(keys.NODE_LOCK)
+            first = first or text
+            if text is not None and _is_lock_of(text, owner, first):
                 version = node.metadata.resource_version
                 await self._cluster.annotate_node(self._pods.node, {keys.NODE_LOCK: None}, resource_version=version)
-            except KubeError as error:
-                problem = str(error)
-            else:
-                return True
-            if attempt < LOCK_TRIES:
-                await asyncio.sleep(LOCK_PAUSES.delay(attempt))
-        log.warning("node lock not released", node=self._pods.node, pod="/".join(owner), error=problem)
-        return False
+
+        try:
+            await retry_on_error(remove, backoff=LOCK_PAUSES, is_retriable=lambda _, failures: failures < LOCK_TRIES)
+        except KubeError as error:
+            log.warning("node lock not released", node=self._pods.node, pod="/".join(owner), error=str(error))
+            return False
+        return True
 
     async def release_stale_lock(self) -> bool:
         """Release the node lock of a pod that needs it no more; whether there was one."""
@@ -168,33 +169,35 @@ class StatusWriter:
             return pod.spec.node_name != ""
         return pod.status.phase in TERMINAL or pod.annotations.get(keys.BIND_PHASE) in OVER
 
+    async def _write_newest(self, uid: str) -> None:
+        """Until what was written is the newest. Raises KubeError."""
+        self._dirty.add(uid)
+        while uid in self._dirty and (pod := self._pods.get(uid)) is not None:
+            self._dirty.discard(uid)
+            async with self._slots:
+                after = await self.write(pod)
+            if after.phase != keys.PHASE_ALLOCATING and self._pods.node_view.lock_concerns(pod.key[:2]):
+                await self.release_lock(pod.key[:2])
+
+    def _report(self, uid: str, error: KubeError, failures: int) -> bool:
+        """Whether the pod's handover is to be written again: its uid cannot be changed, so it is another's by now."""
+        if is_gone(error) or is_invalid(error):
+            return False
+        pod = self._pods.get(uid)
+        log.warning("handover not written", pod=str(pod.key) if pod else uid, error=str(error), failures=failures)
+        return True
+
     def _remember(self, written: _Written) -> None:
         known = {uid: each for uid, each in self._written.items() if self._pods.get(uid) is each.seen}
         self._written = {**known, written.seen.key.uid: written}
 
     async def _until_written(self, uid: str) -> None:
-        failures = 0
         try:
-            while True:
-                self._dirty.discard(uid)
-                pod = self._pods.get(uid)
-                if pod is None:
-                    return
-                try:
-                    async with self._slots:
-                        after = await self.write(pod)
-                except KubeError as error:
-                    if is_gone(error) or is_invalid(error):
-                        # Its uid is not that of the pod: the watch will say so.
-                        return
-                    failures += 1
-                    log.warning("handover not written", pod=str(pod.key), error=str(error), failures=failures)
-                    await asyncio.sleep(RETRIES.delay(failures))
-                    continue
-                if after.phase != keys.PHASE_ALLOCATING and self._pods.node_view.lock_concerns(pod.key[:2]):
-                    await self.release_lock(pod.key[:2])
-                if uid not in self._dirty:
-                    return
+            await retry_on_error(
+                partial(self._write_newest, uid), backoff=RETRIES, is_retriable=partial(self._report, uid)
+            )
+        except KubeError:
+            pass  # Another pod has its name, or none: the watch will say so.
         finally:
             self._dirty.discard(uid)
             self._busy.discard(uid)

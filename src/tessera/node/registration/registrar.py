@@ -18,9 +18,10 @@ import structlog
 from tessera.core.devices import Device
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.resources import NODES
+from tessera.kube.retry import retry_on_error
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable, registration_text
 from tessera.node.registration.pair_scores import AskLinks, PairScoreCache
@@ -66,6 +67,8 @@ class NodeRegistrar:
         self._left_out: Mapping[str, str] = {}
         self._reported: frozenset[tuple[str, str]] = frozenset()
         self._problem = ""
+        self._written = fleet.value
+        """the fleet of the last try"""
         self.failures = 0
         """in a row"""
         self.done = asyncio.Event()
@@ -74,35 +77,32 @@ class NodeRegistrar:
     async def run(self) -> None:
         """Runs until cancelled. The annotations stay, because containers run on without the agent."""
         while True:
-            fleet = self._fleet.value
-            pause = await self._register(fleet)
-            await self._fleet.other_than(fleet, within=pause)
+            await retry_on_error(self._register, backoff=PAUSES, is_retriable=self._report, pause=self._pause)
+            if self._problem:
+                log.info("registration works again", node=self._settings.node_name, failures=self.failures)
+            self.failures, self._problem = 0, ""
+            self.done.set()
+            await self._pause(self._settings.register_every_s)
 
-    async def _register(self, fleet: Fleet) -> float:
-        """Updates the node once. Returns the seconds until the next time."""
-        asked_for = 0.0
-        try:
-            node = await self._client.get(self._path, Node)
-            wanted = await self._wanted(node, fleet)
-            different = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
-            if different:
-                await self._client.patch(self._path, {"metadata": {"annotations": different}})
-        except KubeError as error:
-            if isinstance(error, ApiError):
-                asked_for = error.retry_after or 0.0
-            return self._failed(str(error), at_least=asked_for)
-        if self._problem:
-            log.info("registration works again", node=self._settings.node_name, failures=self.failures)
-        self.failures, self._problem = 0, ""
-        self.done.set()
-        return self._settings.register_every_s
+    async def _register(self) -> None:
+        """Updates the node once. Raises KubeError."""
+        self._written = self._fleet.value
+        node = await self._client.get(self._path, Node)
+        wanted = await self._wanted(node, self._written)
+        different = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
+        if different:
+            await self._client.patch(self._path, {"metadata": {"annotations": different}})
 
-    def _failed(self, problem: str, *, at_least: float) -> float:
-        self.failures += 1
+    async def _pause(self, seconds: float) -> None:
+        """Until the fleet is another than the one that was written last, at most so long."""
+        await self._fleet.other_than(self._written, within=seconds)
+
+    def _report(self, error: KubeError, failures: int) -> bool:
+        self.failures, problem = failures, str(error)
         if problem != self._problem:
             log.warning("registration failed, will try again", node=self._settings.node_name, problem=problem)
         self._problem = problem
-        return max(PAUSES.delay(self.failures), min(at_least, self._settings.register_every_s))
+        return True
 
     async def _wanted(self, node: Node, fleet: Fleet) -> dict[str, str | None]:
         """Returns the wanted annotations; None for one that must not exist."""

@@ -7,14 +7,13 @@ sets the deadline.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.kube.errors import KubeError, is_conflict
 from tessera.kube.resources import PODS
+from tessera.kube.retry import retry_on_error
 from tessera.node.handover.claims import PodKey
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS
@@ -23,10 +22,6 @@ from tessera.wire.objects import Pod
 
 TRIES = 10
 PAUSES = Backoff(initial=0.1, cap=2.0)
-LONGEST_PAUSE_S = 10.0
-"""that a server may ask for: a container waits for this write to start"""
-TRANSIENT = frozenset({HTTPStatus.CONFLICT, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
-"""status codes worth a retry, besides 500 and above"""
 
 Write = Callable[[PodKey, Sequence[MigAllocation]], Awaitable[None]]
 """completes these reservations of a pod. Raises NotWritten"""
@@ -43,18 +38,10 @@ class MigAnnotations:
         self._client = client
 
     async def write(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
-        failures = 0
-        while True:
-            try:
-                return await self._try(pod, completed)
-            except KubeError as error:
-                # If the response was lost, the next read shows whether the write took effect.
-                failures += 1
-                if not _is_transient(error) or failures == TRIES:
-                    raise NotWritten(f"pod {pod}: {error}") from error
-                asked = error.retry_after if isinstance(error, ApiError) else None
-                pause = max(min(asked or 0.0, LONGEST_PAUSE_S), PAUSES.delay(failures))
-            await asyncio.sleep(pause)
+        try:
+            await retry_on_error(lambda: self._try(pod, completed), backoff=PAUSES, is_retriable=_is_retriable)
+        except KubeError as error:
+            raise NotWritten(f"pod {pod}: {error}") from error
 
     async def _try(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
         path = PODS.path(pod.namespace, pod.name)
@@ -89,7 +76,5 @@ def _completed(pod: PodKey, text: str, completed: Sequence[MigAllocation]) -> st
         raise NotWritten(f"pod {pod}: {error}") from error
 
 
-def _is_transient(error: KubeError) -> bool:
-    if isinstance(error, ApiError):
-        return error.status in TRANSIENT or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return isinstance(error, Unreachable)
+def _is_retriable(error: KubeError, failures: int) -> bool:
+    return failures < TRIES and (error.is_transient or is_conflict(error))
