@@ -37,6 +37,7 @@ from tessera.core.quota import QuotaFacts
 from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.filter import UNFINISHED
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
@@ -224,7 +225,7 @@ class Bench:
         if gang.is_many:
             for asked in members[1:ASKED]:
                 self.filter(asked, keep=True)
-            for work in (*(self.engine.gangs.tick_in_slices, self._retry) * ROUNDS, self._look_up):
+            for work in (*(self.engine.feature(Gangs).coordinator.tick_in_slices, self._retry) * ROUNDS, self._look_up):
                 more = Stretches(_nothing(work()))
                 asyncio.run(more.run())
                 steps.longest, steps.count = max(steps.longest, more.longest), steps.count + more.count
@@ -236,13 +237,13 @@ class Bench:
 
     async def _retry(self) -> None:
         """A round of wake-ups."""
-        async for _ in self.engine.gangs.retry():
+        async for _ in self.engine.feature(Gangs).coordinator.retry():
             pass
 
     async def _look_up(self) -> None:
         """What of a second of look-ups is not waiting for the API."""
         for _ in range(10):
-            self.engine.gangs.registry.sizes.next(monotonic())
+            self.engine.feature(Gangs).coordinator.registry.sizes.next(monotonic())
 
     def _show(self, asked: Json) -> float:
         shown = msgspec.convert(asked, Pod)

@@ -97,5 +97,5 @@ def _budget(name: str, selector: Json) -> PodDisruptionBudget:
 async def _preempt(engine: Engine, asked: Json) -> bytes:
     victims = {make_node(number, CARDS).name: {"Pods": [], "NumPDBViolations": 0} for number in range(ASKED)}
     body = msgspec.json.encode({"Pod": asked, "NodeNameToMetaVictims": victims})
-    answer: Any = engine.preempt_verb.answer(body)
+    answer: Any = engine.answer_preempt(body)
     return answer if isinstance(answer, bytes) else await answer

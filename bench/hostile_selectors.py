@@ -18,6 +18,7 @@ from bench.core import make_node
 from tessera.scheduler.admission.claim_owners import find_owner
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.filter import UNFINISHED
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
@@ -117,7 +118,7 @@ class SelectorBench:
             self.engine.ledger.observe_node(facts)
             self.names.append(facts.name)
         selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
-        self.engine.claims.book.put_class(
+        self.engine.feature(Claims).book.put_class(
             msgspec.convert({"metadata": {"name": DRIVER}, "spec": {"selectors": [selector]}}, DeviceClass)
         )
         self._claims = 0
@@ -126,7 +127,7 @@ class SelectorBench:
         self._claims += 1
         name = f"c{self._claims}"
         claim = msgspec.convert(_claim(name, attack), ResourceClaim)
-        self.engine.claims.book.observe(claim)
+        self.engine.feature(Claims).book.observe(claim)
         asked = _pod(name)
         body = b'{"Pod":%b,"NodeNames":%b}' % (msgspec.json.encode(asked), msgspec.json.encode(self.names))
         longest, calls, answer = 0.0, 0, UNFINISHED.encode()
@@ -136,7 +137,7 @@ class SelectorBench:
             answer = self.engine.filter.answer(body)
             longest = max(longest, thread_time() - began)
         self.engine.cycles.observe_gone(asked["metadata"]["uid"])
-        self.engine.claims.book.drop(f"team/{name}")
+        self.engine.feature(Claims).book.drop(f"team/{name}")
         return SelectorCost(attack.name, longest * 1_000, calls, self._admit(asked, claim.spec), _summary(answer))
 
     def _admit(self, asked: Json, spec: ClaimSpec) -> float:
@@ -160,7 +161,7 @@ class _Sources:
         return self._spec
 
     def device_class(self, name: str) -> DeviceClass | None:
-        return self._engine.claims.book.classes.get(name)
+        return self._engine.feature(Claims).book.classes.get(name)
 
 
 def selector_costs(nodes: int, cards: int) -> Iterator[SelectorCost]:

@@ -20,6 +20,7 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
 from tessera.scheduler import service
 from tessera.wire.resource_api import DRIVER
+from tests.support.features import claims_of
 from tests.support.product import Product, gpu_pod, leadership, product
 from tests.support.replica import Replica
 
@@ -117,7 +118,7 @@ async def test_a_new_leader_knows_bindings_that_its_watch_has_not_shown(tmp_path
 
 async def test_a_new_leader_knows_slices_and_classes_that_its_watches_have_not_shown(tmp_path: Path) -> None:
     async with product([], tmp_path, scheduling=False, leadership=LEASE, dra=True) as cluster:
-        client, claims = cluster.plane.client, cluster.service.engine.claims
+        client, claims = cluster.plane.client, claims_of(cluster.service.engine)
         for kind in (SLICE_KIND, CLASS_KIND):
             cluster.plane.server.faults.hold_watches(kind, agent=cluster.scheduler.agent)
         await client.create(DEVICE_CLASSES.path(), {"metadata": {"name": "late"}, "spec": {}})

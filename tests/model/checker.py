@@ -19,7 +19,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.book import WriteState
-from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
+from tessera.scheduler.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
@@ -29,6 +29,7 @@ from tests.model import claims, device_usage, machines
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import LIMITS, Bindings
 from tests.model.informer_view import InformerView
+from tests.support.features import claims_of
 from tests.support.stepwise_scheduler import assert_cycles_match
 
 
@@ -192,7 +193,7 @@ class Checker:
         left = [entry.facts.uid for entry in engine.ledger.pods() if not entry.observed]
         assert left == [], f"reservations left behind: {left}"
         assert engine.cycles.count(*HOLDS_RESERVATION) == 0
-        left = [record.uid for record in engine.claims.book if record.state is not WriteState.IDLE]
+        left = [record.uid for record in claims_of(engine).book if record.state is not WriteState.IDLE]
         assert left == [], f"writes of claims left behind: {left}"
         self._check_claims()
         left = [ticket.uid for name in self._bindings.agents for ticket in engine.queue.active_on(name)]

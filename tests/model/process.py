@@ -18,6 +18,7 @@ from tests.model.bindings import Bindings
 from tests.model.checker import Checker
 from tests.model.lease import ModelLease
 from tests.model.tables import Informer
+from tests.support.features import claims_of
 from tests.support.journals import assert_same_ledger, records_of, replayed
 
 TICK = 15.0
@@ -82,19 +83,16 @@ class Process:
         self.quotas = Informer(api.quotas, engine.quotas, after=self.checker.shown.quota)
         self.of_claims: tuple[Informer[Any], ...] = ()
         if reads_claims:
-            claims, shown = engine.claims, self.checker.shown
+            claims, shown = claims_of(engine), self.checker.shown
             self.of_claims = (
                 Informer(api.claims, claims.claims, after=shown.claim),
                 Informer(api.slices, claims.pools, after=shown.slice),
                 Informer(api.classes, claims.classes),
             )
             self.client.on_claim = shown.answered
-            self._spawn(engine.wake_claimants())
         engine.budgets.synced()  # The model has no disruption budgets.
-        self._spawn(engine.wake_pods())
-        self._spawn(engine.preemptor.run())
-        self._spawn(engine.gang_preemptor.run())
-        self._spawn(engine.nominated_nodes.run())
+        for work in engine.work():
+            self._spawn(work())
         self._spawn(self._tick())
         self.look_at_lease()
 

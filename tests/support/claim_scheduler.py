@@ -19,7 +19,7 @@ from tessera.core.grants import Grants
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import replay
 from tessera.scheduler.features.claims.book import WriteState
-from tessera.scheduler.features.claims.coordinator import ClaimCoordinator
+from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.vendors.claims import claim_facts, shortfalls, with_parts
 from tessera.vendors.node_reader import node_facts
@@ -35,6 +35,7 @@ from tessera.wire.resource_api import (
     ResourceSlice,
 )
 from tests.support.builders import NodeBuilder, PodBuilder, node
+from tests.support.features import claims_of
 from tests.support.stepwise_scheduler import World, assert_cycles_match, serving_downward_api
 
 MIB = 2**20
@@ -165,8 +166,8 @@ class ClaimWorld(World):
             informer.synced()
 
     @property
-    def claims(self) -> ClaimCoordinator:
-        return self.engine.claims
+    def claims(self) -> Claims:
+        return claims_of(self.engine)
 
     def claim(self, name: str, **asks: Any) -> ResourceClaim:
         added = self.api.add_claim(resource_claim(name, **asks))

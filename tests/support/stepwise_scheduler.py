@@ -30,6 +30,7 @@ from tessera.vendors.pod_reader import PodReader
 from tessera.wire.keys import AGENT
 from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder
 from tests.support.fake_cluster import FakeCluster
+from tests.support.features import claims_of, gangs_of
 
 RESERVATION = 300.0
 TURN = 20.0
@@ -197,7 +198,7 @@ class World:
             if kind == "node":
                 _show(self.nodes, key, self.api.nodes.get(key))
             elif kind == "claim":
-                _show(self.engine.claims.claims, key, self.api.claims.get(key))
+                _show(claims_of(self.engine).claims, key, self.api.claims.get(key))
             else:
                 _show(self.pods, key, self.api.pods.get(key))
 
@@ -300,7 +301,7 @@ def assert_cycles_match(engine: Engine) -> None:
     for entry in engine.ledger.pods():
         if entry.facts.uid.startswith(HOLD_PREFIX):
             continue  # Held for a gang.
-        if any(record.uid == entry.facts.uid for record in engine.claims.book):
+        if any(record.uid == entry.facts.uid for record in claims_of(engine).book):
             continue  # What a claim holds is its own.
         assert entry.observed or engine.cycles.get(entry.facts.uid) is not None, f"{entry.facts.uid} has no record"
 
@@ -310,12 +311,12 @@ def assert_cycles_match(engine: Engine) -> None:
 def assert_accounts_match(engine: Engine) -> None:
     """Accounts pay for what gangs hold, and for nothing else."""
     paid: defaultdict[str, float] = defaultdict(float)
-    for gang in engine.gangs.registry:
+    for gang in gangs_of(engine).registry:
         holds = [hold.span for found in gang.holds.values() for hold in found]
         assert None not in holds, f"no account pays for a hold of {gang.name}"
         spans = [span for span in (*holds, *gang.taken.values(), gang.claim) if span is not None]
         paid[gang.namespace] += sum(span.cards for span in spans)
-    accounts = engine.gangs.holds.accounts
+    accounts = gangs_of(engine).holds.accounts
     for namespace in {*paid, "default", "mallory"}:
         assert abs(accounts.held_by(namespace) - paid[namespace]) < 1e-6, f"{namespace} pays for something else"
 

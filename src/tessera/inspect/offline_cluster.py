@@ -38,6 +38,7 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import last_turnover
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.engine_view import EngineView
+from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -111,7 +112,7 @@ class OfflineCluster(InspectedCluster):
         self._lender: EngineView | None = None
         """for a trial: where pools, claims and labels are taken from"""
         self._simulated: list[PodRequest] = []
-        claims = self._engine.claims
+        claims = self._claims = self._engine.feature(Claims)
         self.handlers: dict[Resource, tuple[type[Any], Handler]] = {
             # First: nodes have to be read again for every slice that comes later.
             RESOURCE_SLICES: (ResourceSlice, claims.pools),
@@ -214,17 +215,17 @@ class OfflineCluster(InspectedCluster):
     def set_claim(self, claim: ResourceClaim) -> None:
         """Make the claim what this says, whatever version it is."""
         key = f"{claim.metadata.namespace}/{claim.metadata.name}"
-        self._engine.claims.book.drop(key)
+        self._claims.book.drop(key)
         self.update_claim(claim)
 
     def update_claim(self, claim: ResourceClaim) -> None:
         """The claim appeared, or has a later version."""
-        self._engine.claims.book.observe(claim)
+        self._claims.book.observe(claim)
 
     def reserve(self, prepared: PreparedRequest, placement: Placement) -> None:
         """As filter does for a pod that it places."""
         self._engine.cycles.reserve(prepared, placement)
-        self._engine.claims.reserve(prepared)
+        self._claims.reserve(prepared)
 
     def release(self, uid: str) -> None:
         """The pod is gone."""
@@ -256,12 +257,12 @@ class OfflineCluster(InspectedCluster):
         self.templates.update(templates)
         self.ledger.quotas = lender.ledger.quotas.copy()
         for name, found in lender.device_classes.items():
-            self._engine.claims.classes.put(name, found)
+            self._claims.classes.put(name, found)
 
     def borrow_pool(self, node: str) -> None:
         pool = self._lender.pools.get(node) if self._lender is not None else None
         if pool is not None and node not in self.view.pools:
-            self._engine.claims.pools.take_over(pool)
+            self._claims.pools.take_over(pool)
 
     def borrow_claim(self, key: str) -> None:
         found = self._lender.claim(key) if self._lender is not None else None

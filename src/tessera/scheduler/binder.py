@@ -1,10 +1,10 @@
 """POST /bind: one atomic write of node and allocation, once it is the pod's turn on that node.
 
     RESERVED, UNCERTAIN, or placed again after a restart
-      -> a member of a gang waits for the others (`gangs/lifecycle`)
+      -> permit: a member of a gang waits for the others
       -> BINDING: the reservation no longer expires
       -> turn and node lock, where the plugin needs them
-      -> its ResourceClaims, if it has any (`claims/writer`): a pod whose claims are not its own is not bound
+      -> pre-bind: its ResourceClaims are written; a pod whose claims are not its own is not bound
       -> Binding with all annotations; the pod's uid, and the version that the decision saw, are its preconditions
     written                                      BOUND
     the pod has another version (409)            read; sent again for that version while this replica decides
@@ -19,7 +19,7 @@ states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -27,8 +27,8 @@ import structlog
 
 from tessera.kube.errors import KubeError, Unreachable, is_not_found
 from tessera.scheduler.allocation_queue import Ticket
-from tessera.scheduler.features.claims.writer import ClaimWriter
 from tessera.scheduler.filter import Filter
+from tessera.scheduler.framework import Feature, methods
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import BindEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
@@ -38,7 +38,6 @@ from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure
 from tessera.scheduler.versioned_write import NotSent, look_up, write_version
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.binding_annotations import binding_annotations
-from tessera.vendors.claims import claim_devices_text
 from tessera.vendors.downward_api import slice_annotations
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
@@ -68,6 +67,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 BOUND = Outcome(WriteResult.BOUND)
+INTERRUPTED = "the bind was interrupted"
 
 
 class Binder:
@@ -77,18 +77,19 @@ class Binder:
         self,
         cycles: PodCycles,
         filter_: Filter,
-        api: KubeApi,
+        features: Sequence[Feature],
         *,
-        claims: ClaimWriter,
+        api: KubeApi,
         tenure: Tenure,
         observer: SchedulerObserver,
     ) -> None:
         self._cycles = cycles
         self._filter = filter_
-        self._gangs = filter_.gangs.lifecycle
+        self._permit = methods(features, Feature.permit)
+        self._pre_bind = methods(features, Feature.pre_bind)
+        self._post_bind = methods(features, Feature.post_bind)
         self._api = api
         self._vendors = filter_.requests.vendors
-        self._claims = claims
         self._tenure = tenure
         self._observer = observer
         self._before_write = failpoint(Failpoint.BEFORE_WRITE)
@@ -103,14 +104,17 @@ class Binder:
         cycle = self._cycles.claim(args.pod_uid)
         if cycle is None:
             return encode_binding_result(f"pod {args.pod_namespace}/{args.pod_name} is being bound already")
+        ended = INTERRUPTED
         try:
             outcome = None if self._has_reservation(cycle, args) else await self._reserve_again(cycle, args)
             if outcome is None:
-                outcome = await self._await_gang(cycle, args)
+                outcome = await self._await_permit(cycle, args)
             if outcome is None:
                 outcome = await self._bind(cycle, args)
+            ended = outcome.error
         finally:
-            self._gangs.leave_bind(args.pod_uid)
+            for post_bind in self._post_bind:
+                post_bind(cycle, ended)
             self._cycles.unclaim(cycle)
         self._observer.on_bind(BindEvent(args.pod_namespace, args.pod_name, args.pod_uid, outcome.error, args.node))
         return encode_binding_result(outcome.error)
@@ -151,14 +155,15 @@ class Binder:
             self._cycles.give_up(cycle)
         if cycle.state not in (CycleState.PENDING, *UNSCHEDULABLE):
             return Outcome(WriteResult.VOID, f"{pod_name} was deleted or bound meanwhile")
-        problem = self._filter.reserve_on(prepared, args.node)
+        problem = self._filter.reserve_on(pod, prepared, args.node)
         return Outcome(WriteResult.VOID, problem) if problem else None
 
-    async def _await_gang(self, cycle: PodCycle, args: BindingArgs) -> Outcome | None:
-        """None once the pod may be bound: at once, or when all members of its gang have come."""
-        problem = await self._gangs.enter_bind(args.pod_uid)
-        if problem:
-            return Outcome(WriteResult.NOT_BOUND, problem)
+    async def _await_permit(self, cycle: PodCycle, args: BindingArgs) -> Outcome | None:
+        """None once the pod may be bound."""
+        for permit in self._permit:
+            problem = await permit(args.pod_uid)
+            if problem:
+                return Outcome(WriteResult.NOT_BOUND, problem)
         return None if self._has_reservation(cycle, args) else self._overtaken(args)
 
     # -- the write
@@ -184,24 +189,21 @@ class Binder:
             elif not cycles.has_cards(placement):
                 outcome = self._given_up(cycle, f"node {args.node} lost its devices")
             else:
-                own = prepared.classic_part(placement)
-                if prepared.claims is not None:
-                    problem = await self._claims.write(cycle, prepared, placement)
+                added: dict[str, str] = {}
+                for pre_bind in self._pre_bind:
+                    problem = problem or await pre_bind(cycle, added)
                 if problem:
                     outcome = self._given_up(cycle, problem)
                 elif cycle.state is not CycleState.BINDING:
                     outcome = self._overtaken(args)
                 else:
-                    annotations, labels = {}, {}
+                    annotations, labels = added, {}
+                    own = prepared.classic_part(placement)
                     if own.grants or prepared.claims is None:
                         now = cycles.clock.now()
                         annotations = binding_annotations(prepared.classic, own, vendors=self._vendors, now=now)
-                        annotations |= slice_annotations(own, self._vendors)
+                        annotations |= slice_annotations(own, self._vendors) | added
                         labels = {keys.ASSIGNED_NODE: args.node}
-                    if prepared.claims is not None:
-                        parts = self._claims.parts(prepared)
-                        annotations[keys.CLAIM_DEVICES] = claim_devices_text(parts)
-                        cycles.use_claims(cycle, parts)
                     is_writing = True
                     outcome = await self._write(cycle, args, prepared, annotations, labels)
         except KubeError as error:

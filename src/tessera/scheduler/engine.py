@@ -6,10 +6,7 @@ One event loop runs all of it. The engine does not read the API by itself: somet
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -20,40 +17,33 @@ from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import KubeError, is_conflict, is_not_found
+from tessera.kube.errors import KubeError, is_conflict
 from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
-from tessera.scheduler.features.claims.coordinator import ClaimCoordinator
-from tessera.scheduler.features.gangs.accounts import HoldAccounts
-from tessera.scheduler.features.gangs.coordinator import GangCoordinator
-from tessera.scheduler.features.gangs.group_sizes import EACH_S, WantedGroup
-from tessera.scheduler.features.gangs.holds import GangHolds, NodeLabels
-from tessera.scheduler.features.gangs.preemptor import GangPreemptor
-from tessera.scheduler.features.moves.holds import MoveHolds
-from tessera.scheduler.features.preemption.nominated_nodes import NominatedNodes
-from tessera.scheduler.features.preemption.preempt_verb import PreemptVerb
-from tessera.scheduler.features.preemption.preemptor import Preemptor
-from tessera.scheduler.features.preemption.victim_book import BudgetInformer, VictimBook
+from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.filter import Filter
+from tessera.scheduler.framework import F, Feature, Pipeline, Work, feature_of, methods
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.scheduler.node_lock import NodeLocks
+from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
-from tessera.scheduler.pod_cycle import UNSCHEDULABLE, PodCycles
+from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.takeover import AT_ONCE, Takeover
+from tessera.scheduler.takeover import Takeover
 from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.victim_book import BudgetInformer, VictimBook
+from tessera.scheduler.waker import Waker
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
-from tessera.wire import keys
 from tessera.wire.extender import encode_binding_result, encode_filter_result, encode_preemption_result
 from tessera.wire.objects import Node, Pod
 
@@ -66,7 +56,7 @@ WAKE_PAUSES = Backoff(initial=WAKE_AGAIN_S, cap=15.0)
 
 
 class Engine:
-    """The pipeline of one scheduler replica."""
+    """The pipeline of one scheduler replica: the `Pipeline` of its features."""
 
     def __init__(
         self,
@@ -77,13 +67,10 @@ class Engine:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         observer: SchedulerObserver,
         tenure: Tenure,
+        features: Sequence[Callable[[Pipeline], Feature]] = FEATURES,
     ) -> None:
-        self._api = api
-        self._clock = clock
-        self._spawn = spawn
-        self._observer = observer
-        self._scheduler_name = settings.scheduler_name
-        self.tenure = tenure
+        self.settings, self.api, self.clock, self.spawn = settings, api, clock, spawn
+        self.observer, self.tenure = observer, tenure
         self.vendors = build_vendors(settings.device_sections, settings.switches)
         self.ledger = Ledger(self.vendors)
         self.selector = Selector(self.ledger)
@@ -104,117 +91,57 @@ class Engine:
             reservation_seconds=settings.reservation_seconds,
             observer=observer,
         )
-        self._began, self._wakes = int(clock.now()), 0
-        self._wake_again: asyncio.TimerHandle | None = None
-        self._failed_rounds, self._has_failed = 0, False
-        """rounds of wake-ups in a row that had failures, and whether this one has"""
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
-        self.claims = ClaimCoordinator(
-            self.cycles,
-            api,
-            scheduler_name=settings.scheduler_name,
-            tenure=tenure,
-            spawn=spawn,
-            listener=self,
-            observer=observer,
-        )
-        self._reads_claims = settings.dra
-        if settings.dra:
-            self.requests.claims = self.claims
-        self.labels = NodeLabels()
         self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
-        self.nominated_nodes = NominatedNodes(api)
-        accounts = HoldAccounts(clock.monotonic, lambda: self.ledger.card_count, share=settings.gang_hold_percent / 100)
-        self.gangs = GangCoordinator(
-            GangHolds(self.selector, self.cycles, self.labels, accounts),
-            self.cycles,
-            self.requests,
-            book=self.victims,
-            nominated_nodes=self.nominated_nodes,
-            settings=settings,
-            observer=observer,
-        )
-        self.filter = Filter(
-            self.selector, self.cycles, self.requests, gangs=self.gangs, demand=self._demand, observer=observer
-        )
-        self.preemption = Preemption(self.selector, self.victims)
         self.budgets = BudgetInformer(self.victims)
-        evictor = Evictor(api, self.victims, observer=observer)
-        self.preemptor = Preemptor(
-            self.cycles,
-            self.preemption,
-            evictor,
-            nominated_nodes=self.nominated_nodes,
-            observer=observer,
-            settings=settings,
-            is_ready=self._may_preempt,
-        )
-        self.gang_preemptor = GangPreemptor(
-            self.gangs,
-            self.preemption,
-            evictor,
-            settings=settings,
-            is_ready=self._may_preempt,
-        )
-        self.preempt_verb = PreemptVerb(
-            self.cycles,
-            self.requests,
-            self.victims,
-            gangs=self.gangs.registry,
-            preemptor=self.preemptor,
-            adds_victims=settings.preemption,
-        )
-        self.binder = Binder(
-            self.cycles,
-            self.filter,
-            api,
-            claims=self.claims.writer,
-            tenure=tenure,
-            observer=observer,
-        )
-        self.moves = MoveHolds(
-            self.cycles.moves,
-            api,
-            clock=clock,
-            spawn=spawn,
-            is_ready=lambda: not self.missing(),
-            on_room=self.unschedulable.on_room,
-            make_way=self.gangs.make_way,
-        )
+        self.preemption = Preemption(self.selector, self.victims)
+        self.evictor = Evictor(api, self.victims, observer=observer)
+        self.nominated_nodes = NominatedNodes(api)
+        self.features = made = tuple(make(self) for make in features)
+        self.requests.joins = methods(made, Feature.join_pod)
+        self._on_pod, self._on_pod_gone = methods(made, Feature.on_pod), methods(made, Feature.on_pod_gone)
+        self._on_node, self._on_node_gone = methods(made, Feature.on_node), methods(made, Feature.on_node_gone)
+        self._missing = methods(made, Feature.missing)
+        self._is_nominated = methods(made, Feature.is_nominated)
+        self.filter = Filter(self.selector, self.cycles, self.requests, made, demand=self._demand, observer=observer)
+        self.binder = Binder(self.cycles, self.filter, made, api=api, tenure=tenure, observer=observer)
+        self.waker = Waker(self, made)
         self.pods = PodInformer(
-            self.cycles,
-            self.vendors,
-            hosts=self._hosts,
-            victims=self.victims,
-            observer=observer,
-            listener=self,
+            self.cycles, self.vendors, hosts=self._hosts, victims=self.victims, observer=observer, listener=self
         )
         self.nodes = NodeInformer(
             self.ledger,
             self.vendors,
-            pools=self.claims.pools,
+            joins=methods(made, Feature.join_node),
             selector=settings.node_selector,
             clock=clock,
             listener=self,
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable, on_synced=self.on_synced)
         self.awaited: dict[str, InformerHandler[Any]] = {
-            "pods": self.pods,
-            "nodes": self.nodes,
-            "quotas": self.quotas,
-            **(self.claims.informers if settings.dra else {}),
-        }
+            "pods": self.pods, "nodes": self.nodes, "quotas": self.quotas
+        }  # fmt: skip
         """without whose lists nothing is decided"""
+        for feature in made:
+            self.awaited.update(feature.informers())
         self.takeover = Takeover(
             api,
             tenure,
             is_ours=self._is_ours,
             now=clock.now,
-            is_ours_claim=self.claims.book.may_be_ours if settings.dra else None,
+            is_ours_claim=next(iter(methods(made, Feature.is_ours_claim)), None) if settings.dra else None,
         )
+
+    def feature(self, kind: type[F]) -> F:
+        """The feature of this class."""
+        return feature_of(self.features, kind)
+
+    def work(self) -> list[Work]:
+        """What runs as long as the process does."""
+        return [self.waker.run, self.nominated_nodes.run, *(each for one in self.features for each in one.work())]
 
     @property
     def is_leader(self) -> bool:
@@ -228,24 +155,24 @@ class Engine:
             # Whatever an earlier decider bound has landed by now; what the informer knows may be older.
             catch_up()
             self.tenure.begin(number, fence)
-            self._observer.on_tenure()
+            self.observer.on_tenure()
             self.nodes.tick()
-            self._spawn(self.takeover.clear_nominated_nodes(number, is_nominated=self._is_nominated))
+            self.spawn(self.takeover.clear_nominated_nodes(number, is_nominated=self.is_nominated))
         else:
             self.tenure.end()
 
     def step_down(self) -> None:
         """The tenure is over."""
         self.tenure.end()
-        self.gangs.end_term()
+        for feature in self.features:
+            feature.end_term()
         self.nominated_nodes.forget()
-        self.moves.end_term()
-        self.claims.end_term()
         self.cycles.end_term()
-        self._observer.on_step_down()
+        self.observer.on_step_down()
 
-    def _is_nominated(self, uid: str) -> bool:
-        return self.ledger.nominations.has(uid) or self.gangs.is_nominated(uid)
+    def is_nominated(self, uid: str) -> bool:
+        """Whether victims leave for the pod."""
+        return any(is_nominated(uid) for is_nominated in self._is_nominated)
 
     def _is_ours(self, pod: Pod) -> bool:
         """Whether a scheduler with these settings, or earlier ones, may have decided about a pod that is not bound."""
@@ -253,7 +180,7 @@ class Engine:
             return False  # kube-scheduler has never asked for it.
         prepared = self.requests.read(pod)
         asks = isinstance(prepared, BadPod) or prepared.needs_placement
-        return asks or pod.spec.scheduler_name == self._scheduler_name
+        return asks or pod.spec.scheduler_name == self.settings.scheduler_name
 
     # -- answers
 
@@ -268,7 +195,9 @@ class Engine:
 
     async def answer_preempt(self, body: bytes) -> bytes:
         """Between other requests."""
-        found = b"" if self.missing() else await self.preempt_verb.answer(body)
+        found = encode_preemption_result({})
+        for answer_preempt in methods(self.features, Feature.answer_preempt):
+            found = found if self.missing() else await answer_preempt(body)
         return encode_preemption_result({}) if self.missing() else found
 
     def unsynced(self) -> str:
@@ -278,51 +207,65 @@ class Engine:
 
     def missing(self) -> str:
         """Why no decision can be made; empty if one can."""
-        return self.unsynced() or self.tenure.missing() or self.gangs.recovering
+        return self.unsynced() or self.tenure.missing() or next(filter(None, (each() for each in self._missing)), "")
 
-    def _may_preempt(self) -> bool:
+    def may_preempt(self) -> bool:
         """Whether this replica decides now, on complete lists."""
         return not self.missing() and self.budgets.has_synced
+
+    # -- what features ask
+
+    def read_again(self, pod: Pod) -> None:
+        """What the pod asks for is another now, without a change of the pod."""
+        cycle = self.cycles.get(pod.metadata.uid)
+        if cycle is not None and cycle.is_shown:  # Otherwise it may be gone.
+            self.on_pod(pod)
+
+    def refresh_node(self, name: str) -> None:
+        self.nodes.refresh(name)
+
+    def make_way(self, uid: str) -> None:
+        for make_way in methods(self.features, Feature.make_way):
+            make_way(uid)
+
+    def preemption_nodes(self, request: PodRequest) -> frozenset[str] | None:
+        """The only nodes on which room helps the pod; None if any does."""
+        found = (nodes(request) for nodes in methods(self.features, Feature.preemption_nodes))
+        return next((nodes for nodes in found if nodes is not None), None)
+
+    async def wake(self, pods: Sequence[PodRequest], on_failed: Callable[[str], None]) -> None:
+        await self.waker.wake(pods, on_failed)
 
     # -- told by the informers
 
     def on_pod(self, pod: Pod) -> None:
-        self.gangs.observe(pod)
-        if pod.spec.resource_claims:
-            self.claims.on_pod(pod)
+        for on_pod in self._on_pod:
+            on_pod(pod)
 
     def on_pod_gone(self, uid: str) -> None:
-        self.gangs.forget(uid)
-        self.claims.on_pod_gone(uid)
-
-    def on_pool(self, node: str) -> None:
-        self.nodes.refresh(node)
-
-    def on_claims_ready(self, pod: Pod) -> None:
-        cycle = self.cycles.get(pod.metadata.uid)
-        if cycle is not None and cycle.is_shown:  # Otherwise it may be gone.
-            self.gangs.observe(pod)  # What it asks for is known now.
+        for on_pod_gone in self._on_pod_gone:
+            on_pod_gone(uid)
 
     def on_node(self, node: Node) -> None:
         self.queue.observe_node(node)
-        self.labels.put(node)
-        self.moves.put_node(node)
+        for on_node in self._on_node:
+            on_node(node)
         if self._hosts is not None:
             self._hosts.put_node(node)
 
     def on_node_gone(self, name: str) -> None:
         self.queue.forget_node(name)
-        self.labels.drop(name)
-        self.moves.drop_node(name)
+        for on_node_gone in self._on_node_gone:
+            on_node_gone(name)
         if self._hosts is not None:
             self._hosts.drop_node(name)
 
     def on_cards(self, name: str) -> None:
-        self._observer.on_cards(name)
+        self.observer.on_cards(name)
 
     def on_handshake(self, node: Node, annotations: Patch) -> None:
         if self.is_leader:
-            self._spawn(self._shake_hands(node, annotations))
+            self.spawn(self._shake_hands(node, annotations))
 
     def on_room(self) -> None:
         self.unschedulable.on_room()
@@ -332,9 +275,9 @@ class Engine:
             # What a pod asks for is seen against the cards that there are, so both lists are needed.
             self._demand.start(self._read_request)
         if not self.missing():
-            # Before any other decision: what is missing of gangs that an earlier process has bound in part.
-            self.gangs.recover(self._spawn)
-            self.moves.recover()
+            # Before any other decision: what an earlier process has promised.
+            for feature in self.features:
+                feature.recover()
         # What was gained while decisions had to wait woke no pod.
         self.unschedulable.on_room()
 
@@ -355,7 +298,8 @@ class Engine:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
         self.filter.forget()
         self.pods.forget()
-        self.gangs.outlook.forget()
+        for feature in self.features:
+            feature.forget_vendors()
         for name in self.ledger.node_names():
             # Equal facts would not be charged again, but what they are charged may have changed.
             self.ledger.forget_node(name)
@@ -365,122 +309,14 @@ class Engine:
         if self.is_leader:
             self.nodes.tick()
         self.cycles.tick()
-        self._spawn(self.gangs.tick_in_slices())
-        self.moves.end_overdue()
-        self._spawn(self.binder.look_up_unconfirmed())
-        if self._reads_claims:
-            self.claims.tick()
-            self._spawn(self.claims.writer.look_up_uncertain())
-            self._spawn(self.claims.writer.protect_allocated())
-        self.preemptor.end_overdue()
-
-    async def wake_pods(self) -> None:
-        """For ever: when capacity was freed, make kube-scheduler ask again for pods that fit now, gangs first."""
-        room = self.unschedulable.room
-        while True:
-            await room.wait()
-            room.clear()
-            if self.missing():
-                # The room stays; whether it helps is seen once decisions can be made again.
-                self._wake_later()
-                continue
-            self._failed_rounds, self._has_failed = (self._failed_rounds + 1) * self._has_failed, False
-            self.claims.retry_wakes()
-            async for members in self.gangs.retry():
-                await self._wake_all(members, self.gangs.on_wake_failed)
-            for pod in self.preemptor.ready():
-                await self._wake(pod, self.unschedulable.on_wake_failed)
-            for pod in self._ready_after_moves():
-                await self._wake(pod, self.unschedulable.on_wake_failed)
-            async for pod in self.unschedulable.wake(self.selector):
-                await self._wake(pod, self.unschedulable.on_wake_failed)
-
-    async def wake_claimants(self) -> None:
-        """For ever: make kube-scheduler ask again for pods whose claims exist now. That must not wait for others."""
-        while True:
-            await self.claims.has_ready.wait()
-            await self._wake_all(self.claims.take_ready(), self.claims.on_wake_failed)
-
-    async def _wake_all(self, pods: Sequence[PodRequest], on_failed: Callable[[str], None]) -> None:
-        """Several at a time."""
-        waking = iter(pods)
-        await asyncio.gather(*[self._wake_each(waking, on_failed) for _ in range(min(AT_ONCE, len(pods)))])
-
-    async def _wake_each(self, pods: Iterator[PodRequest], on_failed: Callable[[str], None]) -> None:
-        for pod in pods:
-            await self._wake(pod, on_failed)
-
-    def _ready_after_moves(self) -> Iterator[PodRequest]:
-        """Pods for which others were moved away, each once until it is refused again."""
-        for uid in self.cycles.moves.ready():
-            pod = self.unschedulable.get(uid)
-            if pod is not None and not pod.is_woken:
-                pod.is_woken = True
-                yield pod.request
-
-    async def _wake(self, pod: PodRequest, on_failed: Callable[[str], None]) -> None:
-        if self.missing():
-            on_failed(pod.uid)
-            self.unschedulable.on_room()
-            return
-        self._wakes += 1
-        # kube-scheduler may ask before the patch is answered.
-        self._observer.on_woken(pod)
-        try:
-            # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
-            await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{self._began}.{self._wakes}"})
-        except KubeError as error:
-            if is_not_found(error):
-                self._forget_refused(pod.uid)
-                return
-            on_failed(pod.uid)
-            # Perhaps nothing else ever happens: the room that is there must be enough to try again.
-            self._has_failed = True
-            self._wake_later(WAKE_PAUSES.ceiling(self._failed_rounds + 1))
-            log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
-
-    def _wake_later(self, seconds: float = WAKE_AGAIN_S) -> None:
-        """One timer for all reasons: each of its own would start the next one, and they would only become more."""
-        if self._wake_again is not None:
-            self._wake_again.cancel()
-        self._wake_again = asyncio.get_running_loop().call_later(seconds, self.unschedulable.room.set)
-
-    async def look_up_groups(self) -> None:
-        """For ever: read the sizes of gangs that are in an object, at a bounded rate. No wake-up waits for that."""
-        sizes = self.gangs.registry.sizes
-        while True:
-            sizes.wanted.clear()
-            found = sizes.next(self._clock.monotonic())
-            if isinstance(found, float):
-                seconds = found - self._clock.monotonic()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(sizes.wanted.wait(), None if math.isinf(seconds) else seconds)
-            else:
-                await self._look_up_group(found)
-                await asyncio.sleep(EACH_S)
-
-    async def _look_up_group(self, wanted: WantedGroup) -> None:
-        namespace, group = wanted
-        if self.missing() or group.where is None:
-            return
-        try:
-            found = await self._api.get_pod_group(group.where, namespace, group.name)
-        except KubeError as error:
-            log.info("PodGroup not read", group=f"{namespace}/{group.name}", error=str(error))
-            return
-        if found.minimum is not None:
-            self.gangs.registry.set_minimum(namespace, group.name, found.minimum)
-            self.unschedulable.on_room()
-
-    def _forget_refused(self, uid: str) -> None:
-        cycle = self.cycles.get(uid)
-        if cycle is not None and cycle.state in UNSCHEDULABLE:
-            self.cycles.forget(cycle)
+        for feature in self.features:
+            feature.tick()
+        self.spawn(self.binder.look_up_unconfirmed())
 
     async def _shake_hands(self, node: Node, annotations: Patch) -> None:
         """For this version of the node only: a stamp that arrives late makes a plugin that has reported look dead."""
         try:
-            await self._api.annotate_node(node.name, annotations, resource_version=node.metadata.resource_version)
+            await self.api.annotate_node(node.name, annotations, resource_version=node.metadata.resource_version)
         except KubeError as error:
             if not is_conflict(error):  # The change is about to be shown.
                 log.warning("handshake not written", node=node.name, error=str(error))

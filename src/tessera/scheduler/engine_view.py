@@ -19,9 +19,11 @@ from tessera.core.selection import Candidates, Selector
 from tessera.core.victims import PodBook
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.book import ClaimRecord, WriteState
-from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
+from tessera.scheduler.features.claims.feature import Claims
+from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.base import Vendor
@@ -144,6 +146,8 @@ class EngineView:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._gangs = engine.feature(Gangs)
+        self._claims = engine.feature(Claims)
 
     @property
     def ledger(self) -> Ledger:
@@ -165,7 +169,7 @@ class EngineView:
 
     def counts(self) -> EngineCounts:
         engine = self._engine
-        cycles, gangs, claims = engine.cycles, engine.gangs, engine.claims
+        cycles, gangs, claims = engine.cycles, self._gangs.coordinator, self._claims
         return EngineCounts(
             handovers=engine.queue.active,
             awaiting_turn=engine.queue.waiting,
@@ -207,14 +211,14 @@ class EngineView:
 
     def candidates_of(self, uid: str) -> Candidates | None:
         """The nodes that kube-scheduler named last for a pod that waits; None if it has not asked yet."""
-        pod, gang = self._engine.unschedulable.get(uid), self._engine.gangs.registry.of(uid)
+        pod, gang = self._engine.unschedulable.get(uid), self._gangs.registry.of(uid)
         if pod is not None:
             return pod.candidates
         return gang.members[uid].known_candidates if gang is not None else None
 
     def awaiting_claims(self) -> Iterator[tuple[Pod, BadPod]]:
         """The pods that wait for their claims, and why."""
-        for pod in self._engine.claims.reader.waiting():
+        for pod in self._claims.reader.waiting():
             problem = self.read(pod)
             if isinstance(problem, BadPod):
                 yield pod, problem
@@ -224,44 +228,44 @@ class EngineView:
         name, nomination, entry = held_gang(uid), self.ledger.nominations.get(uid), self.ledger.pod(uid)
         if name:
             facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
-            gang = self._engine.gangs.registry.get(facts.namespace, name) if facts is not None else None
+            gang = self._gangs.registry.get(facts.namespace, name) if facts is not None else None
             return self._plan_ends(gang) if gang is not None else None
         return self._wall_time(nomination.deadline) if nomination is not None else None
 
     # -- gangs
 
     def gangs(self) -> Iterator[GangView]:
-        return map(self._gang, self._engine.gangs.registry)
+        return map(self._gang, self._gangs.registry)
 
     def waiting_gangs(self) -> Iterator[GangView]:
         """Those that are not whole, and have a member that waits."""
-        for gang in self._engine.gangs.registry:
+        for gang in self._gangs.registry:
             if gang.state is not GangState.WHOLE and gang.counts[MemberState.PENDING]:
                 yield self._gang(gang)
 
     def gang(self, namespace: str, name: str) -> GangView | None:
-        found = self._engine.gangs.registry.get(namespace, name)
+        found = self._gangs.registry.get(namespace, name)
         return None if found is None else self._gang(found)
 
     def gang_of(self, uid: str) -> GangView | None:
         """The gang of a pod; None if it belongs to none."""
-        found = self._engine.gangs.registry.of(uid)
+        found = self._gangs.registry.of(uid)
         return None if found is None else self._gang(found)
 
     def gang_name(self, namespace: str, pod: str) -> str:
         """The gang that has a member of this name; empty if none has."""
-        for gang in self._engine.gangs.registry:
+        for gang in self._gangs.registry:
             if gang.namespace == namespace and any(one.request.name == pod for one in gang.members.values()):
                 return gang.group.name
         return ""
 
     def domains(self, topology: str) -> Domains | None:
         """The nodes by the value of a label; None if none is asked for."""
-        return self._engine.labels.domains(topology)
+        return self._gangs.labels.domains(topology)
 
     def held_for_gang(self, request: PodRequest, candidates: Candidates) -> str:
         """For which gang room is held that a refused pod would fit in, in words; empty if for none."""
-        turns = self._engine.gangs.turns
+        turns = self._gangs.turns
         held = turns.refusal_of(request, candidates) if turns.favoured is not None else None
         return "" if held is None else held.misfit.text
 
@@ -296,7 +300,7 @@ class EngineView:
             case GangState.COMPLETING if gang.holds:
                 moment = gang.deadline
             case GangState.WAITING if gang.holds:
-                moment = self._engine.gangs.turns.ends_of(gang)
+                moment = self._gangs.turns.ends_of(gang)
         return self._wall_time(moment)
 
     def _wall_time(self, moment: float) -> int | None:
@@ -308,33 +312,33 @@ class EngineView:
 
     def claims(self) -> list[ClaimView]:
         """Sorted by key."""
-        return [self._claim(record) for record in sorted(self._engine.claims.book, key=lambda each: each.key)]
+        return [self._claim(record) for record in sorted(self._claims.book, key=lambda each: each.key)]
 
     def claim(self, key: str, uid: str = "") -> ClaimView | None:
         """The claim of this name; with `uid`, only if it is still that one."""
-        record = self._engine.claims.book.get(key, uid)
+        record = self._claims.book.get(key, uid)
         return None if record is None else self._claim(record)
 
     def claims_of(self, pod: Pod) -> list[ClaimView]:
         """The pod's claims that exist."""
-        return [found for key in self._engine.claims.reader.keys(pod) if (found := self.claim(key)) is not None]
+        return [found for key in self._claims.reader.keys(pod) if (found := self.claim(key)) is not None]
 
     def users_of(self, facts: PodFacts) -> Sequence[Consumer] | None:
         """The pods that a claim is reserved for, by what it holds; None if that is no claim, or it is gone."""
-        record = self._engine.claims.book.get(f"{facts.namespace}/{facts.name}", facts.uid)
+        record = self._claims.book.get(f"{facts.namespace}/{facts.name}", facts.uid)
         return None if record is None else record.claim.status.reserved_for or ()
 
     @property
     def device_classes(self) -> Mapping[str, DeviceClass]:
-        return self._engine.claims.book.classes
+        return self._claims.book.classes
 
     @property
     def pools(self) -> Mapping[str, PoolDevices]:
         """What nodes offer to claims, by node."""
-        return self._engine.claims.pools.by_name
+        return self._claims.pools.by_name
 
     def _claim(self, record: ClaimRecord) -> ClaimView:
-        return ClaimView(record.key, record.claim, self._engine.claims.book.ask(record), record.facts)
+        return ClaimView(record.key, record.claim, self._claims.book.ask(record), record.facts)
 
 
 def awaits_claim(found: PreparedRequest | BadPod) -> bool:

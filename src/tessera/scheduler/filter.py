@@ -9,7 +9,7 @@ and the set of candidates, and on nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from sys import intern
 from typing import Any
@@ -19,14 +19,12 @@ from msgspec import Raw, structs
 from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.misfits import UNREGISTERED, Misfit, Reason, node_misfit
+from tessera.core.misfits import UNREGISTERED, Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
-from tessera.scheduler.features.claims.pod_claims import ClaimNotReady
-from tessera.scheduler.features.gangs.coordinator import GangCoordinator
-from tessera.scheduler.features.gangs.turns import HeldNodes
+from tessera.scheduler.framework import Attempt, Feature, Named, Place, Refusal, methods
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
@@ -46,10 +44,6 @@ NO_NODES = "extender args name no nodes"
 UNFINISHED = "finding a node takes longer than one call may; the search goes on"
 
 
-Named = CandidateList | Candidates
-"""the nodes to choose from"""
-
-
 class Filter:
     """Decides on one ledger."""
 
@@ -58,8 +52,8 @@ class Filter:
         selector: Selector,
         cycles: PodCycles,
         requests: RequestReader,
+        features: Sequence[Feature],
         *,
-        gangs: GangCoordinator,
         demand: DemandTracker,
         observer: SchedulerObserver,
     ) -> None:
@@ -67,13 +61,20 @@ class Filter:
         self._ledger = selector.ledger
         self._cycles = cycles
         self.requests = requests
-        self.gangs = gangs
         self._demand = demand
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
+        self._takes_time = methods(features, Feature.takes_time)
+        self._prepare = methods(features, Feature.prepare)
+        self._pre_filter = methods(features, Feature.pre_filter)
+        self._places = methods(features, Feature.place)
+        self._post_filter = methods(features, Feature.post_filter)
+        self._on_refused = methods(features, Feature.on_refused)
+        self._on_bad_pod = methods(features, Feature.on_bad_pod)
+        self._on_reserved = methods(features, Feature.reserve)
+        self._unreserve = methods(features[::-1], Feature.unreserve)
         # Most members of a gang are refused with the same reason for the same candidates.
-        self._gang_refusals = IdentityCache(_refuse_all, most=KEPT_REFUSALS)
-        self._held_refusals = IdentityCache(_refuse_for_turn, most=KEPT_REFUSALS)
+        self._refusals = IdentityCache(_refuse_all, most=KEPT_REFUSALS)
         self._encoded = IdentityCache(_encode_refusal, most=KEPT_REFUSALS)
         self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
@@ -91,33 +92,37 @@ class Filter:
         """
         try:
             args = decode_filter_args(body)
-            if not self.gangs.takes_time(args.pod):
+            if not any(takes_time(args.pod) for takes_time in self._takes_time):
                 return self._filter(args)
         except WireError as error:
             return encode_filter_result(error=str(error))
-        return self._plan_and_answer(args, missing)
+        return self._prepare_and_answer(args, missing)
 
-    async def _plan_and_answer(self, args: FilterArgs, missing: Callable[[], str]) -> bytes:
+    async def _prepare_and_answer(self, args: FilterArgs, missing: Callable[[], str]) -> bytes:
         try:
-            prepared = self.requests.read(args.pod)
-            if isinstance(prepared, BadPod) or not prepared.needs_placement or args.node_names is None:
+            attempt = self._attempt(args)
+            if not isinstance(attempt, Attempt):
                 return self._filter(args)
-            named, request = CandidateList(args.node_names, self._candidate_lists), prepared.request
-            if self._standing_answer(request, self._cycles.get(request.uid), named) is None:
-                is_there = await self.gangs.prepare(args.pod, prepared, named)
-                if not is_there:
-                    pod = f"pod {request.namespace}/{request.name}"
-                    return encode_filter_result(error=f"{pod} was deleted or bound meanwhile")
+            request = attempt.request
+            if self._standing_answer(request, self._cycles.get(request.uid), attempt.given) is None:
+                self._give_up(attempt)
+                for prepare in self._prepare:
+                    if not await prepare(attempt):
+                        pod = f"pod {request.namespace}/{request.name}"
+                        return encode_filter_result(error=f"{pod} was deleted or bound meanwhile")
             problem = missing()
-            return encode_filter_result(error=problem) if problem else self._decide(args.pod, prepared, named)
+            return encode_filter_result(error=problem) if problem else self._decide(attempt)
         except WireError as error:
             return encode_filter_result(error=str(error))
 
-    def reserve_on(self, prepared: PreparedRequest, node: str) -> str:
+    def reserve_on(self, pod: Pod, prepared: PreparedRequest, node: str) -> str:
         """Reserve a placement on this node only; empty, or why there is none."""
-        claims = prepared.claims
-        if claims is not None and claims.node not in ("", node):
-            return f"{claims.pinned_by} is allocated on node {claims.node}"
+        named = self._selector.candidates([node])
+        attempt = Attempt(pod, prepared, named, named)
+        for pre_filter in self._pre_filter:
+            bad = pre_filter(attempt)
+            if bad is not None:
+                return bad.text
         first: Misfit | None = None
         for request in prepared.variants:
             began = time.perf_counter()
@@ -136,8 +141,8 @@ class Filter:
 
     def _reserve(self, prepared: PreparedRequest, placement: Placement) -> None:
         self._cycles.reserve(prepared, placement)
-        if self.requests.claims is not None:
-            self.requests.claims.reserve(prepared)
+        for on_reserved in self._on_reserved:
+            on_reserved(prepared)
 
     def forget(self) -> None:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
@@ -147,83 +152,83 @@ class Filter:
     # -- decisions
 
     def _filter(self, args: FilterArgs) -> bytes:
-        prepared = self.requests.read(args.pod)
-        if isinstance(prepared, BadPod):
-            return self._refuse_bad_pod(args, prepared)
-        if not prepared.needs_placement:
+        attempt = self._attempt(args)
+        if isinstance(attempt, Attempt):
+            return self._decide(attempt)
+        if isinstance(attempt, BadPod):
+            return self._refuse_bad_pod(args, attempt)
+        if not attempt.needs_placement:
             nodes = None if args.nodes is None else [given.raw for given in decode_nodes(args.nodes)]
             return encode_filter_result(node_names=args.node_names, nodes=nodes)
         if args.nodes is not None:
-            return self._simulate(prepared.request, args.nodes)
-        if args.node_names is None:
-            return encode_filter_result(error=NO_NODES)
-        return self._decide(args.pod, prepared, CandidateList(args.node_names, self._candidate_lists))
+            return self._simulate(attempt.request, args.nodes)
+        return encode_filter_result(error=NO_NODES)
 
-    def _decide(self, pod: Pod, prepared: PreparedRequest, named: Named) -> bytes:
-        request, began = prepared.request, time.perf_counter()
+    def _attempt(self, args: FilterArgs) -> Attempt | PreparedRequest | BadPod:
+        """What is to be decided; the request alone if that is nothing."""
+        prepared = self.requests.read(args.pod)
+        if isinstance(prepared, BadPod) or not prepared.needs_placement or args.nodes is not None:
+            return prepared
+        if args.node_names is None:
+            return prepared
+        named = CandidateList(args.node_names, self._candidate_lists)
+        return Attempt(args.pod, prepared, named, named)
+
+    def _decide(self, attempt: Attempt) -> bytes:
+        """Pre-filter, place, the selector, post-filter, reserve."""
+        request, began = attempt.request, time.perf_counter()
         cycle = self._cycles.get(request.uid)
-        standing = self._standing_answer(request, cycle, named)
+        standing = self._standing_answer(request, cycle, attempt.given)
         if standing is not None:
             return standing
-        every, claims = named, prepared.claims
-        if claims is not None and claims.node:
-            if claims.node not in named:
-                self._leave_to_others(cycle)
-                return self._refuse_for_claims(pod, every, claims.elsewhere)
-            named = self._selector.candidates([claims.node])
-        of_gang = self.gangs.decide(pod, prepared, named)
-        if isinstance(of_gang, Misfit):
-            self._leave_to_others(cycle)
-            return self._refuse_member(pod, prepared, every, misfit=of_gang, began=began)
-        if of_gang is not None:
-            answered = self._place_given(prepared, request, of_gang, began)
-            self.gangs.holds.settle()
-            return answered
-        if cycle is not None and cycle.state is CycleState.RESERVED:
-            self._cycles.give_up(cycle)
-        if not request.asks_for_devices and claims is not None:
-            # All its claims are allocated on one node, which kube-scheduler accepts.
-            place = Placement(claims.node, {})
-            return self._place(prepared, place, partial(brief_success_text, place))
-        moved = self._cycles.moves.take(pod.workload, request, named) if len(self._cycles.moves) else None
-        if moved is not None:
-            return self._place_given(prepared, *moved, began)
-        if cycle is not None and cycle.state is CycleState.NOMINATED:
-            nominated = self._nominated_place(request, named)
-            if nominated is not None:
-                return self._place_given(prepared, request, nominated, began)
+        self._give_up(attempt)
+        for pre_filter in self._pre_filter:
+            bad = pre_filter(attempt)
+            if bad is not None:
+                self._leave_to_feature(cycle)
+                return self._refuse_unready(attempt.pod, attempt.given, bad)
+        for place in self._places:
+            found = place(attempt)
+            if isinstance(found, Place):
+                return self._place_given(attempt.prepared, *found, began)
+            if found is not None:
+                self._leave_to_feature(cycle)
+                return self._refuse_by_feature(attempt, found, began)
         was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
-        request, answer = self._select(prepared, named)
-        turns = self.gangs.turns
-        if isinstance(answer, Refused) and turns.favoured is not None and turns.makes_way_for(request, named):
-            request, answer = self._select(prepared, named)
+        request, answer = self._select(attempt)
         if isinstance(answer, Unfinished):
-            self._report(request, answer, named, began)
-            return self._finish_later(prepared, named)
+            self._report(request, answer, attempt.candidates, began)
+            return self._finish_later(attempt)
         if isinstance(answer, Refused):
-            candidates = named.resolve()
-            is_first = self._cycles.refuse(request, candidates, others=prepared.variants[1:])
-            self._report(request, answer, named, began)
-            if is_first:
-                self._demand.note_request(request)
-            if turns.favoured is not None and (held := turns.refusal_of(request, named)) is not None:
-                answer = self._held_refusals.of(answer, held)
-            describe = partial(self._describe_refusal, request, candidates, answer)
-            self._observer.on_refused(RefusedEvent(request, answer, is_first, describe, pod))
-            if claims is not None and claims.node:
-                answer = self._refuse_elsewhere(pod, answer, every, claims.elsewhere)
-            return self._encode(answer, pod, request)
+            return self._refuse(attempt, request, answer, began)
         if not was_refused:
             self._demand.note_request(request)
-        self._report(request, answer, named, began)
+        self._report(request, answer, attempt.candidates, began)
+        prepared = attempt.prepared
         if request is not prepared.request:
             prepared = structs.replace(prepared, request=request)
         return self._place(prepared, answer.placement, partial(self._describe_success, answer))
 
-    def _select(self, prepared: PreparedRequest, named: Named) -> tuple[PodRequest, Selected | Refused | Unfinished]:
+    def _give_up(self, attempt: Attempt) -> None:
+        """kube-scheduler asks again: what was reserved for the pod is free, or a feature's again."""
+        cycle = self._cycles.get(attempt.request.uid)
+        if cycle is not None and cycle.state is CycleState.RESERVED and cycle.placement is not None:
+            placement = cycle.placement
+            self._cycles.give_up(cycle)
+            for unreserve in self._unreserve:
+                unreserve(attempt.request, placement)
+
+    def _select(self, attempt: Attempt) -> tuple[PodRequest, Selected | Refused | Unfinished]:
         """The first alternative that fits; if none does, what is said of the preferred one."""
+        request, answer = self._select_once(attempt)
+        if isinstance(answer, Refused) and any(make(request, attempt.candidates) for make in self._post_filter):
+            return self._select_once(attempt)
+        return request, answer
+
+    def _select_once(self, attempt: Attempt) -> tuple[PodRequest, Selected | Refused | Unfinished]:
+        prepared = attempt.prepared
         try:
-            next(self._selector.select_in_steps(prepared.variants, named, MAX_WORK))
+            next(self._selector.select_in_steps(prepared.variants, attempt.candidates, MAX_WORK))
         except StopIteration as end:
             found: tuple[PodRequest, Selected | Refused] = end.value
             return found
@@ -237,41 +242,43 @@ class Filter:
 
     def _place_given(self, prepared: PreparedRequest, asked: PodRequest, placement: Placement, began: float) -> bytes:
         """On a node that was given: it is not chosen among the candidates."""
-        # A score compares nodes.
-        decision = BindDecision(asked, placement._replace(score=0.0), placement.node, time.perf_counter() - began)
-        self._observer.on_bind_decision(decision)
+        if placement.grants:
+            # A score compares nodes.
+            decision = BindDecision(asked, placement._replace(score=0.0), placement.node, time.perf_counter() - began)
+            self._observer.on_bind_decision(decision)
         return self._place(prepared, placement, partial(brief_success_text, placement))
 
-    def _nominated_place(self, request: PodRequest, named: Named) -> Placement | None:
-        """On the node that the pod is nominated for, if its victims have left; None if they have not, or it does not
-        fit. Then it is placed wherever it fits, or keeps its nomination."""
-        nomination = self._ledger.nominations.get(request.uid)
-        if nomination is None or nomination.facts.node not in named:
-            return None
-        answer = self._ledger.fit(request, nomination.facts.node)
-        return None if isinstance(answer, Misfit) else answer
-
-    def _leave_to_others(self, cycle: PodCycle | None) -> None:
-        """A gang, or what becomes of a claim, decides: nothing is held, or evicted, for the pod alone."""
-        if cycle is not None and cycle.state is CycleState.RESERVED:
-            self._cycles.give_up(cycle)
-        elif cycle is not None and cycle.state in UNSCHEDULABLE:
+    def _leave_to_feature(self, cycle: PodCycle | None) -> None:
+        """A feature decides what becomes of the pod: nothing is evicted for it alone."""
+        if cycle is not None and cycle.state in UNSCHEDULABLE:
             self._cycles.forget(cycle)
 
-    def _refuse_member(
-        self, pod: Pod, prepared: PreparedRequest, named: Named, *, misfit: Misfit, began: float
-    ) -> bytes:
-        """The gang waits as a whole: it wakes its members itself, unless the claims of one change."""
-        request, claims = prepared.request, prepared.claims
-        if claims is not None and self.requests.claims is not None:
-            problem = claims.elsewhere if claims.node else ClaimNotReady("", misfit.text)
-            self.requests.claims.wait(pod, problem)
-        refused = self._gang_refusals.of(named.resolve(), misfit)
-        is_first, refusals = self.gangs.note_refusal(request.uid, misfit.text)
-        decision = FilterDecision(request, refused, named, refusals, time.perf_counter() - began, of_gang=True)
+    def _refuse(self, attempt: Attempt, request: PodRequest, refused: Refused, began: float) -> bytes:
+        """The pod fits nowhere: it is woken when it does."""
+        candidates = attempt.candidates.resolve()
+        is_first = self._cycles.refuse(request, candidates, others=attempt.prepared.variants[1:])
+        self._report(request, refused, attempt.candidates, began)
+        if is_first:
+            self._demand.note_request(request)
+        for on_refused in self._on_refused:
+            refused = on_refused(attempt, refused, by_feature=False)
+        describe = partial(self._describe_refusal, request, candidates, refused)
+        self._observer.on_refused(RefusedEvent(request, refused, is_first, describe, attempt.pod))
+        if attempt.elsewhere is not None:
+            left_out = dict.fromkeys(attempt.given.resolve().names, attempt.elsewhere)
+            refused = Refused(left_out | dict(refused.misfits))
+        return self._encode(refused, attempt.pod, request)
+
+    def _refuse_by_feature(self, attempt: Attempt, refusal: Refusal, began: float) -> bytes:
+        request, misfit = attempt.request, refusal.misfit
+        refused = self._refusals.of(attempt.given.resolve(), misfit)
+        for on_refused in self._on_refused:
+            refused = on_refused(attempt, refused, by_feature=True)
+        seconds = time.perf_counter() - began
+        decision = FilterDecision(request, refused, attempt.given, refusal.refusals, seconds, of_gang=True)
         self._observer.on_filter_decision(decision)
-        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text, pod))
-        return self._encode(refused, pod, request)
+        self._observer.on_refused(RefusedEvent(request, refused, refusal.is_first, lambda: misfit.text, attempt.pod))
+        return self._encode(refused, attempt.pod, request)
 
     def _report(
         self,
@@ -301,10 +308,10 @@ class Filter:
             return encode_filter_result(node_names=[node])
         return None
 
-    def _finish_later(self, prepared: PreparedRequest, named: Named) -> bytes:
+    def _finish_later(self, attempt: Attempt) -> bytes:
         """The decision goes on between other requests; kube-scheduler asks again, at the latest when it is made."""
-        request = prepared.request
-        self._cycles.refuse(request, named.resolve(), is_judged=False, others=prepared.variants[1:])
+        request, candidates = attempt.request, attempt.candidates.resolve()
+        self._cycles.refuse(request, candidates, is_judged=False, others=attempt.prepared.variants[1:])
         self._cycles.unschedulable.on_room()
         return encode_filter_result(error=f"pod {request.namespace}/{request.name}: {UNFINISHED}")
 
@@ -331,28 +338,21 @@ class Filter:
         encoded: bytes = self._encoded.of(refused, None if kept is None else intern(kept))
         return encoded
 
-    def _refuse_for_claims(self, pod: Pod, named: Named, problem: ClaimNotReady) -> bytes:
-        """The pod has to wait for a claim: every node says why."""
-        if self.requests.claims is not None:
-            self.requests.claims.wait(pod, problem)
-        return encode_filter_result(unresolvable=dict.fromkeys(named.resolve().names, problem.text))
-
-    def _refuse_elsewhere(self, pod: Pod, refused: Refused, named: Named, problem: ClaimNotReady) -> Refused:
-        """The pod does not fit the one node where its claims are; all others say that they are not theirs."""
-        if self.requests.claims is not None:
-            self.requests.claims.wait(pod, problem)
-        elsewhere = node_misfit(Reason.CLAIM_ELSEWHERE, detail=problem.text)
-        return Refused(dict.fromkeys(named.resolve().names, elsewhere) | dict(refused.misfits))
+    def _refuse_unready(self, pod: Pod, named: Named, bad: BadPod) -> bytes:
+        """The pod cannot be placed now: every node says why."""
+        for on_bad_pod in self._on_bad_pod:
+            on_bad_pod(pod, bad)
+        return encode_filter_result(unresolvable=dict.fromkeys(named.resolve().names, bad.text))
 
     def _refuse_bad_pod(self, args: FilterArgs, bad: BadPod) -> bytes:
-        """No node can ever honour this request: every node says why."""
-        if isinstance(bad, ClaimNotReady) and self.requests.claims is not None and args.nodes is None:
-            self.requests.claims.wait(args.pod, bad)
-        text = f"container {bad.container}: {bad.text}" if bad.container else bad.text
+        """No node can honour this request, now or ever: every node says why."""
         if args.nodes is not None:
             names = [given.node.name for given in decode_nodes(args.nodes)]
         else:
             names = decode_node_names(args.node_names) if args.node_names is not None else []
+            for on_bad_pod in self._on_bad_pod:
+                on_bad_pod(args.pod, bad)
+        text = f"container {bad.container}: {bad.text}" if bad.container else bad.text
         return encode_filter_result(unresolvable=dict.fromkeys(names, text), error="" if names else text)
 
     # -- simulation
@@ -375,11 +375,6 @@ class Filter:
 
 def _refuse_all(candidates: Candidates, misfit: Misfit) -> Refused:
     return Refused(dict.fromkeys(candidates.names, misfit))
-
-
-def _refuse_for_turn(refused: Refused, held: HeldNodes) -> Refused:
-    """The same, with the reason of the nodes where the pod would fit without what is held."""
-    return Refused(dict(refused.misfits) | dict.fromkeys(held.nodes, held.misfit))
 
 
 def _encode_refusal(refused: Refused, kept: str | None) -> bytes:

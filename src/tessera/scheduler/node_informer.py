@@ -11,7 +11,7 @@ Only nodes with cards whose plugin speaks the handshake are ever patched; all ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -20,7 +20,6 @@ import structlog
 from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.features.claims.pools import ClaimPools
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
@@ -73,7 +72,7 @@ class NodeInformer(InformerHandler[Node]):
         ledger: Ledger,
         vendors: Mapping[str, Vendor],
         *,
-        pools: ClaimPools,
+        joins: Sequence[Callable[[NodeFacts], NodeFacts]],
         selector: Mapping[str, str],
         clock: Clock,
         listener: NodeListener,
@@ -81,7 +80,7 @@ class NodeInformer(InformerHandler[Node]):
         super().__init__(listener.on_synced)
         self._ledger = ledger
         self._vendors = vendors
-        self._pools = pools
+        self._joins = joins
         self._selector = selector
         self._clock = clock
         self._listener = listener
@@ -106,10 +105,10 @@ class NodeInformer(InformerHandler[Node]):
         self._listener.on_node_gone(key)
 
     def refresh(self, name: str) -> None:
-        """What the node offers to claims has changed."""
+        """What else is known of the node's cards has changed."""
         known = self._registered.get(name)
         if known is not None:
-            self._ledger.observe_node(self._pools.join(known))
+            self._ledger.observe_node(self._join(known))
             self._listener.on_cards(name)
             self._listener.on_room()
 
@@ -129,13 +128,18 @@ class NodeInformer(InformerHandler[Node]):
             log.warning("registration cannot be read", node=node.name, problem=facts.problem)
         if facts.devices or facts.problem:
             self._registered[node.name] = facts
-            self._ledger.observe_node(self._pools.join(facts))
+            self._ledger.observe_node(self._join(facts))
             self._listener.on_cards(node.name)
             self._shake_hands(node, {device.vendor for device in facts.devices})
             if known != facts:
                 self._listener.on_room()
         else:
             self._forget(node.name)
+
+    def _join(self, facts: NodeFacts) -> NodeFacts:
+        for join in self._joins:
+            facts = join(facts)
+        return facts
 
     def _forget(self, name: str) -> None:
         self._registered.pop(name, None)

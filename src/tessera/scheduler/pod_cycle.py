@@ -57,8 +57,8 @@ from tessera.core.ledger import Ledger, facts_of
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
 from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
+from tessera.scheduler.claim_users import ClaimUsers, Parts
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.features.claims.users import ClaimUsers, Parts
 from tessera.scheduler.features.moves.holds import HeldMoves
 from tessera.scheduler.observer import ReleasedEvent, SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest

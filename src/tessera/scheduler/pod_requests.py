@@ -6,7 +6,7 @@ pods with the same key are read once. What a policy may look ahead to is not par
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,9 +16,9 @@ from tessera.core import policies
 from tessera.core.grants import Placement
 from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
 from tessera.scheduler.demand_tracker import DemandTracker
-from tessera.scheduler.features.claims.pod_claims import ClaimNotReady, PodClaims
-from tessera.scheduler.features.preemption.victim_book import group_of
 from tessera.scheduler.host_resources import host_ask
+from tessera.scheduler.pod_claims import PodClaims
+from tessera.scheduler.victim_book import group_of
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod
@@ -43,19 +43,11 @@ NEVER_PREEMPTS = "Never"
 ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
 
-class ClaimJoin(Protocol):
-    """What filter asks about ResourceClaims."""
+class PodJoin(Protocol):
+    """What a feature adds to the requests of pods."""
 
-    def join(self, pod: Pod, prepared: PreparedRequest) -> PreparedRequest | BadPod:
-        """Adds to a pod's request what its claims ask for."""
-        ...
-
-    def reserve(self, prepared: PreparedRequest) -> None:
-        """The pod has a reservation for its claims."""
-        ...
-
-    def wait(self, pod: Pod, problem: ClaimNotReady) -> None:
-        """The pod is refused because of its claims: it is woken when they have changed."""
+    def __call__(self, pod: Pod, prepared: PreparedRequest, /) -> PreparedRequest | BadPod:
+        """The request with it, or why the pod cannot be placed now."""
         ...
 
 
@@ -117,8 +109,7 @@ class RequestReader:
 
     def __init__(self, vendors: Mapping[str, Vendor], defaults: PolicyDefaults, demand: DemandTracker) -> None:
         self.vendors = vendors
-        self.claims: ClaimJoin | None = None
-        """None if claims are left to another scheduler"""
+        self.joins: Sequence[PodJoin] = ()
         self._demand = demand
         self._switches = enforcement_switches(vendors)
         self._reader = PodReader(vendors, defaults)
@@ -148,13 +139,18 @@ class RequestReader:
             priority=pod.spec.priority or 0,
             group=group_of(pod),
         )
-        has_claims = with_claims and bool(pod.spec.resource_claims) and self.claims is not None
+        has_claims = with_claims and bool(pod.spec.resource_claims)
         asks = request.asks_for_devices or has_claims
         if asks and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
         fence = (metadata.annotations or {}).get(keys.FENCE) or (metadata.labels or {}).get(keys.FENCE, "")
         prepared = PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence)
-        return self.claims.join(pod, prepared) if has_claims and self.claims is not None else prepared
+        for join in self.joins if has_claims else ():
+            joined = join(pod, prepared)
+            if isinstance(joined, BadPod):
+                return joined
+            prepared = joined
+        return prepared
 
     def _read(self, pod: Pod) -> PreparedRequest | BadPod:
         request = self._reader.request(pod)

@@ -39,6 +39,7 @@ from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.event_recorder import EventRecorder
+from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.journal import Journal
 from tessera.scheduler.kube_api import KubeApi
@@ -98,7 +99,8 @@ class Service:
         self.view = EngineView(engine)
         self.journal.attach(engine.ledger)
         self._templates = ClaimTemplates(client, now=now, time=loop.time)
-        claims = ClaimLookup(client, engine.claims.book, self._templates) if settings.dra else None
+        held = engine.feature(Claims)
+        claims = ClaimLookup(client, held.book, self._templates) if settings.dra else None
         self.webhook = Webhook(engine.vendors, settings, engine.ledger, claims=claims, observer=self._observer)
         self._informers: dict[InformerHandler[Any], Reflector[Any]] = {
             engine.pods: Reflector(client, PODS.path(), Pod, engine.pods),
@@ -109,7 +111,7 @@ class Service:
             path = POD_DISRUPTION_BUDGETS.path()
             self._informers[engine.budgets] = Reflector(client, path, PodDisruptionBudget, engine.budgets)
         if settings.dra:
-            pools, classes, found = engine.claims.pools, engine.claims.classes, engine.claims.claims
+            pools, classes, found = held.pools, held.classes, held.claims
             self._informers[pools] = Reflector(
                 client, RESOURCE_SLICES.path(), ResourceSlice, pools, field_selector=f"spec.driver={DRIVER}"
             )
@@ -148,13 +150,8 @@ class Service:
         async with self._group as group:
             for handler in self._informers:
                 self._watch(handler)
-            for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
+            for work in (self.events.run, self.recorder.run, self._tick, self._audit, *self.engine.work()):
                 group.create_task(work())
-            group.create_task(self.engine.wake_claimants())
-            group.create_task(self.engine.look_up_groups())
-            group.create_task(self.engine.preemptor.run())
-            group.create_task(self.engine.gang_preemptor.run())
-            group.create_task(self.engine.nominated_nodes.run())
             if self._leases is not None:
                 group.create_task(self._leases.run())
             group.create_task(self._follow_lease())
@@ -183,15 +180,9 @@ class Service:
     def _catch_up(self) -> None:
         """Read again what an earlier decider may have known better than the watches here; all of it, if there was one
         while this process watched."""
-        self._read_again(self.engine.pods)
-        if self.settings.dra:
-            self._read_again(self.engine.claims.claims)
-        if self._lease is not None:
-            self._read_again(self.engine.nodes)
-            self._read_again(self.engine.quotas)
-            if self.settings.dra:
-                self._read_again(self.engine.claims.pools)
-                self._read_again(self.engine.claims.classes)
+        for name, handler in self.engine.awaited.items():
+            if self._lease is not None or name in (PODS.plural, RESOURCE_CLAIMS.plural):
+                self._read_again(handler)
 
     async def _follow_lease(self) -> None:
         """Decide while the kube-scheduler beside this process leads, or always; in each tenure after a take-over."""

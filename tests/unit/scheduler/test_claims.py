@@ -66,7 +66,7 @@ def refusal(world: ClaimWorld, asking: PodBuilder, names: list[str] | None = Non
 
 
 def woken(world: ClaimWorld) -> list[str]:
-    return [each.uid for each in world.claims.take_ready()]
+    return [each.uid for each in world.claims.take_ready().values()]
 
 
 # -- the usual way
@@ -292,8 +292,9 @@ def test_a_pod_that_was_gone_when_it_was_asked_for_is_forgotten_and_one_that_wai
         world.watch()
     refusal(world, USER)
     for _ in range(UNSEEN_TICKS + 1):
-        world.engine.claims.tick()
-    assert len(world.engine.claims.reader.waiting()) == (not is_gone)
+        world.claims.tick()
+        asyncio.run(world.work())
+    assert len(world.claims.reader.waiting()) == (not is_gone)
 
 
 def test_a_pod_is_woken_by_its_claim_if_it_names_it_already() -> None:
@@ -325,7 +326,7 @@ async def test_waking_a_pod_for_its_claim_takes_one_patch_and_is_repeated_if_it_
     refusal(world, asking)
     world.sync()
     world.api.script("annotate_pod", never_sent())
-    waking = [asyncio.ensure_future(world.engine.wake_claimants()), asyncio.ensure_future(world.engine.wake_pods())]
+    waking = [asyncio.ensure_future(work()) for work in world.engine.work()]
     world.claim("c", **PART)
     await settle()
     assert world.api.calls == ["annotate_pod"]
@@ -912,5 +913,5 @@ async def test_a_pod_is_woken_when_one_of_its_alternatives_fits() -> None:
 
 def test_without_dra_claims_are_another_scheduler_s() -> None:
     world = ClaimWorld(agent_node().gpus(1), node("plain"))
-    world.engine.requests.claims = None
+    world.engine.requests.joins = ()
     assert world.filtered(USER)["NodeNames"] == ["n1", "plain"]

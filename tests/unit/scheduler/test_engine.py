@@ -78,7 +78,7 @@ async def world(**annotations: str) -> AsyncIterator[World]:
             engine.pods.put("default/full", full)
             for sink in (engine.pods, engine.nodes, engine.quotas):
                 sink.synced()
-            waking = tasks.create_task(engine.wake_pods())
+            waking = tasks.create_task(engine.waker.run())
             yield World(engine, api, logs)
             waking.cancel()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tessera.scheduler.pod_cycle import CycleState
 from tests.support.builders import node
 from tests.support.fake_cluster import Step, never_sent, not_found, refused
+from tests.support.features import preemptor_of
 from tests.unit.scheduler.test_preemptor import Cluster, budget, high, low, member
 
 
@@ -90,7 +91,7 @@ async def test_a_victim_that_leaves_for_another_preemptor_already_is_not_evicted
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2"))
     waiting = [cluster.refuse(high(name)) for name in ("one", "other")]
-    preemptor = cluster.engine.preemptor
+    preemptor = preemptor_of(cluster.engine)
     found = [await preemptor._nominate(pod) for pod in waiting]
     assert [sorted(each.victims) for each in found if each is not None] == [["uid-a", "uid-b"]] * 2
     for pod, victims in zip(waiting, found, strict=True):

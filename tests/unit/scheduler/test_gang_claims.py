@@ -13,6 +13,7 @@ from tessera.wire.resource_api import ClaimStatus, Consumer
 from tests.support.builders import PodBuilder, pod
 from tests.support.claim_scheduler import ClaimWorld, agent_node, claiming, device_class, templated
 from tests.support.event_loops import in_fake_time
+from tests.support.features import gangs_of
 
 BIG: dict[str, Any] = {"memory": 60000, "cores": 30}
 """two of it do not fit one card"""
@@ -43,7 +44,7 @@ def reason(world: ClaimWorld, asking: PodBuilder) -> str:
 
 
 def woken(world: ClaimWorld) -> list[str]:
-    return [each.name for each in world.claims.take_ready()]
+    return [each.name for each in world.claims.take_ready().values()]
 
 
 async def bind_all(world: ClaimWorld, *members: PodBuilder) -> list[str]:
@@ -95,7 +96,7 @@ async def test_a_gang_allocates_no_claim_that_several_members_may_use() -> None:
     world.claim("c", memory=1000)
     for each in members:
         assert reason(world, each) == REFUSAL
-    assert world.engine.gangs.count(GangState.PLANNED) == 0
+    assert gangs_of(world.engine).count(GangState.PLANNED) == 0
     world.api.change_claim("default/c", world.allocation("n1", memory=1000))
     world.watch()
     assert sorted(woken(world)) == ["g-0", "g-1"]
@@ -108,7 +109,7 @@ async def test_a_plan_is_given_up_for_a_member_with_a_claim_that_others_may_use(
     world = world_with(members[0], nodes=("n1", "n2"))
     world.claim("c", memory=1000)
     world.chosen(members[0])
-    assert world.engine.gangs.count(GangState.PLANNED) == 1
+    assert gangs_of(world.engine).count(GangState.PLANNED) == 1
     assert reason(world, members[1]) == REFUSAL
     assert [*world.ledger.pods()] == []
 
@@ -138,7 +139,7 @@ async def test_a_member_that_is_bound_stays_one_when_its_claim_is_gone() -> None
     world.watch()
     world.api.mark_pod("default/g-0", {"changed": "later"})
     world.watch()
-    [gang] = world.engine.gangs.registry
+    [gang] = gangs_of(world.engine).registry
     found = [(each.request.name, each.state) for each in gang.members.values()]
     assert sorted(found) == [("g-0", MemberState.BOUND), ("g-1", MemberState.BOUND)]
 
@@ -152,4 +153,4 @@ def test_a_pod_that_is_gone_is_no_member_because_its_claim_appears() -> None:
     assert reason(world, asking) == "ResourceClaim c does not exist yet", "kube-scheduler's cache is late"
     world.claim("c", **BIG)
     assert woken(world) == ["g-0"]
-    assert len(world.engine.gangs.registry) == 0
+    assert len(gangs_of(world.engine).registry) == 0

@@ -15,6 +15,7 @@ from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, Pod
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
+from tests.support.features import gangs_of
 from tests.support.stepwise_scheduler import (
     World,
     assert_cycles_match,
@@ -47,7 +48,7 @@ def reason(world: World, pod: PodBuilder) -> str:
 
 
 def state(world: World, name: str = "g") -> GangState | None:
-    found = world.engine.gangs.registry.get("default", name)
+    found = gangs_of(world.engine).registry.get("default", name)
     return found.state if found is not None else None
 
 
@@ -68,7 +69,7 @@ async def bind_all(world: World, pods: Sequence[PodBuilder]) -> list[str]:
 
 async def woken(world: World) -> list[str]:
     """Names of the members that are woken now."""
-    return [member.name async for members in world.engine.gangs.retry() for member in members]
+    return [member.name async for members in gangs_of(world.engine).retry() for member in members]
 
 
 # -- all or nothing
@@ -83,7 +84,7 @@ async def test_a_gang_is_bound_together() -> None:
     assert sorted(nodes_of(world, pods)) == ["n1", "n1", "n2", "n2"]
     assert world.agrees()
     assert state(world) is GangState.WHOLE
-    assert (world.engine.gangs.reports.bound, world.engine.gangs.reports.given_up) == (1, 0)
+    assert (gangs_of(world.engine).reports.bound, gangs_of(world.engine).reports.given_up) == (1, 0)
 
 
 @in_fake_time
@@ -151,7 +152,7 @@ async def test_members_that_never_come_are_given_up_and_next_time_all_must_exist
         "gang default/g: the plan was given up: 3 of 4 members exist, 3 of them came to be bound in time"
     }
     assert (held(world), world.api.calls) == (0, [])
-    assert (world.engine.gangs.reports.bound, world.engine.gangs.reports.given_up) == (0, 1)
+    assert (gangs_of(world.engine).reports.bound, gangs_of(world.engine).reports.given_up) == (0, 1)
     assert world.ledger.pods() == []
     assert reason(world, pods[0]) == "gang default/g: 3 of 4 members exist"
     assert held(world) == 0
@@ -282,7 +283,7 @@ async def test_members_exchange_their_places_before_one_goes_to_another_node() -
     world = World(*(machine(name, cards=1) for name in names))
     pods = gang(3)
     world.create(*pods)
-    found = world.engine.gangs.registry.get("default", "g")
+    found = gangs_of(world.engine).registry.get("default", "g")
     assert found is not None
     world.chosen(pods[0])
     planned = {hold.member: hold.placement.node for holds in found.holds.values() for hold in holds}
@@ -449,7 +450,7 @@ async def test_a_process_that_ended_while_it_wrote_leaves_a_gang_that_the_next_o
     await bind_all(world, pods)
     assert sorted(map(bool, nodes_of(world, pods))) == [False, False, True, True]
     world.restart()
-    world.engine.gangs.recover(lambda work: work.close())
+    gangs_of(world.engine).recover(lambda work: work.close())
     assert (state(world), held(world)) == (GangState.COMPLETING, 2)
     thief = using_downward_api(gpu_pod("thief"))
     world.create(thief)
@@ -467,7 +468,7 @@ async def test_the_rest_of_a_gang_that_is_bound_in_part_gets_what_there_is_and_o
     pods, other = gang(4), gang(1, name="other")
     world.create(pods[0].on("n1", "n1-0,NVIDIA,81920,0:;"), *pods[1:], *other)
     world.restart()
-    world.engine.gangs.recover(lambda work: work.close())
+    gangs_of(world.engine).recover(lambda work: work.close())
     assert (state(world), state(world, "other")) == (GangState.COMPLETING, GangState.WAITING)
     assert held(world) == 2
 
@@ -509,9 +510,9 @@ async def test_what_is_held_for_the_rest_of_a_gang_is_free_again_after_a_while()
     world.api.script("bind", Step(), Step(), *[Step(refused(500))] * 8)
     await bind_all(world, pods)
     world.restart()
-    world.engine.gangs.recover(lambda work: work.close())
+    gangs_of(world.engine).recover(lambda work: work.close())
     await asyncio.sleep(301)
-    world.engine.gangs.tick()
+    gangs_of(world.engine).tick()
     assert held(world) == 0
 
 
@@ -590,7 +591,7 @@ async def test_a_bind_that_the_plan_does_not_know_is_refused() -> None:
     world = World(machine("n1"))
     pods = gang(2)
     world.create(pods[0])
-    world.engine.gangs.registry.get("default", "g").must_ask = True  # type: ignore[union-attr]
+    gangs_of(world.engine).registry.get("default", "g").must_ask = True  # type: ignore[union-attr]
     assert await world.bound(pods[0], "n1") == "gang default/g is not planned"
     assert world.ledger.pods() == []
 
@@ -622,7 +623,7 @@ async def test_a_starving_gang_gets_what_becomes_free_for_a_bounded_time() -> No
     assert await woken(world) == []
     assert held(world) == 2
     await asyncio.sleep(601)
-    world.engine.gangs.tick()
+    gangs_of(world.engine).tick()
     assert held(world) == 0
     assert world.filtered(using_downward_api(gpu_pod("thief")))["NodeNames"] is not None
 
@@ -699,7 +700,7 @@ def test_the_size_is_read_from_the_object_of_the_group(kind: GroupObject, key: s
         world.api.pod_groups[kind, "default", "g"] = PodGroupObject(found)
         for informer in (world.pods, world.nodes, world.quotas):
             informer.synced()
-        tasks = [asyncio.ensure_future(work()) for work in (world.engine.wake_pods, world.engine.look_up_groups)]
+        tasks = [asyncio.ensure_future(work()) for work in world.engine.work()]
         await asyncio.sleep(6)
         for task in tasks:
             task.cancel()
@@ -717,7 +718,7 @@ async def test_a_group_without_an_object_is_looked_up_every_five_seconds() -> No
     pod = using_downward_api(gpu_pod("g-0")).annotate(("scheduling.x-k8s.io/pod-group", "g"))
     world.create(pod)
     assert "its size is not known" in reason(world, pod)
-    tasks = [asyncio.ensure_future(work()) for work in (world.engine.wake_pods, world.engine.look_up_groups)]
+    tasks = [asyncio.ensure_future(work()) for work in world.engine.work()]
     await asyncio.sleep(21)
     for task in tasks:
         task.cancel()
@@ -735,7 +736,7 @@ async def test_a_gang_is_forgotten_with_its_last_member() -> None:
         world.api.delete_pod(f"default/{pod.name}")
     world.watch()
     assert (state(world), world.ledger.pods()) == (None, [])
-    assert world.engine.gangs.registry.of(uid(pods[0])) is None
+    assert gangs_of(world.engine).registry.of(uid(pods[0])) is None
 
 
 @in_fake_time

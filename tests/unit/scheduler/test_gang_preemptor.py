@@ -22,6 +22,7 @@ from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, refused
+from tests.support.features import gang_preemptor_of, gangs_of
 from tests.support.stepwise_scheduler import assert_cycles_match, uid
 from tests.unit.scheduler.test_gang_coordinator import bind_all, woken
 from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low
@@ -31,7 +32,7 @@ class GangCluster(Cluster):
     """A cluster whose gangs are looked at by the preemptor when a test says so."""
 
     def gang(self, name: str = "g") -> Gang:
-        found = self.engine.gangs.registry.get("default", name)
+        found = gangs_of(self.engine).registry.get("default", name)
         assert found is not None
         return found
 
@@ -47,7 +48,7 @@ class GangCluster(Cluster):
     ) -> None:
         """All members are refused, and the preemptor looks at the gang; the informers see what it did."""
         self.refuse_all(pods, names)
-        await self.engine.gang_preemptor.preempt(self.gang(name))
+        await gang_preemptor_of(self.engine).preempt(self.gang(name))
         self.watch()
 
     async def nominated(self) -> dict[str, str | None]:
@@ -118,7 +119,7 @@ async def test_members_show_no_node_any_more_once_their_claims_have_ended() -> N
     await cluster.runs(low("a"), low("b"))
     await cluster.preempts_for(gang(2))
     await asyncio.sleep(GRACE + TIMEOUT + 1)
-    cluster.engine.gangs.tick()
+    gangs_of(cluster.engine).tick()
     assert cluster.claims == []
     assert await cluster.nominated() == {"g-0": None, "g-1": None}, "what is wanted last is written"
 
@@ -128,9 +129,9 @@ async def test_a_replica_that_stops_deciding_leaves_nominated_nodes_to_the_next_
     await cluster.runs(low("a"), low("b"))
     await cluster.preempts_for(gang(2))
     nominated = await cluster.nominated()
-    assert cluster.engine.gangs.is_nominated(uid(gang(2)[0]))
+    assert gangs_of(cluster.engine).is_nominated(uid(gang(2)[0]))
     cluster.stop_leading()
-    assert not cluster.engine.gangs.is_nominated(uid(gang(2)[0]))
+    assert not gangs_of(cluster.engine).is_nominated(uid(gang(2)[0]))
     assert await cluster.nominated() == nominated
 
 
@@ -212,7 +213,7 @@ async def test_a_gang_that_is_not_complete_or_may_not_preempt_evicts_none(change
         cluster.refuse_all([pods[0], pods[1].with_priority(1000, policy="Never")])
     else:
         cluster.refuse_all([pods[0], pods[1].with_priority(5)])
-    await cluster.engine.gang_preemptor.preempt(cluster.gang())
+    await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
     assert (cluster.evictions, cluster.claims) == ([], []), why
 
 
@@ -287,12 +288,12 @@ async def test_claims_end_in_time_and_pods_that_never_leave_are_left_alone() -> 
     await cluster.runs(low("a"), replace(hasty, spec={**hasty.spec, "terminationGracePeriodSeconds": 1}))
     await cluster.preempts_for(gang(2))
     await asyncio.sleep(GRACE + TIMEOUT - 1)
-    cluster.engine.gangs.tick()
+    gangs_of(cluster.engine).tick()
     assert len(cluster.claims) == 2, "the longest grace counts"
     await asyncio.sleep(2)
-    cluster.engine.gangs.tick()
+    gangs_of(cluster.engine).tick()
     assert (cluster.claims, cluster.gang().state) == ([], GangState.WAITING)
-    await cluster.engine.gang_preemptor.preempt(cluster.gang())
+    await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
     assert len(cluster.evictions) == 2
 
 
@@ -379,8 +380,8 @@ async def test_a_search_in_vain_is_not_repeated_while_nothing_changes(searches: 
     await cluster.runs(low("a"), high("b"))
     await cluster.preempts_for(gang(2))
     for _ in range(3):
-        cluster.engine.gangs.tick()
-        await cluster.engine.gang_preemptor.preempt(cluster.gang())
+        gangs_of(cluster.engine).tick()
+        await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
     await cluster.preempts_for(gang(2))
     assert (len(searches), cluster.evictions) == (1, [])
 
@@ -420,7 +421,7 @@ async def test_victims_are_searched_for_again_once_they_can_be_found(change: str
         case "nodes":
             cluster.refuse_all(gang(2))
     cluster.watch()
-    await cluster.engine.gang_preemptor.preempt(cluster.gang())
+    await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
     assert sorted(cluster.evictions) == ["a", "b"]
 
 
@@ -431,7 +432,7 @@ async def test_the_preemptor_runs_by_itself_and_waits_for_the_delay() -> None:
     cluster.restart()
     cluster.started()
     await cluster.runs(low("a"), low("b"))
-    running = asyncio.gather(cluster.engine.gang_preemptor.run(), cluster.engine.nominated_nodes.run())
+    running = asyncio.gather(gang_preemptor_of(cluster.engine).run(), cluster.engine.nominated_nodes.run())
     cluster.refuse_all(gang(2))
     await asyncio.sleep(29)
     assert cluster.evictions == []
@@ -541,7 +542,7 @@ async def test_no_pod_is_evicted_if_a_member_goes_before_all_places_are_claimed(
     cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(2))
     await cluster.runs(*(low(name) for name in "abcd"))
     cluster.refuse_all(gang(3))
-    preempting = asyncio.ensure_future(cluster.engine.gang_preemptor.preempt(cluster.gang()))
+    preempting = asyncio.ensure_future(gang_preemptor_of(cluster.engine).preempt(cluster.gang()))
     await until_claimed(cluster, 1)
     cluster.gone("g-1")
     await preempting
@@ -553,7 +554,7 @@ async def test_no_pod_is_evicted_if_a_victim_opts_out_before_all_places_are_clai
     cluster = GangCluster(node("n1").gpus(2))
     await cluster.runs(low("a"), low("b"))
     cluster.refuse_all(gang(2))
-    preempting = asyncio.ensure_future(cluster.engine.gang_preemptor.preempt(cluster.gang()))
+    preempting = asyncio.ensure_future(gang_preemptor_of(cluster.engine).preempt(cluster.gang()))
     await until_claimed(cluster, 1)
     cluster.engine.victims.spare("uid-a", "it opted out", seconds=60.0)
     await preempting
@@ -565,7 +566,7 @@ async def test_claims_are_not_redeemed_before_all_places_are_claimed() -> None:
     cluster = GangCluster(node("n1").gpus(2))
     await cluster.runs(low("a"), low("b"))
     cluster.refuse_all(gang(2))
-    preempting = asyncio.ensure_future(cluster.engine.gang_preemptor.preempt(cluster.gang()))
+    preempting = asyncio.ensure_future(gang_preemptor_of(cluster.engine).preempt(cluster.gang()))
     await until_claimed(cluster, 1)
     cluster.gone("a", "b")
     assert await woken(cluster) in ([], ["g-0", "g-1"])
@@ -595,7 +596,7 @@ async def test_a_gang_that_is_deleted_before_its_evictions_begin_evicts_nothing(
     await cluster.runs(low("a"), low("b"))
     pods = gang(2)
     cluster.refuse_all(pods)
-    running = asyncio.ensure_future(cluster.engine.gang_preemptor.run())
+    running = asyncio.ensure_future(gang_preemptor_of(cluster.engine).run())
     found = cluster.gang()
     while found.state is not GangState.NOMINATED:
         await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from tessera.scheduler.features.gangs.gang import GangState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
+from tests.support.features import gangs_of
 from tests.support.stepwise_scheduler import World, filter_body, serving_downward_api, using_downward_api
 from tests.unit.scheduler.test_gang_coordinator import bind_all, gang, held, state, woken
 
@@ -102,7 +103,7 @@ async def test_what_becomes_free_in_a_pause_is_seen_a_second_later() -> None:
     world.api.delete_pod("default/blocker-7")
     world.watch()
     assert await retry == []
-    waker = asyncio.ensure_future(world.engine.wake_pods())
+    waker = asyncio.ensure_future(world.engine.waker.run())
     await asyncio.sleep(2)
     waker.cancel()
     assert state(world) is GangState.PLANNED
@@ -207,7 +208,7 @@ async def test_a_member_that_is_deleted_in_a_pause_gets_no_place() -> None:
     world.api.delete_pod("default/g-0")
     world.watch()
     assert "deleted or bound meanwhile" in json.loads(await call)["Error"]
-    assert world.engine.gangs.registry.of("uid-g-0") is None
+    assert gangs_of(world.engine).registry.of("uid-g-0") is None
     assert world.ledger.pod("uid-g-0") is None
 
 
@@ -235,7 +236,7 @@ async def test_a_pod_that_is_deleted_while_a_starving_gang_gets_its_turn_joins_n
 async def test_the_holds_of_a_gang_that_is_planned_meanwhile_stay() -> None:
     world, pods = Slices(80), gang(SIZE)
     world.create(*pods)
-    planner, found = world.engine.gangs._planner, world.engine.gangs.registry.get("default", "g")
+    planner, found = gangs_of(world.engine)._planner, gangs_of(world.engine).registry.get("default", "g")
     assert found is not None
     first = asyncio.ensure_future(planner.plan_in_slices(found, None))
     await asyncio.sleep(0)
@@ -307,7 +308,7 @@ async def test_nothing_is_held_for_a_gang_that_is_deleted_in_a_pause_before_its_
 async def test_a_large_gang_whose_claims_are_overdue_is_planned_in_slices() -> None:
     world, pods = Slices(80), gang(SIZE)
     world.create(*pods)
-    found = world.engine.gangs.registry.get("default", "g")
+    found = gangs_of(world.engine).registry.get("default", "g")
     assert found is not None
     found.state, found.deadline = GangState.NOMINATED, world.engine.cycles.clock.monotonic()
     assert await world.node_for(pods[0])

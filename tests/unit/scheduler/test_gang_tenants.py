@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.scheduler.features.gangs.accounts import FULL_S
+from tessera.scheduler.features.gangs.feature import Gangs
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
@@ -50,7 +51,7 @@ class Cluster(World):
         for informer in (self.pods, self.nodes, self.quotas):
             informer.synced()
         self._asked: dict[str, tuple[str, float]] = {}
-        self._running: list[asyncio.Future[None]] = [asyncio.ensure_future(self.engine.wake_pods())]
+        self._running: list[asyncio.Future[None]] = [asyncio.ensure_future(self.engine.waker.run())]
         self._binds: set[asyncio.Future[str]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> object:
@@ -221,7 +222,7 @@ def test_what_gangs_hold_without_being_bound_is_bounded(attack: Callable[[Cluste
 async def test_groups_without_an_object_are_looked_up_at_a_bounded_rate_and_delay_no_wake_up() -> None:
     cluster = Cluster(*machines(1, cards=1))
     cluster.api.always("get_pod_group", Step(refused(404), delay=0.01))
-    cluster.run_beside(cluster.engine.look_up_groups())
+    cluster.run_beside(cluster.engine.feature(Gangs)._look_up_groups())
     await cluster.run(using_downward_api(gpu_pod("runs")))
     waits = using_downward_api(gpu_pod("waits"))
     lost = [

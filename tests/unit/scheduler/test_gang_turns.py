@@ -8,6 +8,7 @@ from dataclasses import replace
 from tessera.core.quota import QuotaFacts
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
+from tests.support.features import gangs_of
 from tests.support.stepwise_scheduler import World, using_downward_api
 from tests.unit.scheduler.test_gang_coordinator import STARVING, bind_all, gang, held, machine, reason, woken
 
@@ -96,7 +97,7 @@ async def test_a_gang_of_higher_priority_that_does_not_fit_leaves_a_turn_as_it_i
     world.create(*pods)
     assert "3 of 5 members fit" in reason(world, pods[0])
     assert held(world) == 3
-    account = world.engine.gangs.holds.accounts
+    account = gangs_of(world.engine).holds.accounts
     assert account.held_by("default") == 3
 
 
@@ -133,12 +134,12 @@ async def test_namespaces_take_turns() -> None:
     had = []
     for _ in range(3):
         await woken(world)
-        favoured = world.engine.gangs.turns.favoured
+        favoured = gangs_of(world.engine).turns.favoured
         assert favoured is not None
         had.append(favoured.name)
-        while world.engine.gangs.turns.favoured is favoured:
+        while gangs_of(world.engine).turns.favoured is favoured:
             await asyncio.sleep(15)
-            world.engine.gangs.tick()
+            gangs_of(world.engine).tick()
         assert held(world) == 0
     assert had == ["default/a", "late/g", "default/b"]
 
@@ -146,11 +147,11 @@ async def test_namespaces_take_turns() -> None:
 @in_fake_time
 async def test_a_gang_waits_since_it_began_to_whatever_turns_it_had() -> None:
     world = await starving()
-    waiting = world.engine.gangs.registry.get("default", "g")
+    waiting = gangs_of(world.engine).registry.get("default", "g")
     assert waiting is not None
     before = waiting.since
     await asyncio.sleep(TURN)
-    world.engine.gangs.tick()
+    gangs_of(world.engine).tick()
     assert (waiting.since, held(world)) == (before, 0)
 
 
@@ -160,7 +161,7 @@ async def test_a_turn_ends_when_the_account_of_the_namespace_does_not_pay_for_it
     began = asyncio.get_running_loop().time()
     while held(world):
         await asyncio.sleep(15)
-        world.engine.gangs.tick()
+        gangs_of(world.engine).tick()
     # 4 cards of the cluster for 300 s, and 10 % of them refilled; 3 are held.
     assert 360 <= asyncio.get_running_loop().time() - began <= 450
     assert world.chosen(single()) == "n1"

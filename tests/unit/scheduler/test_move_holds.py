@@ -18,6 +18,7 @@ from tessera.wire.errors import WireError
 from tessera.wire.moves import HeldCard, HeldInstance, HoldState, MoveHold, decode_move_hold, encode_move_hold
 from tests.support.builders import A100_40GB, NOW, PodBuilder, gpu_pod, mig_profile, node
 from tests.support.event_loops import in_fake_time
+from tests.support.features import gangs_of
 from tests.support.journalled_scheduler import JournalledWorld
 from tests.support.journals import assert_same_ledger, records_of, replayed
 from tests.support.stepwise_scheduler import World
@@ -46,7 +47,7 @@ class Moves:
             spawn=self._writes.append,
             is_ready=lambda: self.is_ready,
             on_room=self.world.unschedulable.on_room,
-            make_way=self.world.engine.gangs.make_way,
+            make_way=gangs_of(self.world.engine).make_way,
         )
 
     async def annotate(self, hold: MoveHold | None) -> None:
@@ -375,7 +376,7 @@ async def test_what_pods_leave_is_held_for_the_gang_that_waits_until_all_of_them
     assert set(world.filtered(other)["FailedNodes"]) == set(names), "the place that is free already is still held"
     world.api.delete_pod("default/old-n2")
     world.watch()
-    [woken] = [[pod.name for pod in pods] async for pods in world.engine.gangs.retry()]
+    [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).retry()]
     assert woken == ["m0", "m1"]
     assert {world.chosen(member) for member in members} == set(names)
     assert not world.cycles.moves
@@ -398,7 +399,7 @@ async def hold_for_members(moves: Moves, members: list[PodBuilder]) -> list[Hold
         await moves.world.api.annotate_node(name, {keys.MOVE_PREFIX + hold.pod: encode_move_hold(hold)})
         moves.holds.put_node(moves.world.api.nodes[name])
         await moves.settle()
-        assert [pods async for pods in moves.world.engine.gangs.retry()] == [], "nothing is taken yet"
+        assert [pods async for pods in gangs_of(moves.world.engine).retry()] == [], "nothing is taken yet"
     nodes = moves.world.api.nodes
     return [decode_move_hold(nodes[n].annotations[keys.MOVE_PREFIX + h.pod]).state for n, h in asked.items()]
 
@@ -413,7 +414,7 @@ async def test_a_place_of_a_gang_that_needs_no_move_is_held_until_all_others_are
     assert all(set(world.filtered(member)["FailedNodes"]) == {"n1", "n2"} for member in members)
     world.api.delete_pod("default/old")
     world.watch()
-    [woken] = [[pod.name for pod in pods] async for pods in world.engine.gangs.retry()]
+    [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).retry()]
     assert woken == ["m0", "m1"]
     assert {world.chosen(member) for member in members} == {"n1", "n2"}
     assert not world.cycles.moves
@@ -422,9 +423,9 @@ async def test_a_place_of_a_gang_that_needs_no_move_is_held_until_all_others_are
 async def test_what_a_gang_holds_in_its_turn_makes_way_for_what_moves_hold_for_it() -> None:
     moves = Moves()
     world, members = moves.world, gang_of_two(moves)
-    gang = world.engine.gangs.registry.of("uid-m0")
+    gang = gangs_of(world.engine).registry.of("uid-m0")
     assert gang is not None
-    world.engine.gangs.turns.favoured, gang.tried = gang, None
+    gangs_of(world.engine).turns.favoured, gang.tried = gang, None
     world.filtered(members[0])
     assert gang.free_holds == 1, "on n1"
     assert await hold_for_members(moves, members) == [HoldState.HELD] * 2
@@ -447,7 +448,7 @@ async def test_places_that_are_too_few_for_a_gang_are_not_held_for_it() -> None:
     await moves.annotate(HOLD)
     member = gpu_pod("m0", mem=30_000).in_gang("g", 2).of("Job", "train")
     moves.world.create(member)
-    coordinator = moves.world.engine.gangs
+    coordinator = gangs_of(moves.world.engine)
     gang = coordinator.registry.of("uid-m0")
     assert gang is not None
     gang.members["uid-m0"].candidates = moves.world.selector.candidates(("n1", "n2"))

@@ -48,7 +48,7 @@ class World:
         self.informer = NodeInformer(
             self.ledger,
             vendors(),
-            pools=ClaimPools(self, self.on_synced),
+            joins=(ClaimPools(self, self.on_synced).join,),
             selector=self.selector,
             clock=Clock(lambda: NOW + self.at + self.skew, lambda: self.at, self.zone),
             listener=self,

@@ -16,6 +16,7 @@ from tessera.core.node_preemption import NodeSearch
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step
+from tests.support.features import preemptor_of
 from tests.support.stepwise_scheduler import serving_downward_api
 from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low, member
 
@@ -70,7 +71,7 @@ async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_siz
         return timers[-1]
 
     loop.call_at = call_at  # type: ignore[method-assign, assignment]
-    running = asyncio.ensure_future(cluster.engine.preemptor.run())
+    running = asyncio.ensure_future(preemptor_of(cluster.engine).run())
     for i in range(20):
         cluster.refuse(low(f"pod-{i}"))
         for _ in range(5):
@@ -89,7 +90,7 @@ async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None
     await cluster.preempts(high())
     assert cluster.evictions == []
     await asyncio.sleep(GRACE + TIMEOUT + 1)
-    cluster.engine.preemptor.end_overdue()
+    preemptor_of(cluster.engine).end_overdue()
     await cluster.preempts(high())
     assert cluster.evictions == ["plain"]
 
@@ -98,7 +99,7 @@ async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(2))
     await cluster.runs(low("a").labelled(app="web").with_priority(-1), low("b").labelled(app="web"), low("c"))
     cluster.engine.budgets.put(*budget("web", 1, app="web"))
-    found = await cluster.engine.preemptor._nominate(cluster.refuse(high("first")))
+    found = await preemptor_of(cluster.engine)._nominate(cluster.refuse(high("first")))
     assert found is not None
     assert found.victims == ("uid-a",)
     await cluster.preempts(high("second", gpu=2))
@@ -110,7 +111,7 @@ async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeyp
     cluster = Cluster(node("n1").gpus(2), node("n2").gpus(1))
     await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
     pod = cluster.refuse(high(gpu=2))
-    preemptor = cluster.engine.preemptor
+    preemptor = preemptor_of(cluster.engine)
 
     def meanwhile() -> None:
         """Another replica led for a while, and the pod asks for less now: another victim is enough."""
@@ -154,7 +155,7 @@ async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_ref
     await cluster.runs(low("victim"))
     pod = cluster.refuse(high())
     assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
-    await cluster.engine.preemptor.preempt(pod)
+    await preemptor_of(cluster.engine).preempt(pod)
     assert cluster.evictions == []
     assert len(cluster.unschedulable) == 0
 

@@ -241,7 +241,7 @@ async def test_a_take_over_removes_nominations() -> None:
     world.create(gpu_pod("p"))
     await world.api.set_nominated_node("default", "p", uid="uid-p", node="n1")
     spawned: list[Any] = []
-    world.engine._spawn = spawned.append
+    world.engine.spawn = spawned.append
     await world.engine.take_over(0, lambda: None)
     [work] = spawned
     await work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.core.steps import finish
-from tessera.scheduler.features.preemption.victim_book import (
+from tessera.scheduler.victim_book import (
     DEFAULT_GRACE_S,
     LEAVING_S,
     OPTED_OUT,

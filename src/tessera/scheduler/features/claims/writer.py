@@ -26,9 +26,9 @@ from tessera.core.grants import Grants, Placement
 from tessera.core.holdings import PodFacts
 from tessera.kube.errors import ApiError, KubeError, Unreachable, is_gone, is_not_found
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, WriteState
-from tessera.scheduler.features.claims.pod_claims import ClaimUse
 from tessera.scheduler.features.claims.reader import MAX_CONSUMERS
 from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.pod_claims import ClaimUse
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure

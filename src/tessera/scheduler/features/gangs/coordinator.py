@@ -32,13 +32,13 @@ from tessera.scheduler.features.gangs.planner import GangPlanner, shared_claim_t
 from tessera.scheduler.features.gangs.registry import GangRegistry
 from tessera.scheduler.features.gangs.reports import GangReports, gang_misfit
 from tessera.scheduler.features.gangs.turns import GangTurns
-from tessera.scheduler.features.preemption.nominated_nodes import NominatedNodes
-from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
-from tessera.scheduler.features.preemption.victim_book import VictimBook
+from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.objects import Pod, Workload
@@ -442,7 +442,6 @@ class GangCoordinator:
         request = prepared.request
         gang, member = self._join(group, prepared)
         member.request, member.is_refused = request, False
-        self.holds.take_back(gang, request.uid)
         self._look_again(gang)
         self._end_if_overdue(gang)
         return gang, member

@@ -244,14 +244,21 @@ class GangHolds:
             self._close(gang, span, bound=bound)
 
     def take_back(self, gang: Gang, uid: str) -> None:
-        """A member that had its hold asks again, or its bind has waited too long: it is a hold of the gang again."""
+        """The bind of a member that had its hold has waited too long: it is a hold of the gang again."""
         cycle = self._cycles.get(uid)
         if cycle is None or cycle.state is not CycleState.RESERVED or cycle.placement is None:
             return
-        placement, span = cycle.placement, gang.taken.pop(uid, None)
+        placement = cycle.placement
         self._cycles.give_up(cycle)
+        self.put_back(gang.members[uid].request, placement, gang)
+
+    def put_back(self, request: PodRequest, placement: Placement, gang: Gang | None) -> None:
+        """A member has given its reservation up: while the gang has a plan, the place is a hold of it again."""
+        span = gang.taken.pop(request.uid, None) if gang is not None else None
+        if gang is None:
+            return
         if gang.state not in (GangState.WAITING, GangState.NOMINATED):
-            self.hold_one(gang, gang.members[uid].request, placement, span)
+            self.hold_one(gang, gang.members[request.uid].request, placement, span)
         else:
             self._close(gang, span)
 

@@ -23,10 +23,10 @@ from tessera.core.victims import PodTraits
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.features.gangs.reports import GangReports
-from tessera.scheduler.features.preemption.nominated_nodes import NominatedNodes
-from tessera.scheduler.features.preemption.victim_book import VictimBook
+from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import PreemptionEvent
 from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.victim_book import VictimBook
 
 
 class GangNominations:

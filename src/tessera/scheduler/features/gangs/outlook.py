@@ -13,8 +13,8 @@ from collections.abc import Hashable, Sequence
 from tessera.core.empty_cluster import EmptyCluster
 from tessera.core.gang_trial import GangMember
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Outlook
-from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
 from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 PAUSE_S = 5.0

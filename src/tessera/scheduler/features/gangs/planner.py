@@ -25,8 +25,8 @@ from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
 from tessera.scheduler.features.gangs.outlook import GangOutlook
 from tessera.scheduler.features.gangs.reports import GangReports
 from tessera.scheduler.features.gangs.turns import GangTurns
-from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
 from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 PAUSE_S = 1.0

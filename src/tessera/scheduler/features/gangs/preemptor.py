@@ -21,7 +21,8 @@ from tessera.core.victims import PodTraits
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.features.gangs.coordinator import GangCoordinator
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold, MemberState
-from tessera.scheduler.features.preemption.preemption_loop import (
+from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.preemption_loop import (
     AGAIN_S,
     ATTEMPTS,
     NOT_DECIDING,
@@ -29,7 +30,6 @@ from tessera.scheduler.features.preemption.preemption_loop import (
     PreemptionLoop,
     finish_in_slices,
 )
-from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.settings import Settings
 
 SLICE_S = 0.005

@@ -10,16 +10,15 @@ since room for one member alone is of no use to it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.requests import PodRequest
-from tessera.scheduler.features.gangs.gang import Gang, GangState
-from tessera.scheduler.features.gangs.registry import GangRegistry
-from tessera.scheduler.features.preemption.preemption_loop import finish_in_slices
 from tessera.scheduler.features.preemption.preemptor import Preemptor
-from tessera.scheduler.features.preemption.victim_book import VictimBook
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.preemption_loop import finish_in_slices
+from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result
@@ -39,15 +38,16 @@ class PreemptVerb:
         requests: RequestReader,
         book: VictimBook,
         *,
-        gangs: GangRegistry,
+        only_nodes: Callable[[PodRequest], frozenset[str] | None],
         preemptor: Preemptor,
         adds_victims: bool,
     ) -> None:
-        """Not `adds_victims`: only nodes on which kube-scheduler's victims are enough."""
+        """`only_nodes`: on which room helps a pod; None if any does. Not `adds_victims`: only nodes on which
+        kube-scheduler's victims are enough."""
         self._cycles = cycles
         self._requests = requests
         self._book = book
-        self._gangs = gangs
+        self._only_nodes = only_nodes
         self._preemptor = preemptor
         self._adds_victims = adds_victims
 
@@ -77,10 +77,8 @@ class PreemptVerb:
         cycle = self._cycles.get(request.uid)
         if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
             return {}
-        gang = self._gangs.of(request.uid)
-        if gang is not None and gang.state is not GangState.WHOLE:
-            return _on_planned_nodes(gang, request, victims)
-        return None
+        only = self._only_nodes(request)
+        return None if only is None else {node: given for node, given in victims.items() if node in only}
 
     async def _find(self, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims]:
         priority = request.preempts_below
@@ -109,11 +107,6 @@ class PreemptVerb:
             if {entry.facts.uid for entry in self._cycles.ledger.pods_on(node)}.issuperset(best.victims):
                 found[node] = given.with_more(best.victims)
         return found
-
-
-def _on_planned_nodes(gang: Gang, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims]:
-    held = {hold.placement.node for hold in gang.holds.get(request.shape, ())}
-    return {node: given for node, given in victims.items() if node in held}
 
 
 def _size(victims: NodeVictims) -> tuple[int, int]:

@@ -21,8 +21,10 @@ from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits, VictimSet
 from tessera.scheduler.evictor import Evictor
-from tessera.scheduler.features.preemption.nominated_nodes import NominatedNodes
-from tessera.scheduler.features.preemption.preemption_loop import (
+from tessera.scheduler.nominated_nodes import NominatedNodes
+from tessera.scheduler.observer import PreemptionEvent, SchedulerObserver
+from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
+from tessera.scheduler.preemption_loop import (
     AGAIN_S,
     ATTEMPTS,
     NOT_DECIDING,
@@ -30,8 +32,6 @@ from tessera.scheduler.features.preemption.preemption_loop import (
     PreemptionLoop,
     finish_in_slices,
 )
-from tessera.scheduler.observer import PreemptionEvent, SchedulerObserver
-from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.unschedulable_pods import UnschedulablePod
 

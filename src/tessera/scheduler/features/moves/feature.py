@@ -1,0 +1,54 @@
+"""Moves: pods that defragmentation evicts find the places that are held for their successors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from tessera.core.requests import PodRequest
+from tessera.scheduler.features.moves.holds import MoveHolds
+from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place
+from tessera.wire.objects import Node
+
+
+class Moves(Feature):
+    """All places that are held for moves."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self._moves, self._unschedulable = pipeline.cycles.moves, pipeline.cycles.unschedulable
+        self._holds = MoveHolds(
+            self._moves,
+            pipeline.api,
+            clock=pipeline.clock,
+            spawn=pipeline.spawn,
+            is_ready=lambda: not pipeline.missing(),
+            on_room=self._unschedulable.on_room,
+            make_way=pipeline.make_way,
+        )
+
+    def on_node(self, node: Node) -> None:
+        self._holds.put_node(node)
+
+    def on_node_gone(self, name: str) -> None:
+        self._holds.drop_node(name)
+
+    def place(self, attempt: Attempt) -> Place | None:
+        found = self._moves.take(attempt.pod.workload, attempt.request, attempt.candidates) if self._moves else None
+        return None if found is None else Place(*found)
+
+    def recover(self) -> None:
+        self._holds.recover()
+
+    def tick(self) -> None:
+        self._holds.end_overdue()
+
+    async def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
+        """Pods for which others were moved away, each once until it is refused again."""
+        for uid in self._moves.ready():
+            pod = self._unschedulable.get(uid)
+            if pod is not None and not pod.is_woken:
+                pod.is_woken = True
+                yield [pod.request]
+
+    def end_term(self) -> None:
+        self._holds.end_term()

@@ -1,0 +1,62 @@
+"""Preemption: pods of lower priority make way for a refused pod, whose place is kept until they have left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+from tessera.core.misfits import Misfit
+from tessera.core.requests import PodRequest
+from tessera.scheduler.features.preemption.preempt_verb import PreemptVerb
+from tessera.scheduler.features.preemption.preemptor import Preemptor
+from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work
+
+
+class PodPreemption(Feature):
+    """Of single pods."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self._ledger = pipeline.cycles.ledger
+        self.preemptor = Preemptor(
+            pipeline.cycles,
+            pipeline.preemption,
+            pipeline.evictor,
+            nominated_nodes=pipeline.nominated_nodes,
+            observer=pipeline.observer,
+            settings=pipeline.settings,
+            is_ready=pipeline.may_preempt,
+        )
+        self._verb = PreemptVerb(
+            pipeline.cycles,
+            pipeline.requests,
+            pipeline.evictor.book,
+            only_nodes=pipeline.preemption_nodes,
+            preemptor=self.preemptor,
+            adds_victims=pipeline.settings.preemption,
+        )
+
+    def place(self, attempt: Attempt) -> Place | None:
+        """On the node that the pod is nominated for, if its victims have left. If they have not, or it does not fit, it
+        is placed wherever it fits, or keeps its nomination."""
+        nomination = self._ledger.nominations.get(attempt.request.uid) if self._ledger.nominations else None
+        if nomination is None or nomination.facts.node not in attempt.candidates:
+            return None
+        answer = self._ledger.fit(attempt.request, nomination.facts.node)
+        return None if isinstance(answer, Misfit) else Place(attempt.request, answer)
+
+    def answer_preempt(self, body: bytes) -> Coroutine[Any, Any, bytes]:
+        return self._verb.answer(body)
+
+    def is_nominated(self, uid: str) -> bool:
+        return self._ledger.nominations.has(uid)
+
+    def tick(self) -> None:
+        self.preemptor.end_overdue()
+
+    async def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
+        for pod in self.preemptor.ready():
+            yield [pod]
+
+    def work(self) -> Sequence[Work]:
+        return (self.preemptor.run,)
