@@ -19,6 +19,7 @@ from tessera.core.ledger import GrantState, replay
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, UNSCHEDULABLE, CycleState
 from tessera.scheduler.settings import NodeLockMode, Settings
@@ -114,6 +115,8 @@ class CountingEvent(asyncio.Event):
 class World:
     """One engine and its apiserver. `at` is its clock where no event loop runs."""
 
+    features = FEATURES
+
     def __init__(self, *nodes: NodeBuilder, mode: NodeLockMode = NodeLockMode.AUTO) -> None:
         self.skew = 0.0
         """seconds by which its wall clock is set"""
@@ -140,6 +143,7 @@ class World:
             spawn=self.spawn,
             observer=self.observer(),
             tenure=Tenure(lambda: self.leads),
+            features=self.features,
         )
         engine.tenure.begin(0, "fence-0")
         engine.unschedulable.room = self._room = CountingEvent()

@@ -1,0 +1,80 @@
+"""The pipeline without features, and with one of twenty lines that is named in no other module."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.core.misfits import Reason, node_misfit
+from tessera.scheduler.features.registry import FEATURES
+from tessera.scheduler.framework import Attempt, Feature, Pipeline, Refusal, methods
+from tessera.scheduler.pod_cycle import PodCycle
+from tests.support.builders import gpu_pod, node
+from tests.support.event_loops import in_fake_time
+from tests.support.stepwise_scheduler import World
+
+
+class Quarantine(Feature):
+    """Refuses pods with a label, and counts those that are bound."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.bound = 0
+
+    def place(self, attempt: Attempt) -> Refusal | None:
+        if "quarantine" not in (attempt.pod.metadata.labels or {}):
+            return None
+        return Refusal(node_misfit(Reason.NODE_UNAVAILABLE), is_first=True, refusals=1)
+
+    def post_bind(self, cycle: PodCycle, error: str) -> None:
+        self.bound += not error
+
+
+class Plain(World):
+    features = ()
+
+
+class Alone(World):
+    features = (Quarantine,)
+
+
+class BeforeOthers(World):
+    features = (Quarantine, *FEATURES)
+
+
+@in_fake_time
+async def test_without_features_the_pipeline_schedules_plain_pods() -> None:
+    world = Plain(node("n1").gpus(1))
+    first, second = gpu_pod("first"), gpu_pod("second")
+    world.create(first, second)
+    assert world.chosen(first) == "n1"
+    assert "CardInsufficientMemory" in world.filtered(second)["FailedNodes"]["n1"]
+    assert await world.bound(first) == ""
+    assert world.api.pods["default/first"].spec.node_name == "n1"
+    world.api.delete_pod("default/first")
+    world.watch()
+    assert world.chosen(second) == "n1"
+    world.engine.tick()
+    world.engine.step_down()
+
+
+@pytest.mark.parametrize("kind", [Alone, BeforeOthers])
+def test_a_feature_is_one_class_and_one_line(kind: type[World]) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = kind(node("n1").gpus(1))
+        marked, plain = gpu_pod("marked").labelled(quarantine="yes"), gpu_pod("plain")
+        world.create(marked, plain)
+        assert world.filtered(marked)["FailedNodes"] == {"n1": Reason.NODE_UNAVAILABLE}
+        assert world.chosen(plain) == "n1"
+        assert await world.bound(plain) == ""
+        assert await world.bound(marked) != "", "there is no room beside the other pod"
+        assert world.engine.feature(Quarantine).bound == 1
+
+    check()
+
+
+def test_a_feature_is_not_called_at_points_that_it_does_not_override() -> None:
+    world = BeforeOthers(node("n1").gpus(1))
+    feature = world.engine.feature(Quarantine)
+    assert methods([feature], Feature.place) == (feature.place,)
+    assert methods([feature], Feature.permit) == ()
