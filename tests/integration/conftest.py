@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.kube.backoff import Backoff
 from tessera.lab.sandbox.scheduling import queue
 from tessera.node.health import hardware_watch
 
-FIRST_BACKOFF_S = 0.1
+BACKOFF = Backoff(initial=0.1, cap=10.0)
 SCAN_GAP_S = 0.1
 
 
 @pytest.fixture(autouse=True)
 def _impatient_kube_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod whose bind failed is tried again soon, as with `podInitialBackoffSeconds` of a kube-scheduler."""
-    monkeypatch.setattr(queue, "FIRST_BACKOFF_S", FIRST_BACKOFF_S)
+    monkeypatch.setattr(queue, "BACKOFF", BACKOFF)
 
 
 @pytest.fixture(autouse=True)

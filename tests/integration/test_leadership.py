@@ -150,7 +150,7 @@ async def test_a_bind_that_waited_is_not_written_by_a_replica_that_no_longer_lea
         await cluster.until(lambda: not first.process.service.is_leader)
         slow.kubelet.resume()
         await cluster.until(
-            lambda: not first.process.service.engine.cycles.claimed, what="the old leader's last bind to end"
+            lambda: not first.process.service.engine.cycles.checked_out, what="the old leader's last bind to end"
         )
         await cluster.running_pods("p")
         assert plane.phase("default", "q") == "Pending"

@@ -152,7 +152,7 @@ class Checker:
         entry, pod = engine.ledger.pod(uid), self.shown.raw_pods.get(uid)
         cycle = engine.cycles.get(uid)
         assert cycle is not None, f"{uid} has a turn and no record"
-        if cycle.is_claimed or cycle.state is CycleState.UNCERTAIN:
+        if cycle.is_checked_out or cycle.state is CycleState.UNCERTAIN:
             return
         assert entry is not None, f"{uid} has a turn and holds nothing"
         if pod is not None:
@@ -198,7 +198,7 @@ class Checker:
         self._check_claims()
         left = [ticket.uid for name in self._bindings.agents for ticket in engine.queue.active_on(name)]
         assert left == [], f"turns left behind: {left}"
-        assert (engine.cycles.claimed, engine.queue.active, engine.queue.waiting) == (0, 0, 0)
+        assert (engine.cycles.checked_out, engine.queue.active, engine.queue.waiting) == (0, 0, 0)
         left = [cycle.uid for cycle in engine.cycles if cycle.ticket is not None and cycle.ticket.locks]
         assert left == [], f"locks left behind: {left}"
         pending = {pod.metadata.uid: pod for pod in api.pods.objects.values() if not pod.spec.node_name}

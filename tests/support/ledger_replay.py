@@ -42,7 +42,7 @@ def unrest(
 ) -> str:
     """What is still under way, or wrong; empty = at rest. `overcommitted` is expected after a registration shrank."""
     under_way = {
-        "binds": service.engine.cycles.claimed,
+        "binds": service.engine.cycles.checked_out,
         "reservations": service.engine.cycles.count(*HOLDS_RESERVATION),
         "bindings not shown yet": sum(1 for entry in service.ledger.pods() if not entry.observed),
         "turns": service.engine.queue.active,

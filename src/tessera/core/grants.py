@@ -80,7 +80,7 @@ class Span(NamedTuple):
 
 @lru_cache(maxsize=256)
 def spans_of(roles: tuple[Role, ...]) -> tuple[Span, ...]:
-    """Of containers that have not started."""
+    """The spans of containers that have not started."""
     return tuple(Span(role) for role in roles)
 
 

@@ -85,7 +85,7 @@ class MoveBounds:
         return rules is not None and rules.arrays_exact and not self._ledger.nominations.on_node(node)
 
     def _fewest_pods(self, request: PodRequest, asked: Request, node: str, by_card: dict[str, list[Mover]]) -> float:
-        """Of all its cards together."""
+        """At least so many pods of this node have to move, on all its cards together."""
         view, rules = self._ledger.node(node), self._ledger.rules[asked.vendor]
         best = [0.0, *[math.inf] * asked.count]
         question = screen.question(request, asked, rules)
@@ -151,7 +151,7 @@ def _add_card(best: list[float], fewest: Fewest) -> list[float]:
 
 
 def _card_cost(movers: Sequence[Mover]) -> Cost:
-    """Of moving all these pods."""
+    """What it costs to move all these pods."""
     priorities = tuple(sorted((cost.priorities[0] for cost, _ in movers), reverse=True))
     ages = tuple(sorted((cost.ages[0] for cost, _ in movers), reverse=True))
     return Cost(NO_PRIORITY, len(movers), priorities, ages, sum(cost.work for cost, _ in movers))

@@ -7,7 +7,7 @@ One card: the one with the weakest links, so that well linked groups stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import comb
 
@@ -23,6 +23,25 @@ MAX_CARDS = 512
 SWAP_ROUNDS = 32
 
 Matrix = npt.NDArray[np.int64]
+
+
+def linked_groups(uuids: Iterable[str], near: Callable[[str], Iterable[str]]) -> dict[str, int]:
+    """The number of the group of each card that is linked to others, directly or through them: `near` has the cards
+    that one is linked to. Groups are numbered in the order of the cards; a card without links is in none."""
+    groups: dict[str, int] = {}
+    count = 0
+    for first in uuids:
+        if first in groups:
+            continue
+        members, rest = {first}, [first]
+        while rest:
+            found = set(near(rest.pop())) - members
+            rest += found
+            members |= found
+        if len(members) > 1:
+            groups.update(dict.fromkeys(members, count))
+            count += 1
+    return groups
 
 
 def links(devices: Sequence[Device]) -> Matrix:

@@ -42,7 +42,7 @@ class UnreadableNode:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotals:
-    """Of the cards that are shown."""
+    """Sums over the cards that are shown."""
 
     nodes: int
     cards: int

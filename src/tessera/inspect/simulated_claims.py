@@ -23,7 +23,7 @@ POD = "Pod"
 
 
 class SimulatedClaims:
-    """Of the copies on one cluster."""
+    """Claims that pods of a simulation would make, until they are taken back."""
 
     def __init__(self, cluster: OfflineCluster) -> None:
         self._cluster = cluster

@@ -29,14 +29,13 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.eviction import CONCURRENT, EvictionResult, evict_pod
 from tessera.maintenance.cordon import NamedCard
+from tessera.wire import keys
 
 FIRST_ROUND_S, ROUND_S = 0.25, 2.0
 """between two looks at the nodes: pods that end quickly are seen to, and then the apiserver is spared"""
 SETTLE_S = 5.0
 """after the cordon, before a card counts as drained: pods that were placed before are bound by then, unless something
 else than devices holds them up"""
-MIRROR = "kubernetes.io/config.mirror"
-"""annotation of a pod that a file of its node defines; no API call ends it"""
 
 
 class PodStage(Enum):
@@ -184,7 +183,7 @@ def _holding_pod(
         sum(entry.holdings[uuid].use.memory for entry, held in parts for uuid in held if uuid in entry.holdings),
         f"{owner['kind']}/{owner['name']}" if owner is not None else "",
         has_local_data=any("emptyDir" in volume for volume in document["spec"].get("volumes") or ()),
-        is_mirror=MIRROR in (metadata.get("annotations") or {}),
+        is_mirror=keys.MIRROR_POD in (metadata.get("annotations") or {}),
         is_terminating=bool(metadata.get("deletionTimestamp")),
     )
 

@@ -101,7 +101,7 @@ class Binder:
             args = decode_binding_args(body)
         except WireError as error:
             return encode_binding_result(str(error))
-        cycle = self._cycles.claim(args.pod_uid)
+        cycle = self._cycles.check_out(args.pod_uid)
         if cycle is None:
             return encode_binding_result(f"pod {args.pod_namespace}/{args.pod_name} is being bound already")
         ended = INTERRUPTED
@@ -115,7 +115,7 @@ class Binder:
         finally:
             for post_bind in self._post_bind:
                 post_bind(cycle, ended)
-            self._cycles.unclaim(cycle)
+            self._cycles.check_in(cycle)
         self._observer.on_bind(BindEvent(args.pod_namespace, args.pod_name, args.pod_uid, outcome.error, args.node))
         return encode_binding_result(outcome.error)
 
@@ -286,13 +286,13 @@ class Binder:
         A pod that came and went between two lists is never shown, and no event would free what it was given.
         """
         for uid in [cycle.uid for cycle in self._cycles.unconfirmed()]:
-            cycle = self._cycles.claim(uid)
+            cycle = self._cycles.check_out(uid)
             if cycle is None:
                 continue
             try:
                 await self._look_up_binding(cycle)
             finally:
-                self._cycles.unclaim(cycle)
+                self._cycles.check_in(cycle)
 
     async def _look_up_binding(self, cycle: PodCycle) -> None:
         state, ticket, prepared, placement = cycle.state, cycle.ticket, cycle.prepared, cycle.placement

@@ -86,7 +86,7 @@ def _compile(selector: LabelSelector) -> _Terms:
 
 
 class _Selector:
-    """Of one budget."""
+    """The selector of one budget, with the labels that it can be found by."""
 
     __slots__ = ("anchors", "changed", "name", "source", "terms")
 
@@ -225,7 +225,7 @@ class _Namespace:
 
 
 class DisruptionBudgets:
-    """Of all namespaces."""
+    """Which budgets protect which pods, in all namespaces."""
 
     def __init__(self, *, work_at_once: int = WORK_AT_ONCE) -> None:
         """`work_at_once`: comparisons of one label between two pauses."""

@@ -35,7 +35,7 @@ Obstacle = Callable[[PodTraits], str]
 
 
 class Evictor:
-    """Of one scheduler."""
+    """Evicts for all preemptors of one scheduler, a few pods at a time."""
 
     def __init__(self, api: KubeApi, book: VictimBook, *, observer: SchedulerObserver) -> None:
         self._api = api

@@ -297,7 +297,7 @@ class Filter:
             return encode_filter_result(error=f"{pod} is bound to {held.facts.node}")
         if cycle is None:
             return None
-        if cycle.is_claimed or cycle.state is CycleState.BOUND:
+        if cycle.is_checked_out or cycle.state is CycleState.BOUND:
             where = f" to {cycle.placement.node}" if cycle.placement is not None else ""
             return encode_filter_result(error=f"{pod} is being bound{where}")
         if cycle.state is CycleState.UNCERTAIN and cycle.placement is not None:

@@ -147,7 +147,7 @@ class DecisionEntry(Entry, frozen=True, gc=False):
     microseconds: int
 
     def _fields(self, sequence: int) -> dict[str, Any]:
-        """Of its record."""
+        """The fields of the record that it becomes."""
         candidates = self.candidates
         return {
             "time": self.time,

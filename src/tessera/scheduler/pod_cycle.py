@@ -148,7 +148,7 @@ class PodCycle:
     """place in the allocation queue of its node, from BINDING until it is handed over"""
     written_at: float | None = None
     """when a binding was sent that has taken effect, or may yet; until the API shows it, or it is void"""
-    is_claimed: bool = False
+    is_checked_out: bool = False
     """a bind or a look-up works on it: no other may, and filter decides nothing"""
     is_shown: bool = False
     """the API shows the pod, not bound"""
@@ -193,9 +193,9 @@ class PodCycles:
         return sum(1 for cycle in self._cycles.values() if cycle.state in states)
 
     @property
-    def claimed(self) -> int:
+    def checked_out(self) -> int:
         """Binds and look-ups that run now."""
-        return sum(1 for cycle in self._cycles.values() if cycle.is_claimed)
+        return sum(1 for cycle in self._cycles.values() if cycle.is_checked_out)
 
     # -- filter
 
@@ -267,16 +267,16 @@ class PodCycles:
 
     # -- bind
 
-    def claim(self, uid: str) -> PodCycle | None:
+    def check_out(self, uid: str) -> PodCycle | None:
         """The record for a bind or a look-up alone; None if another one works on it."""
         cycle = self._get_or_add(uid)
-        if cycle.is_claimed:
+        if cycle.is_checked_out:
             return None
-        cycle.is_claimed = True
+        cycle.is_checked_out = True
         return cycle
 
-    def unclaim(self, cycle: PodCycle) -> None:
-        cycle.is_claimed = False
+    def check_in(self, cycle: PodCycle) -> None:
+        cycle.is_checked_out = False
         self._drop_if_over(cycle)
 
     def may_be_written(self, cycle: PodCycle) -> bool:
@@ -296,7 +296,7 @@ class PodCycles:
     def may_be_bound(self, uid: str) -> bool:
         """Whether a bind of the pod is under way, or one may have taken effect."""
         cycle = self.get(uid)
-        return cycle is not None and (cycle.is_claimed or cycle.state in (UNCERTAIN, BOUND))
+        return cycle is not None and (cycle.is_checked_out or cycle.state in (UNCERTAIN, BOUND))
 
     def hand_to_claim(self, cycle: PodCycle, claim: str) -> None:
         """A claim of the pod holds its part of the placement itself from now on."""
@@ -378,7 +378,7 @@ class PodCycles:
         return [
             cycle
             for cycle in self._cycles.values()
-            if not cycle.is_claimed
+            if not cycle.is_checked_out
             and (cycle.state is UNCERTAIN or (cycle.state is BOUND and (cycle.written_at or 0.0) <= latest))
         ]
 
@@ -413,7 +413,7 @@ class PodCycles:
         if ticket is not None and ticket.node != facts.node:
             # Another scheduler bound it elsewhere. A bind that runs gives its ticket and locks back itself.
             cycle.ticket = None
-            if not cycle.is_claimed:
+            if not cycle.is_checked_out:
                 self.queue.leave(ticket)
         elif ticket is not None and ticket.state is TicketState.WAITING:
             # An earlier write took effect while the bind waited: kubelet may call Allocate from now on.
@@ -451,7 +451,7 @@ class PodCycles:
         """Another replica may lead from now on: it may give away what is only reserved here."""
         self.term += 1
         for cycle in self:
-            if cycle.state is RESERVED and not cycle.is_claimed:
+            if cycle.state is RESERVED and not cycle.is_checked_out:
                 self.give_up(cycle)
             elif cycle.state is NOMINATED:
                 self.renounce(cycle)
@@ -527,7 +527,7 @@ class PodCycles:
         return cycle
 
     def _drop_if_over(self, cycle: PodCycle) -> None:
-        if cycle.is_claimed:
+        if cycle.is_checked_out:
             return
         if cycle.state is SETTLED or (cycle.state is PENDING and not cycle.is_shown):
             self._cycles.pop(cycle.uid, None)

@@ -159,7 +159,7 @@ class Process(SchedulerObserver):
         if code == 0 and self.settings.shutdown_delay_seconds:
             await self._announce_end()
         deadline = asyncio.get_running_loop().time() + self.settings.grace_seconds
-        log.info("stopping", binds=self.service.engine.cycles.claimed)
+        log.info("stopping", binds=self.service.engine.cycles.checked_out)
         self.service.journal.close()
         await self.close_listeners()
         for task in (*work, stop):

@@ -21,8 +21,6 @@ from tessera.wire.gobool import parse_bool
 from tessera.wire.objects import Pod, PodDisruptionBudget
 from tessera.wire.pod_groups import read_pod_group
 
-MIRROR = "kubernetes.io/config.mirror"
-"""annotation of a pod that a file of its node defines; no API call ends it"""
 OPTED_OUT = f"annotation {keys.PREEMPTIBLE} is false"
 STUCK = "it was to leave, and did not in time"
 DEFAULT_GRACE_S = 30
@@ -162,7 +160,7 @@ class VictimBook:
         return traits._replace(protection=traits.protection or reason) if reason else traits
 
     def traits_of(self, uids: Iterable[str]) -> tuple[PodTraits, ...]:
-        """Of those that are known."""
+        """The traits of those pods that are known."""
         return tuple(traits for uid in uids if (traits := self.traits(uid)) is not None)
 
     def members(self, group: str) -> Collection[str]:
@@ -197,7 +195,7 @@ def read_traits(pod: Pod) -> PodTraits:
     """A bound pod as preemption sees it."""
     metadata, annotations = pod.metadata, pod.annotations
     protection = ""
-    if MIRROR in annotations:
+    if keys.MIRROR_POD in annotations:
         protection = "a file of its node defines it"
     elif parse_bool(annotations.get(keys.PREEMPTIBLE, "")) is False:
         protection = OPTED_OUT

@@ -22,6 +22,8 @@ FENCE = "tessera.io/fence"
 """patched on a pending pod so that its version changes, and no binding that was sent before can land; a label where
 annotations are full"""
 
+MIRROR_POD = "kubernetes.io/config.mirror"
+"""kubelet's, on a pod that a file of its node defines; no API call ends it"""
 TURNOVER = "tessera.io/turnover"
 """written with the binding under a policy that looks ahead: the turnover that it was decided by, from 0 to 1. The pods
 that had ended by then may be gone, and with them what a scheduler that starts, or `explain`, could tell it from"""

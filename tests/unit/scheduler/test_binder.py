@@ -460,10 +460,10 @@ async def test_a_second_bind_of_the_same_pod_is_an_error_and_harms_nothing() -> 
     world.api.script("bind", Step(delay=5.0))
     first = asyncio.create_task(world.bound(POD))
     await asyncio.sleep(1)
-    assert world.cycles.claimed == 1
+    assert world.cycles.checked_out == 1
     assert await world.bound(POD) == "pod default/p is being bound already"
     assert await first == ""
-    assert (world.cycles.claimed, world.api.calls) == (0, ["bind"])
+    assert (world.cycles.checked_out, world.api.calls) == (0, ["bind"])
     assert world.agrees()
 
 
@@ -488,7 +488,7 @@ async def test_a_bind_cancelled_during_its_write_frees_nothing() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (world.state(POD), world.cards(), world.cycles.claimed) == (GrantState.RESERVED, HELD, 0)
+    assert (world.state(POD), world.cards(), world.cycles.checked_out) == (GrantState.RESERVED, HELD, 0)
     assert world.cycle_state(POD) is CycleState.UNCERTAIN
 
 
@@ -498,7 +498,7 @@ async def test_a_bug_during_the_write_is_not_hidden_and_frees_nothing() -> None:
     world.api.script("bind", Step(meanwhile=lambda: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         await world.bound(POD)
-    assert (world.state(POD), world.cycles.claimed) == (GrantState.RESERVED, 0)
+    assert (world.state(POD), world.cycles.checked_out) == (GrantState.RESERVED, 0)
 
 
 # -- small things

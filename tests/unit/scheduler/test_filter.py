@@ -153,7 +153,7 @@ def test_a_pod_whose_containers_moved_after_the_webhook_is_refused_with_what_to_
 
 def bind(cluster: World, asking: PodBuilder) -> PodCycle:
     """The pod's bind has begun."""
-    cycle = cluster.cycles.claim(uid(asking))
+    cycle = cluster.cycles.check_out(uid(asking))
     assert cycle is not None
     cluster.cycles.start_bind(cycle)
     return cycle
@@ -199,7 +199,7 @@ def test_a_pod_whose_binding_may_have_been_written_is_sent_to_the_same_node_agai
     cycle = bind(cluster, asking)
     cluster.cycles.mark_written(cycle)
     cluster.cycles.put_back(cycle)
-    cluster.cycles.unclaim(cycle)
+    cluster.cycles.check_in(cycle)
     before = cluster.ledger.state()
     assert cluster.filtered(asking, ["n1", "n2"]) == NOTHING | {"NodeNames": ["n2"]}
     assert cluster.filtered(asking, ["n1"]) == NOTHING | {"Error": "pod default/p may be bound to n2 already"}

@@ -43,7 +43,7 @@ def reach(here: World, state: CycleState) -> PodCycle:
         here.cycles.nominate(refused, PLACED, frozenset({"victim"}), deadline=1.0)
     elif state is not CycleState.PENDING:
         here.chosen(POD, ["n1"])
-    cycle = here.cycles.claim(uid(POD))
+    cycle = here.cycles.check_out(uid(POD))
     assert cycle is not None
     if state in (CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND):
         here.cycles.start_bind(cycle)
@@ -120,7 +120,7 @@ def test_what_the_api_shows_is_legal_in_every_state(state: CycleState) -> None:
     here.api.delete_pod("default/p")
     here.watch()
     assert here.cycle_state(POD) is CycleState.SETTLED
-    here.cycles.unclaim(cycle)
+    here.cycles.check_in(cycle)
     assert list(here.cycles) == []
     assert here.ledger.pods() == []
 
@@ -170,10 +170,10 @@ def test_a_record_that_a_bind_works_on_outlives_its_pod_and_no_other_bind_gets_i
     cycle = reach(here, CycleState.BINDING)
     here.api.delete_pod("default/p")
     here.watch()
-    assert here.cycles.claim(uid(POD)) is None
+    assert here.cycles.check_out(uid(POD)) is None
     assert here.filtered(POD)["Error"] == "pod default/p is being bound"
     here.cycles.void(cycle)
-    here.cycles.unclaim(cycle)
+    here.cycles.check_in(cycle)
     assert list(here.cycles) == []
 
 
@@ -234,11 +234,11 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3))
     def start_bind(self, number: int) -> None:
         asking = self.some(number)
-        cycle = self.world.cycles.claim(uid(asking))
+        cycle = self.world.cycles.check_out(uid(asking))
         if cycle is None:
             return
         if cycle.state not in (CycleState.RESERVED, CycleState.UNCERTAIN):
-            self.world.cycles.unclaim(cycle)
+            self.world.cycles.check_in(cycle)
             return
         self.world.cycles.start_bind(cycle)
         self.claimed[cycle.uid] = cycle
@@ -262,7 +262,7 @@ class Machine(RuleBasedStateMachine):
                 cycles.put_back(cycle)
         if ticket is not None and cycle.ticket is not ticket:
             self.world.queue.leave(ticket)
-        cycles.unclaim(cycle)
+        cycles.check_in(cycle)
 
     @rule(number=st.integers(0, 3), shown=st.sampled_from(["pending", "allocating", "running", "gone"]))
     def show(self, number: int, shown: str) -> None:

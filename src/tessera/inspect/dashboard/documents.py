@@ -24,6 +24,7 @@ from tessera.core.devices import Device
 from tessera.core.holdings import Holding
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.node_info import Card
+from tessera.core.topology import linked_groups
 from tessera.inspect.dashboard.room import Room, SliceSize, count_room
 from tessera.inspect.slices import is_claim, sorted_users
 from tessera.inspect.state import Json
@@ -290,20 +291,9 @@ class NodeRenderer:
 
 
 def nvlink_groups(devices: Mapping[str, Device]) -> dict[str, str]:
-    """By uuid: the name of the group of cards that NVLinks connect, in the order of registration. Cards without links
-    are left out."""
-    groups: dict[str, str] = {}
-    count = 0
-    for first in devices:
-        if first in groups:
-            continue
-        members, rest = {first}, [first]
-        while rest:
-            links = devices[rest.pop()].links
-            near = [uuid for uuid, score in links.items() if score >= NVLINK_SCORE and uuid in devices]
-            rest += [uuid for uuid in near if uuid not in members]
-            members.update(near)
-        if len(members) > 1:
-            groups.update(dict.fromkeys(members, f"NVLink {count}"))
-            count += 1
-    return groups
+    """By uuid: the name of the group of cards that NVLinks connect."""
+
+    def near(uuid: str) -> list[str]:
+        return [other for other, score in devices[uuid].links.items() if score >= NVLINK_SCORE and other in devices]
+
+    return {uuid: f"NVLink {number}" for uuid, number in linked_groups(devices, near).items()}

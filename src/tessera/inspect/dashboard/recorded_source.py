@@ -78,7 +78,7 @@ class RecordedSource(FixedSource):
 
 
 def _settings(records: Sequence[Record]) -> Settings:
-    """Of the process that wrote the end of the journal."""
+    """The settings of the process that wrote the end of the journal."""
     start = next(record for record in reversed(records) if isinstance(record, Start))
     return Settings(
         device_sections=start.device_sections,

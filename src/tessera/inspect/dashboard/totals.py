@@ -19,7 +19,7 @@ DIGITS = 2
 
 
 class Totals:
-    """Of the nodes that have a document."""
+    """Sums over the nodes that have a document."""
 
     def __init__(self, models: ModelTable) -> None:
         self._models = models

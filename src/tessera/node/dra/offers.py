@@ -10,14 +10,14 @@ much memory, is the rule of the classic registration (`registration.devices`).
 
 from __future__ import annotations
 
-from collections import Counter as Counts
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain
 from typing import TypeVar
 
 from tessera.core.devices import MIG, Device, MigSlot
 from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.core.topology import linked_groups
 from tessera.host.cards import MIB, CardFacts, GpuInstanceProfile, Links
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.registration.devices import NO_SHARING, allowed_profiles, model_of, registrable
@@ -158,22 +158,18 @@ def _batches(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:
     return (tuple(items[start : start + size]) for start in range(0, len(items), size))
 
 
-def nvlink_groups(uuids: Iterable[str], links: Mapping[tuple[str, str], Links]) -> dict[str, str]:
+def nvlink_groups(uuids: Sequence[str], links: Mapping[tuple[str, str], Links]) -> dict[str, str]:
     """Cards that NVLinks join, directly or through others, have the same text; a card without links has none.
 
     Both ends must see the link, as for pair scores."""
-    order = list(uuids)
-    first = {uuid: uuid for uuid in order}
-    """of its group, by uuid"""
     none = Links(None)
-    for one, other in combinations(order, 2):
+
+    def is_linked(one: str, other: str) -> bool:
         there, back = links.get((one, other), none), links.get((other, one), none)
-        if (there.direct and back.direct) or (there.switched and back.switched):
-            old, new = first[other], first[one]
-            first = {uuid: new if each == old else each for uuid, each in first.items()}
-    sizes = Counts(first.values())
-    names = {each: f"nvlink-{number}" for number, each in enumerate(each for each in sizes if sizes[each] > 1)}
-    return {uuid: names[each] for uuid, each in first.items() if each in names}
+        return bool((there.direct and back.direct) or (there.switched and back.switched))
+
+    groups = linked_groups(uuids, lambda uuid: (other for other in uuids if is_linked(uuid, other)))
+    return {uuid: f"nvlink-{number}" for uuid, number in groups.items()}
 
 
 def _counter_set(uuid: str, found: Collection[Offer]) -> CounterSet:

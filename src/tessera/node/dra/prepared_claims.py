@@ -113,7 +113,7 @@ class ClaimSpecs:
         return found if isinstance(found, dict) else None
 
     def uids(self) -> list[str]:
-        """Of the claims that have a spec."""
+        """The uids of claims that have a spec file."""
         try:
             names = sorted(os.listdir(self._folder))
         except FileNotFoundError:

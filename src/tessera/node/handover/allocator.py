@@ -71,10 +71,10 @@ class Result(Enum):
     HANDED_OVER = "handed_over"
     UNCERTAIN = "uncertain"
     """several containers can have asked, and the slice is right for each of them"""
-    WELCOMED = "welcomed"
-    """the container uses the downward API"""
+    DOWNWARD_API = "downward_api"
+    """the container reads its slices from its own pod"""
     AMBIGUOUS = "ambiguous"
-    NO_POD = "nobody"
+    NO_POD = "no_pod"
     REFUSED = "refused"
 
 
@@ -207,9 +207,9 @@ class SliceAllocator:
         found, pods = await self._find(call, ids)
         spans = {pod.key.uid: pod.spans for pod in pods}
         if isinstance(found, DownwardApi):
-            welcome = Allocation(frozenset(ids), frozenset({found.claim.key}))
-            await self._admit(call, welcome, found.askers, spans)
-            self._count(Result.WELCOMED)
+            allocation = Allocation(frozenset(ids), frozenset({found.claim.key}))
+            await self._admit(call, allocation, found.askers, spans)
+            self._count(Result.DOWNWARD_API)
             self._checkpoint.note(found.askers, spans)
             return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
         if not isinstance(found, Found):

@@ -4,7 +4,7 @@
                            ^                         |
                            +---------fault-----------+
 
-Quiet means no fault. Each relapse doubles the quiet period, up to QUIET_MOST_S; a card that stayed healthy for
+Quiet means no fault. Each relapse doubles the quiet period, up to the cap of QUIET; a card that stayed healthy for
 FORGIVEN_S starts afresh. Nothing else makes a card healthy, whatever the fault was, and a fault of one card changes no
 other card. A card that cannot be read keeps its last facts. A card that disappeared is listed as unhealthy for KEPT_S,
 so that kubelet sees an unhealthy device instead of a smaller node. Cards excluded by the configuration are never
@@ -17,20 +17,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tessera.host.cards import CardEvent, CardFacts, Found, UnreadableCard
+from tessera.kube.backoff import Backoff
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.settings import AgentSettings
 
 GOOD_PROBES = 3
 """in a row, before a card is trusted again"""
-QUIET_S = 60.0
-QUIET_MOST_S = 1800.0
+QUIET = Backoff(initial=60.0, cap=1800.0)
+"""how long a card must be without a fault, by its relapses"""
 FORGIVEN_S = 6 * 3600.0
 """of health, after which earlier relapses do not count"""
 UNKNOWN = "unknown fault"
-
-_DOUBLINGS = 16
-"""beyond this the quiet period is always the longest"""
-
 KEPT_S = 600.0
 """how long a card stays listed after it disappeared"""
 NOT_READ = Fleet(problem="the cards have not been read yet")
@@ -59,7 +56,7 @@ class Health:
     @property
     def quiet_s(self) -> float:
         """How long it must be without a fault before it recovers."""
-        return min(QUIET_MOST_S, QUIET_S * 2.0 ** min(max(self.spells - 1, 0), _DOUBLINGS))
+        return QUIET.ceiling(self.spells)
 
 
 def after_fault(health: Health, problem: str, *, now: float) -> Health:

@@ -112,7 +112,7 @@ def compile_text(text: str) -> Expression:
 
 
 class _Compiler:
-    """Of one expression."""
+    """Compiles one expression and notes what it reads."""
 
     def __init__(self) -> None:
         self._meter = Meter(MAX_FOLDED)

@@ -90,7 +90,7 @@ async def test_without_any_pod_the_call_is_refused_and_nothing_is_written() -> N
         with pytest.raises(AllocationRefused, match=f"no binding pod found on node {NODE}"):
             await world.ask("GPU-a-0")
         assert world.api.fake.writes == []
-        assert world.count("allocations", result="nobody") == 1
+        assert world.count("allocations", result="no_pod") == 1
 
 
 @in_fake_time

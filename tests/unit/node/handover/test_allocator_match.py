@@ -50,7 +50,7 @@ async def test_pods_that_use_the_downward_api_get_the_same_answer_whatever_they_
         assert world.api.phase("p") == world.api.phase("q") == "success"
         assert (world.api.left("p"), world.api.left("q")) == (";", ";")
         assert world.events == []
-        assert world.count("allocations", result="welcomed") == 2
+        assert world.count("allocations", result="downward_api") == 2
 
 
 @in_fake_time

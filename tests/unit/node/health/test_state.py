@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tessera.node.health.roster import (
     FORGIVEN_S,
     GOOD_PROBES,
-    QUIET_MOST_S,
-    QUIET_S,
+    QUIET,
     UNKNOWN,
     Health,
     after_fault,
@@ -63,14 +62,14 @@ def test_a_card_that_falls_again_needs_longer_every_time_up_to_a_bound() -> None
             now += 5.0
             health = after_good_probe(health, now=now)
         needed.append(now - start)
-    assert needed[:7] == [60, 120, 240, 480, 960, QUIET_MOST_S, QUIET_MOST_S]
-    assert set(needed[7:]) == {QUIET_MOST_S}
+    assert needed[:7] == [60, 120, 240, 480, 960, QUIET.cap, QUIET.cap]
+    assert set(needed[7:]) == {QUIET.cap}
 
 
 def test_a_card_that_stayed_healthy_for_long_starts_afresh() -> None:
     ill_twice = [(1.0, "XID 94"), *good(12, 5), (1.0, "XID 94"), *good(24, 5)]
-    assert lived(*ill_twice, (FORGIVEN_S - 1, "XID 94")).quiet_s == 4 * QUIET_S
-    assert lived(*ill_twice, (FORGIVEN_S, "XID 94")).quiet_s == QUIET_S
+    assert lived(*ill_twice, (FORGIVEN_S - 1, "XID 94")).quiet_s == 4 * QUIET.initial
+    assert lived(*ill_twice, (FORGIVEN_S, "XID 94")).quiet_s == QUIET.initial
 
 
 def test_the_first_problem_of_a_spell_is_the_one_that_is_shown() -> None:
@@ -94,7 +93,7 @@ def test_no_card_comes_back_before_it_was_quiet_and_every_fault_is_counted(taken
         else:
             health, probes = after_good_probe(health, now=now), probes + 1
         assert health.faults == faults
-        assert QUIET_S <= health.quiet_s <= QUIET_MOST_S
+        assert QUIET.initial <= health.quiet_s <= QUIET.cap
         if health.healthy and not before.healthy:
             assert now - last_fault >= before.quiet_s
             assert probes >= GOOD_PROBES

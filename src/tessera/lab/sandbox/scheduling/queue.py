@@ -15,10 +15,11 @@ import heapq
 from dataclasses import dataclass
 from enum import Enum
 
-FIRST_BACKOFF_S = 1.0
-LAST_BACKOFF_S = 10.0
+from tessera.kube.backoff import Backoff
+
+BACKOFF = Backoff(initial=1.0, cap=10.0)
 ASLEEP_S = 300.0
-"""seconds after which a refused pod is tried again without an event; all three are kube-scheduler's defaults"""
+"""seconds after which a refused pod is tried again without an event; all these are kube-scheduler's defaults"""
 
 NEVER = -1
 """a number of events that is never current"""
@@ -214,4 +215,4 @@ class SchedulingQueue:
 
 def backoff_s(failures: int) -> float:
     """Seconds to wait after this many failures: 1, 2, 4, 8, 10, 10, ..."""
-    return min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16))
+    return BACKOFF.ceiling(failures)

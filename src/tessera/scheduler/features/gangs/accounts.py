@@ -46,7 +46,7 @@ class _Account:
 
 
 class HoldAccounts:
-    """Of all namespaces."""
+    """How long each namespace has held cards for gangs, and how much it may hold yet."""
 
     def __init__(self, time: Callable[[], float], cards: Callable[[], int], *, share: float) -> None:
         """`cards` of the cluster; `share` of them that refills an account, from 0 to 1."""

@@ -48,7 +48,7 @@ class _Queue:
 
 
 class GroupSizes:
-    """Of all groups that a pod names."""
+    """The sizes of the groups that pods name, as their objects say."""
 
     def __init__(self) -> None:
         self.wanted = asyncio.Event()

@@ -18,6 +18,7 @@ from collections.abc import Generator
 
 from tessera.core.gangs import GangMisfit
 from tessera.core.misfits import Misfit
+from tessera.kube.backoff import Backoff
 from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import PLAN_AGAIN, GangHolds
 from tessera.scheduler.features.gangs.registry import GangRegistry
@@ -28,7 +29,7 @@ from tessera.scheduler.settings import Settings
 
 LONGEST_PLAN = 6
 """times `--gang-timeout`: a plan whose members come one by one, each in time, ends nevertheless"""
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
+PAUSES = Backoff(initial=5.0, cap=60.0)
 """seconds between two plans of a gang whose last plan was given up; doubled each time"""
 HELD_S = 300.0
 """for which the rest of a gang that is bound in part has its holds, as long as a pod's reservation lasts"""
@@ -39,7 +40,7 @@ IN_WRITING = (CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND, CycleS
 
 
 class GangLifecycle:
-    """Of all gangs."""
+    """Moves gangs from one state to the next."""
 
     def __init__(
         self,
@@ -78,8 +79,8 @@ class GangLifecycle:
         self._holds.give_up(gang)
         gang.state, gang.tried = WAITING, None
         if pause:
-            gang.not_before = self._now() + min(FIRST_PAUSE * 2**gang.failures, LONGEST_PAUSE)
             gang.failures += 1
+            gang.not_before = self._now() + PAUSES.ceiling(gang.failures)
         misfit = self._reports.tell_given_up(gang, f"the plan was given up: {why}")
         gang.end_waits(misfit.text)
         return misfit

@@ -30,7 +30,7 @@ from tessera.scheduler.victim_book import VictimBook
 
 
 class GangNominations:
-    """Of all gangs."""
+    """Holds places for gangs over victims that have not left yet."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 class GangReports:
-    """Of all gangs."""
+    """Tells observers what gangs wait for."""
 
     def __init__(self, observer: SchedulerObserver) -> None:
         self._observer = observer

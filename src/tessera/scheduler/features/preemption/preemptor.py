@@ -204,7 +204,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
     def _cycle_of(self, pod: UnschedulablePod) -> PodCycle | None:
         """The record of a pod that is still refused, may preempt, and which nothing else works on."""
         cycle = self._cycles.get(pod.request.uid)
-        is_idle = cycle is not None and cycle.state is CycleState.REFUSED and not cycle.is_claimed
+        is_idle = cycle is not None and cycle.state is CycleState.REFUSED and not cycle.is_checked_out
         return cycle if is_idle and self._is_ready() else None
 
     def _wait_of(self, pod: UnschedulablePod) -> float:
