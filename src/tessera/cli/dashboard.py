@@ -59,7 +59,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
         import asyncio
         import time
 
-        from tessera.inspect.dashboard.local import serve_page
+        from tessera.inspect.dashboard.access import serve_page
 
         async with serve_page(page, port=port, now=time.time if taken is None else lambda: taken) as address:
             click.echo(f"The page is at {address}")
@@ -103,8 +103,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
 
     async def work() -> None:
         from tessera.inspect.dashboard.journal import RecordedJournal
-        from tessera.inspect.dashboard.recorded_source import RecordedSource, read_records
-        from tessera.inspect.dashboard.source import FixedSource
+        from tessera.inspect.dashboard.source import FixedSource, RecordedSource, read_records
         from tessera.inspect.offline_cluster import OfflineCluster
 
         # A bundle of `tessera snapshot --with-journal` has both.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tessera.core.requests import Role
 from tessera.inspect.anonymize import FoundNames, NewNames, TextReplacer, replace_texts
-from tessera.inspect.journal_subject import subject_of
+from tessera.inspect.journal_filter import subject_of
 from tessera.wire.journal import (
     Attributes,
     Bind,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from tessera.core.near_misses import near_miss, near_miss_by_rule
 from tessera.core.steps import finish
-from tessera.inspect.journal_subject import subject_of
+from tessera.inspect.journal_filter import subject_of
 from tessera.inspect.replay import BrokenJournal, JournalReplay
 from tessera.wire.journal import (
     Bind,

@@ -16,8 +16,8 @@ from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderC
 from tessera.inspect.dashboard.room import count_slices
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
+from tessera.inspect.journal_filter import subject_of
 from tessera.inspect.journal_source import JournalSource
-from tessera.inspect.journal_subject import subject_of
 from tessera.inspect.render.journal import ask_text, grants_text, reasons_text, record_text
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.replay import Moment, Timeline

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tessera.inspect.render.choice import choice_lines
-from tessera.inspect.render.explanation import preemption_line, refusal_lines, request_lines, section, slice_text
+from tessera.inspect.render.explanation import (
+    choice_lines,
+    preemption_line,
+    refusal_lines,
+    request_lines,
+    section,
+    slice_text,
+)
 from tessera.inspect.render.lines import Style, StyledLine
 from tessera.inspect.simulation import SimulatedPlacement, Simulation
 

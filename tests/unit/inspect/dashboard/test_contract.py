@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tessera.inspect.dashboard.recorded_source import RecordedSource
+from tessera.inspect.dashboard.source import RecordedSource
 from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
 from tests.support.builders import NOW, gpu_pod, node
 from tests.support.page import Page, decoded

@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tessera.inspect.dashboard import live_state
-from tessera.inspect.dashboard.recorded_source import RecordedSource
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
-from tessera.inspect.dashboard.source import FixedSource
+from tessera.inspect.dashboard.source import FixedSource, RecordedSource
 from tessera.inspect.dashboard.steps import pause_for
 from tessera.inspect.dashboard.waiting import WaitingPods
 from tessera.inspect.offline_cluster import OfflineCluster

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.inspect.dashboard import journal as page_journal
 from tessera.inspect.dashboard import steps
-from tessera.inspect.dashboard.recorded_source import RecordedSource, read_records
+from tessera.inspect.dashboard.source import RecordedSource, read_records
 from tessera.inspect.state import InspectionError
 from tessera.wire import journal
 from tests.support.builders import NOW, gpu_pod, node
