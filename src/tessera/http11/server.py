@@ -306,7 +306,9 @@ class ServerConnection(HttpConnection):
         if self.expects_continue:
             self.expects_continue = False
             self._transport.write(CONTINUE)
-        if not self._defer(self._state.large if self._is_large else self._state.small, only_reads=True):
+        # Behind a whole request the next one may be small, and of another user of the same peer.
+        is_in_large = self._is_large and self.is_reading
+        if not self._defer(self._state.large if is_in_large else self._state.small, only_reads=True):
             self.resume_reading()
 
     def _defer(self, share: LoopShare, *, only_reads: bool = False) -> bool:

@@ -14,7 +14,7 @@ from itertools import count
 import pytest
 import trustme
 
-from tessera.http11.limits import MAX_BUFFERED_BYTES
+from tessera.http11.limits import LARGE_BODY_BYTES, MAX_BUFFERED_BYTES
 from tessera.http11.responses import MAX_BODY_BYTES
 from tessera.http11.router import Request, Response, Route
 from tessera.http11.server import BODY_S, HEAD_S, KEEP_ALIVE_S, LINGER_S, WRITE_S
@@ -619,6 +619,23 @@ async def test_a_peer_that_uses_much_of_the_event_loop_waits_for_its_share(admit
         for client in clients:
             assert await client.answer() == (200, b"abc")
         assert (time() - began > 0.5) is not admitted
+
+
+@in_fake_time
+async def test_a_small_request_does_not_wait_for_a_large_one_before_it_on_the_same_connection() -> None:
+    async with serving(limits=ListenerLimits()) as served:
+        ticks = count(step=0.05)  # seconds that each step seems to cost: ten of waiting for a large request
+        served.listener._state.timer = lambda: next(ticks)
+        time = asyncio.get_running_loop().time
+        client = await served.connect()
+        large = b"x" * (LARGE_BODY_BYTES + 1)
+        waits = []
+        for body in (large, b"abc", large):
+            began = time()
+            client.send(post("/echo", body))
+            assert await client.answer() == (200, body)
+            waits.append(time() - began)
+        assert waits[1] < 5 < waits[2]
 
 
 # -- responses in pieces
