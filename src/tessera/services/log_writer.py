@@ -48,6 +48,8 @@ class LogWriter:
         """lines"""
         self._rendered: list[str] = []
         """of the thread that writes"""
+        self._is_cut = False
+        """the last write ended within a line: the disk was full"""
         self._deferred_at: int | None = None
         self._is_closing = False
         """the same as `_is_closed`, but quick to ask"""
@@ -141,10 +143,12 @@ class LogWriter:
             self._stream.flush()
             return
         # Not through the stream: at its end, the interpreter aborts if a thread is blocked in the stream's buffer.
-        data = text.encode(errors="backslashreplace")
+        data = (("\n" if self._is_cut and text else "") + text).encode(errors="backslashreplace")
         while data:
             try:
-                data = data[os.write(self._descriptor, data) :]
+                written = os.write(self._descriptor, data)
+                self._is_cut = data[written - 1] != ord("\n")
+                data = data[written:]
             except BlockingIOError:
                 # A program that shares the descriptor has made it non-blocking: wait here instead of there.
                 select.select([], [self._descriptor], [])

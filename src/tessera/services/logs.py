@@ -123,7 +123,7 @@ def deferral() -> Defer:
 def _report_loss(lines: int) -> None:
     import structlog
 
-    structlog.get_logger(__name__).warning("log lines are lost: the log was not read", lines=lines)
+    structlog.get_logger(__name__).warning("log lines are lost: the log did not take them", lines=lines)
 
 
 def _json(event: Mapping[str, object], *, default: Callable[[object], object]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -29,7 +32,7 @@ class BlockedStream(io.StringIO):
         return super().write(text)
 
 
-def writer_on(stream: io.StringIO) -> LogWriter:
+def writer_on(stream: TextIO) -> LogWriter:
     writer = LogWriter(stream, report_loss=lambda lines: writer.write(f"lost {lines}\n"))
     return writer
 
@@ -102,6 +105,26 @@ def test_lines_of_a_write_that_fails_are_counted() -> None:
     writer.write("gone\n")
     writer.close()
     assert stream.getvalue() == "lost 1\n"
+
+
+def test_a_line_that_a_full_disk_cut_off_does_not_spoil_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, write = [5, 0], os.write
+
+    def take(descriptor: int, data: bytes) -> int:
+        if descriptor != stream.fileno() or not room:
+            return write(descriptor, data)
+        if taken := room.pop(0):
+            return write(descriptor, data[:taken])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", take)
+    with (tmp_path / "log").open("w") as stream:
+        writer = writer_on(stream)
+        writer.write("half a line\n")
+        writer.close()
+    assert (tmp_path / "log").read_text() == "half \nlost 1\n"
 
 
 def test_a_deferred_call_that_fails_loses_its_own_line_only() -> None:
