@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tessera.inspect.journal_source import FileSource
+from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.settings import JournalSettings
 from tessera.wire.journal import Bind, Denied, Placed, Record, Refused, Start, TookOver, Woken, decode_record
-from tests.support.journals import assert_same_ledger, replayed
+from tests.support.commands import OWN_PORTS, scheduler
+from tests.support.journals import assert_same_ledger, decide_again, replayed
 from tests.support.product import Product, gpu_pod, product
-from tests.support.scheduler_process import calling
+from tests.support.scheduler_process import Caller, calling, until
 
 
 def nodes() -> list[SimulatedNode]:
@@ -98,3 +106,48 @@ async def test_a_reading_that_follows_ends_in_order_when_the_scheduler_stops(tmp
             # Cut off, it would raise an error here.
             assert (await response.content.read()).endswith(b"}\n")
         await cluster.start_scheduler()
+
+
+@contextmanager
+def no_room(pid: int, *, beyond: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: a write takes what still fits, and the next one fails."""
+    assert sys.platform == "linux"
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (beyond, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+async def decide(plane: ControlPlane, caller: Caller, name: str) -> None:
+    pod = await plane.create_pod(gpu_pod(name, gpu=1, mem=1000))
+    assert (await caller.filter(pod, ["n1"]))["NodeNames"] == ["n1"]
+    assert await caller.bind(pod, "n1") == {"Error": ""}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it uses what only Linux has")
+async def test_a_disk_without_room_stops_no_decision_and_the_file_goes_on_afterwards(tmp_path: Path) -> None:
+    file = tmp_path / "journal.jsonl"
+    async with (
+        ControlPlane(nodes=[SimulatedNode("n1", gpu_cards("n1", 2))]) as plane,
+        scheduler(f"--kubeconfig={plane.kubeconfig}", f"--journal-file={file}", *OWN_PORTS) as command,
+        calling(await command.address("extender")) as caller,
+        calling(await command.address("metrics")) as metrics,
+    ):
+        await decide(plane, caller, "before")
+        await until(lambda: file.exists() and b'"kind":"bind"' in file.read_bytes())
+        with no_room(command.pid, beyond=file.stat().st_size + 100):
+            await decide(plane, caller, "meanwhile")
+            assert (await command.said("journal file not written"))["level"] == "error"
+            await decide(plane, caller, "later")
+            assert await caller.get("/readyz") == (200, "")
+            assert "tessera_journal_file_errors_total 0.0" not in (await metrics.get("/metrics"))[1]
+        await command.said("journal file written again")
+        await decide(plane, caller, "after")
+        command.send(signal.SIGTERM)
+        assert await command.end() == 0
+    records = [record async for record in FileSource(str(file), strict=True).records()]
+    assert [record.pod.name for record in of(records, Placed)] == ["before", "meanwhile", "later", "after"]
+    counts, difference = decide_again(records)
+    assert (counts.checked, difference) == (4, None)

@@ -28,6 +28,8 @@ class Process(Protocol):
     """As much of `asyncio.subprocess.Process` as is used here."""
 
     @property
+    def pid(self) -> int: ...
+    @property
     def stdout(self) -> asyncio.StreamReader | None: ...
     @property
     def stderr(self) -> asyncio.StreamReader | None: ...
@@ -79,6 +81,10 @@ class Command:
         """The address of a listener; all are known once the command is ready."""
         await self.said("ready")
         return str(next(event["address"] for event in self.events if event.get("what") == what))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)
@@ -148,6 +154,7 @@ class _Forked:
 
     def __init__(self, process: ForkedProcess, stdout: asyncio.StreamReader, stderr: asyncio.StreamReader) -> None:
         self._process = process
+        self.pid = process.pid
         self.stdout = stdout
         self.stderr = stderr
         self.send_signal = process.send_signal
