@@ -24,7 +24,7 @@ from tessera.node.dra.prepared_claims import PreparedClaims
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.node.handover.kube_api import Annotations, KubeCluster
 from tessera.node.kubelet.service import Allocator
 from tessera.node.modes.base import ContainerResponse, HostMount
@@ -81,7 +81,7 @@ class Api(KubeCluster):
     async def list_pods(self, node: str) -> list[Pod]:
         return [self.pod(name) for name in self.pods]
 
-    async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
+    async def annotate_pod(self, pod: ObjectKey, annotations: Annotations) -> Pod:
         if pod.name not in self.pods:
             raise ApiError(status=404, reason="NotFound", message=pod.name)
         self.pods[pod.name]["metadata"]["annotations"].update(annotations)
@@ -199,5 +199,5 @@ class Node:
         self._handover.pods.put(f"default/{name}", self._api.pod(name))
 
 
-async def _write_nothing(pod: PodKey, allocations: object) -> None:
+async def _write_nothing(pod: ObjectKey, allocations: object) -> None:
     raise AssertionError("no card is cut here")

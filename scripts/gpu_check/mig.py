@@ -20,7 +20,7 @@ from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.instances import holders_of
@@ -81,10 +81,10 @@ def fleet_of(hardware: NvmlHardware) -> Fleet:
     return Fleet((CardState(next(cards)),))
 
 
-def claim(card: str, pod: str, profile: str, *, start: int, size: int) -> Claim:
+def claim(card: str, pod: str, profile: str, *, start: int, size: int) -> Assignment:
     reserved = MigAllocation(0, 0, card, MigSlot(profile, MigPlacement(start, size)))
     slices = (DeviceEntry(card, "NVIDIA", 1, 1),)
-    return Claim(PodKey("check", pod, f"uid-{pod}"), 0, "main", slices, mig=(reserved,))
+    return Assignment(ObjectKey("check", pod, f"uid-{pod}"), 0, "main", slices, mig=(reserved,))
 
 
 def shown(instances: Sequence[MigInstance]) -> list[tuple[int, int, int]]:
@@ -98,7 +98,7 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     before = hardware.mig_enabled(card)
     written: dict[str, MigAllocation] = {}
 
-    async def write(pod: PodKey, allocations: Sequence[MigAllocation]) -> None:
+    async def write(pod: ObjectKey, allocations: Sequence[MigAllocation]) -> None:
         written[pod.name] = allocations[0]
 
     def agent() -> Mig:

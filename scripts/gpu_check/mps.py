@@ -20,7 +20,7 @@ from scripts.gpu_check.report import Report
 from tessera.host.cards import CardFacts, ComputeMode
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import ContainerResponse
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.control import MpsProgram
@@ -106,8 +106,8 @@ async def client(
     return made
 
 
-def claim(card: CardFacts, name: str, *, memory: int, cores: int) -> Claim:
-    return Claim(PodKey("check", name, name), 0, "main", (DeviceEntry(card.uuid, "NVIDIA", memory, cores),))
+def claim(card: CardFacts, name: str, *, memory: int, cores: int) -> Assignment:
+    return Assignment(ObjectKey("check", name, name), 0, "main", (DeviceEntry(card.uuid, "NVIDIA", memory, cores),))
 
 
 def on_host(answer: ContainerResponse) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardError, CardFacts, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.mode import Mig
 from tessera.node.settings import AgentSettings, DeviceListStrategy, Paths
@@ -201,10 +201,10 @@ ONE = reserve("1g.18gb", 6, 1)
 HALF = reserve("3g.71gb", 0, 4)
 
 
-def claim(*reserved: MigAllocation, pod: str = "p") -> Claim:
+def claim(*reserved: MigAllocation, pod: str = "p") -> Assignment:
     """Of a container that has these and nothing else."""
-    return Claim(
-        pod=PodKey("team", pod, f"uid-{pod}"),
+    return Assignment(
+        pod=ObjectKey("team", pod, f"uid-{pod}"),
         position=reserved[0].container,
         container="main",
         slices=tuple(DeviceEntry(each.uuid, "NVIDIA", 1000, 14) for each in reserved),
@@ -212,7 +212,7 @@ def claim(*reserved: MigAllocation, pod: str = "p") -> Claim:
     )
 
 
-def ids(of: Claim) -> list[str]:
+def ids(of: Assignment) -> list[str]:
     return [f"{each.uuid}-{number}" for number, each in enumerate(of.slices)]
 
 
@@ -253,12 +253,12 @@ class Node:
         await mig.start(fleet)
         return mig
 
-    def completed(self, of: Claim) -> Claim:
+    def completed(self, of: Assignment) -> Assignment:
         """The claim as the pod's annotation has it by now."""
         entries = (self.written.get((of.pod.uid, each.container, each.device), each) for each in of.mig)
         return replace(of, mig=tuple(entries))
 
-    async def _write(self, pod: PodKey, allocations: Sequence[MigAllocation]) -> None:
+    async def _write(self, pod: ObjectKey, allocations: Sequence[MigAllocation]) -> None:
         if self.refusals:
             raise self.refusals.pop(0)
         self.written.update({(pod.uid, each.container, each.device): each for each in allocations})

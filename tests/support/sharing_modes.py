@@ -9,7 +9,7 @@ from typing import Any
 from tessera.core.devices import MigPlacement
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.settings import AgentSettings, DeviceListStrategy, Paths
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import DeviceEntry
@@ -40,8 +40,8 @@ def slice_of(uuid: str = A, memory: int = 3000, cores: int = 30) -> DeviceEntry:
     return DeviceEntry(uuid, "NVIDIA", memory, cores)
 
 
-def claim(*slices: DeviceEntry, uid: str = "uid-1", container: str = "main", **more: Any) -> Claim:
-    return Claim(PodKey("team", f"pod-{uid}", uid), 0, container, slices or (slice_of(),), **more)
+def claim(*slices: DeviceEntry, uid: str = "uid-1", container: str = "main", **more: Any) -> Assignment:
+    return Assignment(ObjectKey("team", f"pod-{uid}", uid), 0, container, slices or (slice_of(),), **more)
 
 
 def paths_below(root: Path, **more: Any) -> Paths:

@@ -30,12 +30,12 @@ from tessera.node.dra.preparer import ClaimPreparer
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.kubelet.plugin import Plugin
 from tessera.node.kubelet.pod_resources import PodResourcesClient
-from tessera.node.live_claims import LiveClaims
+from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
@@ -60,7 +60,9 @@ CLAIMED = "ResourceClaims that were prepared with --dra still hold it"
 class NotStarted(SharingMode):
     """The sharing mode before the agent has started one."""
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+    async def hand_over(
+        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
         raise AllocationRefused("the node agent is starting; try again")
 
     async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
@@ -121,14 +123,14 @@ class NodeAgent:
         self._held: Mapping[str, str] = {}
         """why cards take no new pod, by uuid, whatever the sharing mode says"""
         self._prepared = PreparedClaims(settings.paths.state, settings.paths.cdi)
-        self._claims = LiveClaims(handover.pods, self._prepared)
+        self._assignments = LiveAssignments(handover.pods, self._prepared)
         watch = InstanceWatch(around.hardware, around.fleet, strategy=settings.node.mig_strategy)
         self.mode = build_mode(
             settings,
             around.hardware,
             write=MigAnnotations(around.client).write,
             held=around.holders.held,
-            known=self._known_claims,
+            known=self._known_assignments,
             instances=watch.instances,
         )
         self._arbiter = Arbiter(settings, around.fleet, holdings=handover.holdings, prepared=self._prepared)
@@ -189,7 +191,7 @@ class NodeAgent:
                 group.create_task(self._register())
                 group.create_task(self._serve())
                 group.create_task(
-                    clean_up(self._settings, self._around.hardware, self._claims, fleet=self._around.fleet)
+                    clean_up(self._settings, self._around.hardware, self._assignments, fleet=self._around.fleet)
                 )
         finally:
             await self._prepared.close()
@@ -212,14 +214,14 @@ class NodeAgent:
         # Nothing that was prepared before a boot is in use, and kubelet prepares nothing without the driver.
         self._prepared.keep_only(boot_id())
         self._prepared.open()
-        self._held = {each.uuid: CLAIMED for claim in self._prepared.live_claims() or () for each in claim.slices}
+        self._held = {each.uuid: CLAIMED for held in self._prepared.live_assignments() or () for each in held.slices}
         self._mark({})
 
     def _mark(self, problems: Mapping[str, str]) -> None:
         self._around.watch.mark({**problems, **self._held})
 
-    def _known_claims(self) -> Sequence[Claim] | None:
-        return self._claims.all() if self._around.handover.pods.ready.is_set() else None
+    def _known_assignments(self) -> Sequence[Assignment] | None:
+        return self._assignments.all() if self._around.handover.pods.ready.is_set() else None
 
     async def _serve(self) -> None:
         around = self._around
@@ -232,7 +234,7 @@ class NodeAgent:
                 await self._driver.preparer.recover()
             await self.mode.start(around.fleet.value)
             async with asyncio.TaskGroup() as group:
-                group.create_task(Reconciler(self.mode, self._claims, around.fleet, mark=self._mark).run())
+                group.create_task(Reconciler(self.mode, self._assignments, around.fleet, mark=self._mark).run())
                 if self._driver is not None:
                     after = None if self._settings.serves_pods else self.registrar.done
                     group.create_task(self._driver.run(after=after))

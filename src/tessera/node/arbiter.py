@@ -16,7 +16,7 @@ from tessera.core.devices import MIG, Device, MigSlot
 from tessera.core.grants import NO_USE, Use, effective_use
 from tessera.node.dra.prepared_claims import PreparedClaims
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim, Holding
+from tessera.node.handover.assignments import Assignment, Holding
 from tessera.node.handover.holdings import Holdings
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.registration.devices import registrable
@@ -84,7 +84,7 @@ class Arbiter:
 
 
 def _is_claim(holding: Holding) -> bool:
-    return any(claim.of_resource_claim for claim in holding.claims)
+    return any(assignment.of_resource_claim for assignment in holding.assignments)
 
 
 def find_excess(
@@ -93,29 +93,31 @@ def find_excess(
     """Returns why what is asked for does not fit on its cards; empty if it does.
 
     `devices` by uuid. What the same pod holds in other containers counts with it; a claim is asked for as a whole."""
-    if not asked.claims:
+    if not asked.assignments:
         # An administrator's access to cards.
         return ""
     others = [each for each in pods if each.key.uid != asked.key.uid]
     unreadable = next((each for each in others if each.problem), None)
     if unreadable is not None:
         return f"it is unknown what pod {unreadable.key} holds ({unreadable.problem})"
-    before = replace(asked, claims=())
+    before = replace(asked, assignments=())
     own = next((each for each in pods if each.key.uid == asked.key.uid), before)
     if not _is_claim(asked):
         # What only counts for safety has never been asked for, so it is asked for now.
-        positions = {claim.position for claim in asked.claims}
-        others_of_pod = [claim for claim in own.claims if claim.position not in positions]
-        assumed = tuple(claim for claim in others_of_pod if claim.position in own.assumed)
-        before = replace(before, claims=tuple(claim for claim in others_of_pod if claim not in assumed))
-        asked = replace(asked, claims=(*asked.claims, *assumed))
+        positions = {assignment.position for assignment in asked.assignments}
+        others_of_pod = [assignment for assignment in own.assignments if assignment.position not in positions]
+        assumed = tuple(assignment for assignment in others_of_pod if assignment.position in own.assumed)
+        before = replace(
+            before, assignments=tuple(assignment for assignment in others_of_pod if assignment not in assumed)
+        )
+        asked = replace(asked, assignments=(*asked.assignments, *assumed))
     prepared = [each for each in claims if each.key.uid != asked.key.uid]
-    for uuid in sorted({_card(each.uuid) for claim in asked.claims for each in claim.slices}):
+    for uuid in sorted({_card(each.uuid) for assignment in asked.assignments for each in assignment.slices}):
         device = devices.get(uuid)
         if device is None:
             return f"card {quoted(uuid)} is not among those that this node offers"
         if device.mode == MIG:
-            problem = _places_taken(asked.claims, uuid, [before, *others, *prepared])
+            problem = _places_taken(asked.assignments, uuid, [before, *others, *prepared])
         else:
             problem = _amounts_exceeded(asked, device, before=before, pods=others, claims=prepared)
         if problem:
@@ -126,7 +128,7 @@ def find_excess(
 def _amounts_exceeded(
     asked: Holding, device: Device, *, before: Holding, pods: Sequence[Holding], claims: Sequence[Holding]
 ) -> str:
-    with_it = replace(asked, claims=(*before.claims, *asked.claims))
+    with_it = replace(asked, assignments=(*before.assignments, *asked.assignments))
     more = _used(with_it, device.uuid).minus(_used(before, device.uuid))
     by_pods = _sum(_used(each, device.uuid) for each in (before, *pods))
     by_claims = _sum(_used(each, device.uuid) for each in claims)
@@ -143,9 +145,9 @@ def _amounts_exceeded(
 def _used(holding: Holding, uuid: str) -> Use:
     """What is taken of a card. Whether 100 cores exclude others is the scheduler's to say."""
     uses = [
-        (claim.position, Use(1, each.memory, each.cores), False)
-        for claim in holding.claims
-        for each in claim.slices
+        (assignment.position, Use(1, each.memory, each.cores), False)
+        for assignment in holding.assignments
+        for each in assignment.slices
         if _card(each.uuid) == uuid
     ]
     return effective_use(holding.spans, uses) if uses else NO_USE
@@ -158,24 +160,24 @@ def _sum(uses: Iterable[Use]) -> Use:
     return total
 
 
-def _places_taken(asked: Sequence[Claim], uuid: str, holdings: Sequence[Holding]) -> str:
-    wanted = [slot for claim in asked for slot in _slots(claim, uuid)]
+def _places_taken(asked: Sequence[Assignment], uuid: str, holdings: Sequence[Holding]) -> str:
+    wanted = [slot for assignment in asked for slot in _slots(assignment, uuid)]
     for one, other in combinations(wanted, 2):
         if one.placement.overlaps(other.placement):
             return f"{one.profile} and {other.profile} that are asked for overlap on card {uuid}"
-    for claim in (claim for each in holdings for claim in each.claims):
-        who = f"{'ResourceClaim' if claim.of_resource_claim else 'pod'} {claim.pod}"
-        if not claim.mig and any(each.uuid == uuid for each in claim.slices):
+    for assignment in (assignment for each in holdings for assignment in each.assignments):
+        who = f"{'ResourceClaim' if assignment.of_resource_claim else 'pod'} {assignment.pod}"
+        if not assignment.mig and any(each.uuid == uuid for each in assignment.slices):
             # The places of an older geometry are known to the hardware only, which is asked before one is created.
             return f"{who} holds card {uuid} without a MIG instance of its own"
-        for slot in _slots(claim, uuid):
+        for slot in _slots(assignment, uuid):
             if any(slot.placement.overlaps(each.placement) for each in wanted):
                 return f"{who} holds the place of the MIG instance on card {uuid}"
     return ""
 
 
-def _slots(claim: Claim, uuid: str) -> Iterator[MigSlot]:
-    return (each.slot for each in claim.mig if each.uuid == uuid)
+def _slots(assignment: Assignment, uuid: str) -> Iterator[MigSlot]:
+    return (each.slot for each in assignment.mig if each.uuid == uuid)
 
 
 def _card(uuid: str) -> str:

@@ -15,8 +15,8 @@ import structlog
 
 from tessera.host.cards import ComputeModes, Hardware, MigHardware
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
-from tessera.node.live_claims import LiveClaims
+from tessera.node.handover.assignments import Assignment
+from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.cdi_files import FILE, CdiRecord
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode_switch import retire_mig
@@ -29,13 +29,13 @@ log = structlog.get_logger(__name__)
 
 RETRY_S = 30.0
 
-Attempt = Callable[[Sequence[Claim], Sequence[Claim]], Awaitable[Mapping[str, str]]]
-"""removes what no container needs, given all live claims and those that existed at first. Returns what stays and why.
-Raises OSError"""
+Attempt = Callable[[Sequence[Assignment], Sequence[Assignment]], Awaitable[Mapping[str, str]]]
+"""removes what no container needs, given all live assignments and those that existed at first. Returns what stays and
+why. Raises OSError"""
 
 
 async def clean_up(
-    settings: AgentSettings, hardware: Hardware, claims: LiveClaims, *, fleet: WatchedValue[Fleet]
+    settings: AgentSettings, hardware: Hardware, assignments: LiveAssignments, *, fleet: WatchedValue[Fleet]
 ) -> None:
     """Removes everything that is not configured now. Returns when nothing is left.
 
@@ -43,15 +43,15 @@ async def clean_up(
     """
     async with asyncio.TaskGroup() as group:
         if settings.node.modes != {"mps"}:
-            group.create_task(clean_up_mps(settings, hardware, claims, fleet=fleet))
+            group.create_task(clean_up_mps(settings, hardware, assignments, fleet=fleet))
         if "mig" not in settings.node.modes:
-            group.create_task(clean_up_mig(settings, hardware, claims))
+            group.create_task(clean_up_mig(settings, hardware, assignments))
         if not any(each.is_cdi for each in settings.strategies):
-            group.create_task(clean_up_cdi(settings, claims))
+            group.create_task(clean_up_cdi(settings, assignments))
 
 
 async def clean_up_mps(
-    settings: AgentSettings, modes: ComputeModes, claims: LiveClaims, *, fleet: WatchedValue[Fleet]
+    settings: AgentSettings, modes: ComputeModes, assignments: LiveAssignments, *, fleet: WatchedValue[Fleet]
 ) -> None:
     program = MpsProgram(environ=settings.environ)
     others: frozenset[str] | None = None
@@ -61,23 +61,23 @@ async def clean_up_mps(
         # A card that is not listed may still be one of those in mode mps.
         others = frozenset(card.facts.uuid for card in fleet.value if card.mode not in ("", "mps"))
 
-    async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
+    async def attempt(_live: Sequence[Assignment], old: Sequence[Assignment]) -> Mapping[str, str]:
         return await retire_mps(settings.paths.mps, modes, program=program, keep=_cards(old), cards=others)
 
-    await _until_gone(attempt, claims, what="MPS daemons of an earlier mode", where=settings.paths.mps)
+    await _until_gone(attempt, assignments, what="MPS daemons of an earlier mode", where=settings.paths.mps)
 
 
-async def clean_up_mig(settings: AgentSettings, hardware: MigHardware, claims: LiveClaims) -> None:
-    async def attempt(live: Sequence[Claim], _old: Sequence[Claim]) -> Mapping[str, str]:
+async def clean_up_mig(settings: AgentSettings, hardware: MigHardware, assignments: LiveAssignments) -> None:
+    async def attempt(live: Sequence[Assignment], _old: Sequence[Assignment]) -> Mapping[str, str]:
         return await retire_mig(settings.paths.state, hardware, holders_of(live))
 
-    await _until_gone(attempt, claims, what="MIG of an earlier mode", where=settings.paths.state)
+    await _until_gone(attempt, assignments, what="MIG of an earlier mode", where=settings.paths.state)
 
 
-async def clean_up_cdi(settings: AgentSettings, claims: LiveClaims) -> None:
+async def clean_up_cdi(settings: AgentSettings, assignments: LiveAssignments) -> None:
     record = settings.paths.state / FILE
 
-    async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
+    async def attempt(_live: Sequence[Assignment], old: Sequence[Assignment]) -> Mapping[str, str]:
         if not await asyncio.to_thread(record.exists):
             return {}
         if old:
@@ -85,18 +85,18 @@ async def clean_up_cdi(settings: AgentSettings, claims: LiveClaims) -> None:
         await asyncio.to_thread(CdiRecord(settings.paths.state).retire)
         return {}
 
-    await _until_gone(attempt, claims, what="CDI specs of an earlier strategy", where=record)
+    await _until_gone(attempt, assignments, what="CDI specs of an earlier strategy", where=record)
 
 
-async def _until_gone(attempt: Attempt, claims: LiveClaims, *, what: str, where: Path) -> None:
-    await claims.wait()
-    known = claims.all()
+async def _until_gone(attempt: Attempt, assignments: LiveAssignments, *, what: str, where: Path) -> None:
+    await assignments.wait()
+    known = assignments.all()
     before = _uids(known)
     logged: Mapping[str, str] = {}
     while True:
-        live = claims.all()
+        live = assignments.all()
         if known is None or live is None:
-            # Unknown claims may need anything, so everything waits.
+            # Unknown assignments may need anything, so everything waits.
             known, before = live, _uids(live)
         else:
             left = await _left(attempt, live, [each for each in live if each.pod.uid in before], where)
@@ -108,16 +108,18 @@ async def _until_gone(attempt: Attempt, claims: LiveClaims, *, what: str, where:
         await asyncio.sleep(RETRY_S)
 
 
-async def _left(attempt: Attempt, live: Sequence[Claim], old: Sequence[Claim], where: Path) -> Mapping[str, str]:
+async def _left(
+    attempt: Attempt, live: Sequence[Assignment], old: Sequence[Assignment], where: Path
+) -> Mapping[str, str]:
     try:
         return await attempt(live, old)
     except OSError as error:
         return {str(where): str(error)}
 
 
-def _uids(claims: Sequence[Claim] | None) -> frozenset[str]:
-    return frozenset(claim.pod.uid for claim in claims or ())
+def _uids(assignments: Sequence[Assignment] | None) -> frozenset[str]:
+    return frozenset(assignment.pod.uid for assignment in assignments or ())
 
 
-def _cards(claims: Sequence[Claim]) -> frozenset[str]:
-    return frozenset(each.uuid for claim in claims for each in claim.slices)
+def _cards(assignments: Sequence[Assignment]) -> frozenset[str]:
+    return frozenset(each.uuid for assignment in assignments for each in assignment.slices)

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from tessera.node.fleet import Fleet
-from tessera.node.live_claims import LiveClaims
+from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.base import SharingMode
 from tessera.node.watched_value import WatchedValue
 
@@ -32,7 +32,7 @@ class Reconciler:
     def __init__(
         self,
         mode: SharingMode,
-        claims: LiveClaims,
+        assignments: LiveAssignments,
         fleet: WatchedValue[Fleet],
         *,
         mark: Callable[[Mapping[str, str]], None] = lambda _problems: None,
@@ -40,16 +40,16 @@ class Reconciler:
         """`mark` is told why cards cannot be shared, by uuid."""
         self._mode = mode
         self._mark = mark
-        self._claims = claims
+        self._assignments = assignments
         self._fleet = fleet
         self._changed = asyncio.Event()
         self._problem = ""
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await self._claims.wait()
+        await self._assignments.wait()
         async with asyncio.TaskGroup() as group:
-            for version in self._claims.versions:
+            for version in self._assignments.versions:
                 group.create_task(self._follow(version))
             group.create_task(self._follow(self._fleet))
             group.create_task(self._reconcile_repeatedly())
@@ -70,7 +70,7 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """Runs one round."""
-        live = self._claims.all()
+        live = self._assignments.all()
         if live is None:
             self._set_problem("a pod of this node cannot be read, so nothing is released")
             return

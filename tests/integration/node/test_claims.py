@@ -17,7 +17,7 @@ from tessera.lab.sandbox.api import defaults, kinds
 from tessera.node import cleanup, reconciler
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.mig.mode import Mig
 from tessera.node.modes.mps import mode as mps
 from tessera.wire.kubelet import dra_pb2 as messages
@@ -417,7 +417,7 @@ async def test_an_instance_is_not_released_before_its_claim_is_recorded(
         await go_on.wait()
         await put(self, record)
 
-    async def counted(self: Mig, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def counted(self: Mig, live: Sequence[Assignment], fleet: Fleet) -> None:
         nonlocal rounds
         await reconcile(self, live, fleet)
         rounds += 1

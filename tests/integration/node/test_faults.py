@@ -13,7 +13,7 @@ import pytest
 from tessera.host.simulated.hardware import no_cards
 from tessera.node import agent as wiring
 from tessera.node import process as module
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.modes.base import AllocationRefused
 from tessera.services import file_watch
@@ -89,7 +89,7 @@ async def test_a_sharing_mode_that_does_not_end_is_left_behind(tmp_path: Path, m
 
 async def test_while_there_is_no_sharing_mode_nobody_gets_anything() -> None:
     mode = wiring.NotStarted()
-    claim = Claim(PodKey("default", "p", "u"), 0, "main", (DeviceEntry("GPU-a", "NVIDIA", 1000, 10),))
+    claim = Assignment(ObjectKey("default", "p", "u"), 0, "main", (DeviceEntry("GPU-a", "NVIDIA", 1000, 10),))
     for asked in (mode.hand_over(claim, ["GPU-a-0"]), mode.hand_over_downward_api(["GPU-a-0"])):
         with pytest.raises(AllocationRefused, match="starting"):
             await asked

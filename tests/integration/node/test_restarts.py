@@ -22,7 +22,7 @@ from grpc import aio
 from tessera.lab.sandbox.api.faults import Hold
 from tessera.lab.sandbox.objects import containers_of, node_of
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes import container_dirs
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.container_dirs import DirRetention
@@ -69,13 +69,15 @@ class Gate(SharingMode):
     async def start(self, fleet: Fleet) -> None:
         await self._mode.start(fleet)
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+    async def hand_over(
+        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
         return await self._through(self._mode.hand_over(claim, device_ids, certain=certain))
 
     async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         return await self._through(self._mode.hand_over_downward_api(device_ids))
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         await self._mode.reconcile(live, fleet)
 
     async def stop(self) -> None:

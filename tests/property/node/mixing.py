@@ -66,7 +66,7 @@ class Kubelet:
                     self.refused.append(f"{plan.name}/c{position}: {refusal}")
                     gives_up = True
                     break
-                claim = pod.claim(position)
+                claim = pod.assignment(position)
                 assert claim is not None
                 if not plan.uses_downward_api and answer.get("what") != repr(claim.what):
                     self.wrong.append(f"{plan.name}/c{position} got {answer}")

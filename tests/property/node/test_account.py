@@ -22,7 +22,7 @@ from tessera.node.arbiter import Arbiter
 from tessera.node.dra.prepared_claims import PreparedClaims
 from tessera.node.dra.preparer import ClaimPreparer
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
@@ -306,8 +306,8 @@ async def refused(asking: Awaitable[object]) -> str:
     return ""
 
 
-def key(name: str) -> PodKey:
-    return PodKey("default", name, f"uid-{name}")
+def key(name: str) -> ObjectKey:
+    return ObjectKey("default", name, f"uid-{name}")
 
 
 FOUND = (

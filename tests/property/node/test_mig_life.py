@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tessera.core.devices import MigPlacement
 from tessera.host.cards import MigInstance
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.annotations import NotWritten
 from tessera.node.modes.mig.mode import Mig
@@ -46,8 +46,8 @@ class MigLife(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.node = Node(self.folder)
         self.foreign: set[int] = set()
-        self.waiting: dict[str, Claim] = {}
-        self.running: dict[str, Claim] = {}
+        self.waiting: dict[str, Assignment] = {}
+        self.running: dict[str, Assignment] = {}
         self.born = 0
         self.mig: Mig
 
@@ -167,7 +167,7 @@ class MigLife(RuleBasedStateMachine):
         self.runner.close()
         shutil.rmtree(self.folder)
 
-    def live(self) -> list[Claim]:
+    def live(self) -> list[Assignment]:
         return [self.node.completed(each) for each in (*self.waiting.values(), *self.running.values())]
 
     def do(self, work: Coroutine[Any, Any, T], trouble: str = "") -> T:

@@ -15,7 +15,7 @@ from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Grants
 from tessera.core.holdings import PodFacts
 from tessera.host.simulated.models import MODELS
-from tessera.node.dra.claim_reader import claims_of, read_claim
+from tessera.node.dra.claim_reader import assignments_of, read_claim
 from tessera.node.dra.offers import offers
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused
@@ -81,7 +81,7 @@ def test_the_agent_hands_out_exactly_what_the_scheduler_charges(name: str, data:
     facts = claim_facts(claim, {"n": claims.pool(fleet, settings)})
     assert facts is not None
     try:
-        handed = claims_of(read_claim(claim, offered, node="n"))
+        handed = assignments_of(read_claim(claim, offered, node="n"))
     except AllocationRefused:
         handed = None
     event("refused" if handed is None else "handed out")

@@ -12,7 +12,7 @@ from tessera.core.grants import Span
 from tessera.core.requests import Role
 from tessera.node.arbiter import find_excess
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim, Holding, PodKey
+from tessera.node.handover.assignments import Assignment, Holding, ObjectKey
 from tessera.node.registration.devices import registrable
 from tessera.node.settings import AgentSettings
 from tessera.wire.mig import MigAllocation
@@ -36,13 +36,13 @@ HALF = H200_MIB // 2
 
 def pod(*memory: int, uid: str = "p", at: int = 0, **more: Any) -> Holding:
     """A pod whose containers have this much memory of card A each, from position `at` on."""
-    key = PodKey("team", "classic", uid)
-    claims = tuple(Claim(key, n, f"c{n}", (slice_of(A, each, 30),)) for n, each in enumerate(memory, at))
-    return Holding(key, **{"claims": claims, "spans": (APP,) * (at + len(memory)), **more})
+    key = ObjectKey("team", "classic", uid)
+    claims = tuple(Assignment(key, n, f"c{n}", (slice_of(A, each, 30),)) for n, each in enumerate(memory, at))
+    return Holding(key, **{"assignments": claims, "spans": (APP,) * (at + len(memory)), **more})
 
 
-def claim(*parts: Claim, uid: str = "c") -> Holding:
-    key = PodKey("team", "claim", uid)
+def claim(*parts: Assignment, uid: str = "c") -> Holding:
+    key = ObjectKey("team", "claim", uid)
     own = (replace(each, pod=key, position=at, of_resource_claim=True) for at, each in enumerate(parts))
     return Holding(key, tuple(own))
 
@@ -116,7 +116,7 @@ def test_a_whole_card_has_one_holder() -> None:
         assert "has 1 shares" in find_excess(asked, WHOLE, pods=[], claims=[other])
 
 
-def instance(start: int, size: int, **more: Any) -> Claim:
+def instance(start: int, size: int, **more: Any) -> Assignment:
     slot = MigSlot("1g", MigPlacement(start, size))
     return part(slice_of(A), mig=(MigAllocation(0, 0, A, slot),), **more)
 
@@ -127,8 +127,8 @@ def test_an_instance_needs_a_place_that_is_reserved_for_nothing_else() -> None:
         AgentSettings(node_name="n", node=NodeSettings(mode="mig")),
     )
 
-    def holds(name: str, *parts: Claim) -> Holding:
-        key = PodKey("team", name, name)
+    def holds(name: str, *parts: Assignment) -> Holding:
+        key = ObjectKey("team", name, name)
         return Holding(key, tuple(replace(each, pod=key, position=at) for at, each in enumerate(parts)))
 
     beside, on = holds("beside", instance(0, 2)), holds("on", instance(3, 1))

@@ -14,9 +14,9 @@ from tessera.host.simulated.hardware import no_cards
 from tessera.node import cleanup
 from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.live_claims import LiveClaims
+from tessera.node.live_assignments import LiveAssignments
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import CardModes, NodeSettings
@@ -29,8 +29,8 @@ from tests.unit.node.handover.world import Api
 SETTINGS = AgentSettings(node_name="n1")
 
 
-def claim(name: str, card: str) -> Claim:
-    return Claim(PodKey("default", name, f"uid-{name}"), 0, "main", (DeviceEntry(card, "NVIDIA", 1000, 10),))
+def claim(name: str, card: str) -> Assignment:
+    return Assignment(ObjectKey("default", name, f"uid-{name}"), 0, "main", (DeviceEntry(card, "NVIDIA", 1000, 10),))
 
 
 class Node(PodCache):
@@ -39,12 +39,12 @@ class Node(PodCache):
     def __init__(self, *daemons: str) -> None:
         super().__init__("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.synced()
-        self.live: list[Claim] | None = []
+        self.live: list[Assignment] | None = []
         self.daemons = set(daemons)
         self.busy: set[str] = set()
         self.fault: OSError | None = None
 
-    def live_claims(self) -> list[Claim] | None:
+    def live_assignments(self) -> list[Assignment] | None:
         return self.live
 
     async def retire_all(
@@ -65,7 +65,9 @@ Run = Callable[[Node], asyncio.Task[None]]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
         monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
-        return asyncio.create_task(clean_up_mps(SETTINGS, no_cards(), LiveClaims(node), fleet=WatchedValue(Fleet())))
+        return asyncio.create_task(
+            clean_up_mps(SETTINGS, no_cards(), LiveAssignments(node), fleet=WatchedValue(Fleet()))
+        )
 
     return start
 
@@ -81,7 +83,7 @@ def test_where_some_cards_are_in_mode_mps_only_the_others_are_given_back(monkeyp
         node = Node(first, second, "GPU-unlisted")
         monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
         fleet = WatchedValue(Fleet(problem="not read yet"))
-        task = asyncio.create_task(clean_up_mps(mixed, no_cards(), LiveClaims(node), fleet=fleet))
+        task = asyncio.create_task(clean_up_mps(mixed, no_cards(), LiveAssignments(node), fleet=fleet))
         await asyncio.sleep(0)
         assert second in node.daemons
         fleet.set(Fleet(states))

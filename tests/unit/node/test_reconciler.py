@@ -10,9 +10,9 @@ import msgspec
 
 from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.live_claims import LiveClaims
+from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
 from tessera.node.watched_value import WatchedValue
@@ -38,10 +38,12 @@ class Mode(SharingMode):
     def problems(self) -> Mapping[str, str]:
         return self.unfit
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+    async def hand_over(
+        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
         raise NotImplementedError
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         now = asyncio.get_running_loop().time()
         self.told.append((now, [claim.pod.name for claim in live], len(fleet.cards)))
         if self.fault is not None:
@@ -73,7 +75,7 @@ class Scene:
         self.mode = Mode()
         self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.fleet = WatchedValue(fleet(1))
-        self.settling = Reconciler(self.mode, LiveClaims(self.pods), self.fleet)
+        self.settling = Reconciler(self.mode, LiveAssignments(self.pods), self.fleet)
 
     async def __aenter__(self) -> Scene:
         self._task = asyncio.create_task(self.settling.run())
@@ -164,7 +166,7 @@ async def test_cards_that_the_mode_cannot_share_are_passed_on_until_it_can() -> 
     scene = Scene()
     scene.mode.unfit = {CARD: "its daemon does not begin"}
     scene.settling = Reconciler(
-        scene.mode, LiveClaims(scene.pods), scene.fleet, mark=lambda problems: said.append(dict(problems))
+        scene.mode, LiveAssignments(scene.pods), scene.fleet, mark=lambda problems: said.append(dict(problems))
     )
     async with scene:
         scene.pods.synced()

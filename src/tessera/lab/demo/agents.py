@@ -35,10 +35,10 @@ from tessera.node.dra.preparer import ClaimPreparer
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
-from tessera.node.live_claims import LiveClaims
+from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
@@ -98,8 +98,8 @@ class RealAgent:
             links=self._inventory.links,
             events=self._events,
         )
-        self._claims = LiveClaims(self._handover.pods, self._prepared)
-        self._mode = build_mode(settings, hardware, write=MigAnnotations(client).write, known=self._known_claims)
+        self._claims = LiveAssignments(self._handover.pods, self._prepared)
+        self._mode = build_mode(settings, hardware, write=MigAnnotations(client).write, known=self._known_assignments)
         self._serving = asyncio.Event()
         pods = self._handover.pods
         self._arbiter = Arbiter(settings, self.fleet, holdings=self._handover.holdings, prepared=self._prepared)
@@ -137,7 +137,7 @@ class RealAgent:
     async def prepare(self, claim: ClaimKey) -> Environments:
         await self._serving.wait()
         try:
-            record = await self._preparer.prepare(PodKey(*claim))
+            record = await self._preparer.prepare(ObjectKey(*claim))
         except AllocationRefused as refusal:
             raise AllocateError(str(refusal)) from refusal
         devices = {each["name"]: each for each in (record.spec or {}).get("devices", ())}
@@ -149,7 +149,7 @@ class RealAgent:
 
     async def unprepare(self, claim: ClaimKey) -> None:
         try:
-            await self._preparer.unprepare(PodKey(*claim))
+            await self._preparer.unprepare(ObjectKey(*claim))
         except AllocationRefused as refusal:
             raise AllocateError(str(refusal)) from refusal
 
@@ -175,7 +175,7 @@ class RealAgent:
             await self._publisher.published.wait()
         await self._registrar.run()
 
-    def _known_claims(self) -> Sequence[Claim] | None:
+    def _known_assignments(self) -> Sequence[Assignment] | None:
         return self._claims.all() if self._handover.pods.ready.is_set() else None
 
     async def _serve(self) -> None:

@@ -1,8 +1,8 @@
 """From a ResourceClaim as the API shows it to the slices that the sharing modes know: pure.
 
-Each request of a claim becomes one `Claim`, as a container's slices do on the classic path. How much it gets is what
-the scheduler wrote as consumed, read by the scheduler's own rule, never what was requested. An administrator's access
-holds nothing, so it has none. A claim that cannot be served exactly is refused.
+Each request of a claim becomes one `Assignment`, as a container's slices do on the classic path. How much it gets is
+what the scheduler wrote as consumed, read by the scheduler's own rule, never what was requested. An administrator's
+access holds nothing, so it has none. A claim that cannot be served exactly is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera.node.dra.offers import Offer
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.vendors.claims import consumed_amounts, whole_amounts
 from tessera.vendors.nvidia import Nvidia
@@ -26,7 +26,7 @@ class RequestPart:
     """One request of a claim with devices of this node."""
 
     name: str
-    claim: Claim | None
+    assignment: Assignment | None
     """None for an administrator's access to cards"""
     devices: tuple[AllocatedDevice, ...]
     cards: tuple[str, ...]
@@ -45,7 +45,7 @@ def by_request(devices: Sequence[AllocatedDevice]) -> tuple[AllocatedDevice, ...
 
 def read_claim(claim: ResourceClaim, offered: Mapping[str, Offer], *, node: str) -> tuple[RequestPart, ...]:
     """Returns the claim's requests in order, with devices that are `offered`, by name. Raises AllocationRefused."""
-    key = PodKey(claim.metadata.namespace, claim.metadata.name, claim.metadata.uid)
+    key = ObjectKey(claim.metadata.namespace, claim.metadata.name, claim.metadata.uid)
     devices = by_request(allocated_here(claim, node=node))
     if not devices:
         raise AllocationRefused(f"ResourceClaim {key} has no device of node {node}")
@@ -57,7 +57,7 @@ def read_claim(claim: ResourceClaim, offered: Mapping[str, Offer], *, node: str)
 
 
 def _part(
-    key: PodKey, position: int, name: str, devices: tuple[AllocatedDevice, ...], offered: Mapping[str, Offer]
+    key: ObjectKey, position: int, name: str, devices: tuple[AllocatedDevice, ...], offered: Mapping[str, Offer]
 ) -> RequestPart:
     slices: list[DeviceEntry] = []
     reserved: list[MigAllocation] = []
@@ -80,15 +80,15 @@ def _part(
         if offer.slot is not None:
             reserved.append(MigAllocation(position, len(slices), offer.uuid, offer.slot))
         slices.append(_slice(each, offer))
-    claim = None
+    assignment = None
     if not admin:
-        claim = Claim(key, position, name, tuple(slices), mig=tuple(reserved), of_resource_claim=True)
-    return RequestPart(name, claim, devices, tuple(cards))
+        assignment = Assignment(key, position, name, tuple(slices), mig=tuple(reserved), of_resource_claim=True)
+    return RequestPart(name, assignment, devices, tuple(cards))
 
 
-def claims_of(parts: Sequence[RequestPart]) -> tuple[Claim, ...]:
+def assignments_of(parts: Sequence[RequestPart]) -> tuple[Assignment, ...]:
     """What the requests hold."""
-    return tuple(part.claim for part in parts if part.claim is not None)
+    return tuple(part.assignment for part in parts if part.assignment is not None)
 
 
 def _slice(device: AllocatedDevice, offer: Offer) -> DeviceEntry:

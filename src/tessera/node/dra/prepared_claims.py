@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ import structlog
 
 from tessera.host.atomic_file import replace_file
 from tessera.host.call_thread import CallThread, CallTimeout
-from tessera.node.handover.claims import Claim, Holding, PodKey
+from tessera.node.handover.assignments import Assignment, Holding, ObjectKey
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.quotes import quoted
 from tessera.wire.resource_api import DRIVER, AllocatedDevice
@@ -44,16 +43,15 @@ _UID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedClaim:
+class PreparedClaim(msgspec.Struct, frozen=True, rename={"assignments": "claims"}):
     """One claim, with everything that answers kubelet again."""
 
-    key: PodKey
+    key: ObjectKey
     """of the ResourceClaim"""
     boot: str
     """in which it was prepared; nothing of it survives a later one"""
     devices: tuple[AllocatedDevice, ...]
-    claims: tuple[Claim, ...]
+    assignments: tuple[Assignment, ...]
     """one per request"""
     cdi_devices: dict[str, tuple[str, ...]]
     """qualified names by request"""
@@ -143,17 +141,17 @@ class PreparedClaims:
     def all(self) -> tuple[PreparedClaim, ...]:
         return tuple(self._records.values())
 
-    def live_claims(self) -> list[Claim] | None:
+    def live_assignments(self) -> list[Assignment] | None:
         """None while they are unknown."""
         if not self.ready.is_set():
             return None
-        return [claim for each in self.holdings() or () for claim in each.claims]
+        return [held for each in self.holdings() or () for held in each.assignments]
 
     def holdings(self) -> list[Holding] | None:
         """What each claim holds; None while they are unknown."""
         if not self.ready.is_set():
             return None
-        done = {uid: Holding(each.key, each.claims) for uid, each in self._records.items()}
+        done = {uid: Holding(each.key, each.assignments) for uid, each in self._records.items()}
         # A claim that is prepared anew after a boot has nothing of what it had before.
         return list((done | self._pending).values())
 

@@ -21,12 +21,12 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS, RESOURCE_CLAIMS
 from tessera.node.arbiter import Arbiter
-from tessera.node.dra.claim_reader import RequestPart, allocated_here, by_request, claims_of, read_claim
+from tessera.node.dra.claim_reader import RequestPart, allocated_here, assignments_of, by_request, read_claim
 from tessera.node.dra.consumers import find_conflict, other_claims
 from tessera.node.dra.offers import Offer, offers
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims, cdi_device, cdi_kind, checked_uid
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Holding, PodKey
+from tessera.node.handover.assignments import Holding, ObjectKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import CDI_VERSION, Document, edits
 from tessera.node.settings import AgentSettings
@@ -66,11 +66,11 @@ class ClaimPreparer:
         self._turns: dict[str, asyncio.Task[Any]] = {}
         """the last call for each claim, by uid, while it runs"""
 
-    async def prepare(self, key: PodKey) -> PreparedClaim:
+    async def prepare(self, key: ObjectKey) -> PreparedClaim:
         """Raises AllocationRefused."""
         return await self._in_turn(_checked(key), lambda: self._prepare(key))
 
-    async def unprepare(self, key: PodKey) -> None:
+    async def unprepare(self, key: ObjectKey) -> None:
         """Raises AllocationRefused."""
         await self._in_turn(_checked(key), lambda: self._unprepare(key))
 
@@ -96,7 +96,7 @@ class ClaimPreparer:
 
     # -- prepare
 
-    async def _prepare(self, key: PodKey) -> PreparedClaim:
+    async def _prepare(self, key: ObjectKey) -> PreparedClaim:
         claim = await self._read(key)
         devices = by_request(allocated_here(claim, node=self._settings.node_name))
         known = self._prepared.get(key.uid)
@@ -113,10 +113,10 @@ class ClaimPreparer:
         except OSError as error:
             raise AllocationRefused(f"ResourceClaim {key} cannot be recorded: {error}") from error
 
-    async def _hand_over(self, claim: ResourceClaim, key: PodKey) -> PreparedClaim:
+    async def _hand_over(self, claim: ResourceClaim, key: ObjectKey) -> PreparedClaim:
         parts = read_claim(claim, self._offered(), node=self._settings.node_name)
         await self._check_consumers(claim, key, [part.name for part in parts])
-        holding = Holding(key, claims_of(parts))
+        holding = Holding(key, assignments_of(parts))
         await self._arbiter.admit([holding], lambda: self._prepared.begin(holding))
         try:
             responses = {part.name: await self._respond(key, part) for part in parts}
@@ -132,14 +132,14 @@ class ClaimPreparer:
         """All devices of the node, by name."""
         return {each.name: each for each in offers(self._fleet.value, self._settings)}
 
-    async def _respond(self, key: PodKey, part: RequestPart) -> ContainerResponse:
-        if part.claim is None:
+    async def _respond(self, key: ObjectKey, part: RequestPart) -> ContainerResponse:
+        if part.assignment is None:
             return self._mode.show_cards(part.cards)
         # One id per device, and of no other claim.
         ids = [f"{key.uid}/{part.name}/{number}" for number in range(len(part.devices))]
-        return await self._mode.hand_over(part.claim, ids)
+        return await self._mode.hand_over(part.assignment, ids)
 
-    async def _read(self, key: PodKey) -> ResourceClaim:
+    async def _read(self, key: ObjectKey) -> ResourceClaim:
         claim = await self._find(RESOURCE_CLAIMS.path(key.namespace, key.name), ResourceClaim)
         if claim is None:
             raise AllocationRefused(f"ResourceClaim {key} does not exist")
@@ -147,7 +147,7 @@ class ClaimPreparer:
             raise AllocationRefused(f"ResourceClaim {key} is another one now: its uid is not {key.uid}")
         return claim
 
-    async def _check_consumers(self, claim: ResourceClaim, key: PodKey, requests: Sequence[str]) -> None:
+    async def _check_consumers(self, claim: ResourceClaim, key: ObjectKey, requests: Sequence[str]) -> None:
         """Refuses a claim that a container would use together with other requests for cards."""
         for consumer in claim.status.reserved_for or ():
             if consumer.resource != PODS.plural:
@@ -172,7 +172,7 @@ class ClaimPreparer:
         except (KubeError, TimeoutError) as error:
             raise AllocationRefused(f"{path} cannot be read: {str(error) or 'no answer'}") from error
 
-    async def _unprepare(self, key: PodKey) -> None:
+    async def _unprepare(self, key: ObjectKey) -> None:
         try:
             was_there = self._prepared.get(key.uid) is not None
             await self._prepared.drop(key.uid)
@@ -221,7 +221,7 @@ class ClaimPreparer:
             spec, claim = await self._prepared.read_spec(uid), claims.get(uid)
             if spec is None or claim is None or not allocated_here(claim, node=self._settings.node_name):
                 continue
-            key = PodKey(claim.metadata.namespace, claim.metadata.name, uid)
+            key = ObjectKey(claim.metadata.namespace, claim.metadata.name, uid)
             try:
                 parts = read_claim(claim, offered, node=self._settings.node_name)
             except AllocationRefused as refusal:
@@ -235,7 +235,7 @@ class ClaimPreparer:
             await self._prepared.put(_record(key, parts, ids, spec, boot=self._boot))
 
 
-def _checked(key: PodKey) -> str:
+def _checked(key: ObjectKey) -> str:
     try:
         return checked_uid(key.uid)
     except ValueError as error:
@@ -243,7 +243,7 @@ def _checked(key: PodKey) -> str:
 
 
 def prepared_claim(
-    key: PodKey, parts: Sequence[RequestPart], responses: Mapping[str, ContainerResponse], *, boot: str
+    key: ObjectKey, parts: Sequence[RequestPart], responses: Mapping[str, ContainerResponse], *, boot: str
 ) -> PreparedClaim:
     """The record of a claim whose requests got these responses, by name."""
     devices: list[Document] = []
@@ -262,7 +262,7 @@ def prepared_claim(
 
 
 def _record(
-    key: PodKey,
+    key: ObjectKey,
     parts: Sequence[RequestPart],
     ids: dict[str, tuple[str, ...]],
     spec: dict[str, Any] | None,
@@ -273,7 +273,7 @@ def _record(
         key=key,
         boot=boot,
         devices=_in_order(parts),
-        claims=claims_of(parts),
+        assignments=assignments_of(parts),
         cdi_devices=ids,
         spec=spec,
     )

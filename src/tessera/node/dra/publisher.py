@@ -176,10 +176,10 @@ class SlicePublisher:
 
     def _held(self, fleet: Fleet) -> Collection[str]:
         """Cards of pods without claims; all cards while it is unknown what such a pod holds."""
-        claims = self._pods.live_claims()
-        if claims is None:
+        held = self._pods.live_assignments()
+        if held is None:
             return {card.facts.uuid for card in fleet}
-        return {split_legacy_uuid(each.uuid)[0] for claim in claims for each in claim.slices}
+        return {split_legacy_uuid(each.uuid)[0] for assignment in held for each in assignment.slices}
 
     async def _nvlinks(self, uuids: tuple[str, ...]) -> Mapping[str, str]:
         if self._groups is None or self._groups[0] != uuids:

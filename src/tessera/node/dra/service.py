@@ -15,7 +15,7 @@ import structlog
 from grpc import aio
 
 from tessera.node.dra.prepared_claims import PreparedClaim
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.endpoint import Service
 from tessera.node.kubelet.service import status_text
@@ -35,9 +35,9 @@ Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 class Preparer(Protocol):
     """Both may raise AllocationRefused."""
 
-    async def prepare(self, key: PodKey) -> PreparedClaim: ...
+    async def prepare(self, key: ObjectKey) -> PreparedClaim: ...
 
-    async def unprepare(self, key: PodKey) -> None: ...
+    async def unprepare(self, key: ObjectKey) -> None: ...
 
 
 class DriverService(Service):
@@ -66,7 +66,7 @@ class DriverService(Service):
             claims={key.uid: answer for key, answer in zip(keys, answers, strict=True)}
         )
 
-    async def _prepare_one(self, key: PodKey) -> messages.NodePrepareResourceResponse:
+    async def _prepare_one(self, key: ObjectKey) -> messages.NodePrepareResourceResponse:
         try:
             return prepare_response(await self._preparer.prepare(key))
         except AllocationRefused as refusal:
@@ -88,7 +88,7 @@ class DriverService(Service):
             }
         )
 
-    async def _unprepare_one(self, key: PodKey) -> str:
+    async def _unprepare_one(self, key: ObjectKey) -> str:
         try:
             await self._preparer.unprepare(key)
         except AllocationRefused as refusal:
@@ -119,8 +119,8 @@ def prepare_response(record: PreparedClaim) -> messages.NodePrepareResourceRespo
     return messages.NodePrepareResourceResponse(devices=devices)
 
 
-def _keys(claims: Sequence[messages.Claim]) -> list[PodKey]:
-    return list(dict.fromkeys(PodKey(each.namespace, each.name, each.uid) for each in claims))
+def _keys(claims: Sequence[messages.Claim]) -> list[ObjectKey]:
+    return list(dict.fromkeys(ObjectKey(each.namespace, each.name, each.uid) for each in claims))
 
 
 class RegistrationService(Service):

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tessera.node.handover.assignments import Assignment, ContainerKey, ObjectKey
 from tessera.node.handover.bound_pod import BoundPod
-from tessera.node.handover.claims import Claim, ContainerKey, PodKey
 
 Held = Mapping[tuple[str, str, str], tuple[str, ...]]
 """namespace, pod and container -> device ids, as kubelet's PodResources API says"""
@@ -33,7 +33,7 @@ class Allocation:
     ids: frozenset[str]
     askers: frozenset[ContainerKey]
     """the containers that can have asked"""
-    claim: Claim | None = None
+    assignment: Assignment | None = None
     """whose slice was answered; None where the answer was the same as for every container"""
     in_progress: bool = False
     """whether the slice is still being made ready, so that it may yet be refused"""
@@ -55,8 +55,8 @@ class Allocation:
 class Found:
     """The slice is right for every container that can be asking."""
 
-    claim: Claim
-    askers: tuple[Claim, ...]
+    assignment: Assignment
+    askers: tuple[Assignment, ...]
 
     @property
     def is_certain(self) -> bool:
@@ -68,23 +68,23 @@ class Found:
 class DownwardApi:
     """Only containers that read their slices from their own pods can be meant."""
 
-    claim: Claim
+    assignment: Assignment
     """the first of them"""
-    askers: tuple[Claim, ...]
+    askers: tuple[Assignment, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WrongCount:
     """The pod that the node lock names is to get another number of devices, and no other pod this one."""
 
-    claim: Claim
+    assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
     """Different slices are possible."""
 
-    pods: tuple[PodKey, ...]
+    pods: tuple[ObjectKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +144,10 @@ class AllocationState:
         return self._held.get(pod.key.uid, -1)
 
     def _last_done(self, pod: BoundPod) -> int:
-        uid, left = pod.key.uid, {claim.position for claim in pod.left}
+        uid, left = pod.key.uid, {assignment.position for assignment in pod.left}
         open_ = self._unsettled(pod) | {at for owner, at in self._lost if owner == uid}
         settled = [at for each in self._allocations if each.is_settled for owner, at in each.askers if owner == uid]
-        written = [each.position for each in pod.claims if each.position not in left | open_]
+        written = [each.position for each in pod.assignments if each.position not in left | open_]
         return max([self._last_held(pod), *settled, *written])
 
     # -- which container asks
@@ -176,26 +176,26 @@ class AllocationState:
         readings = [reused, set[str]()] if may_be_free else [reused]
         dependent = [pod for pod in waiting if self.depends_on_allocate(pod)]
         asked = [
-            claim
+            assignment
             for pod in dependent
-            for claim in (
-                self._unrecorded_claims(pod, are_fresh)
+            for assignment in (
+                self._unrecorded_assignments(pod, are_fresh)
                 if not reused and self.has_no_record(pod.key.uid, inherited)
-                else self._next_claims(pod, readings)
+                else self._next_assignments(pod, readings)
             )
-            if len(claim.slices) == count
+            if len(assignment.slices) == count
         ]
         others = [
-            claim
+            assignment
             for pod in waiting
             if not self.depends_on_allocate(pod)
-            for claim in pod.every_claim()
-            if len(claim.slices) == count and claim.position > self._last_held(pod)
+            for assignment in pod.all_assignments()
+            if len(assignment.slices) == count and assignment.position > self._last_held(pod)
         ]
         if owner is not None:
             if not asked and not others:
-                return WrongCount((owner.left or owner.every_claim())[0])
-            mine = [claim for claim in asked if claim.pod == owner.key]
+                return WrongCount((owner.left or owner.all_assignments())[0])
+            mine = [assignment for assignment in asked if assignment.pod == owner.key]
             asked, others = (mine, []) if mine else (asked, others)
         if asked:
             found = _same_slice(asked, others)
@@ -211,7 +211,7 @@ class AllocationState:
         mine = [
             (each, at)
             for each in self._allocations
-            if each.is_settled and each.claim is not None
+            if each.is_settled and each.assignment is not None
             for uid, at in each.askers
             if uid == pod.key.uid
         ]
@@ -221,22 +221,22 @@ class AllocationState:
 
     def _all_answered(self, found: Found) -> bool:
         """Whether as many answers were given as containers can have asked for them."""
-        askers = {claim.key for claim in found.askers}
-        open_ = [each for each in self._allocations if each.claim is not None and len(each.askers) > 1]
+        askers = {assignment.key for assignment in found.askers}
+        open_ = [each for each in self._allocations if each.assignment is not None and len(each.askers) > 1]
         return sum(each.askers <= askers and not each.doubted for each in open_) >= len(askers)
 
     def answered_after(self, number: int) -> list[Allocation]:
         """The answers that kubelet had not got when it asked."""
         return [each for each in self._allocations if each.number > number]
 
-    def may_hold(self, pod: BoundPod, *, inherited: Collection[str]) -> list[Claim]:
+    def may_hold(self, pod: BoundPod, *, inherited: Collection[str]) -> list[Assignment]:
         """What containers of the pod may have got: all but those that certainly wait. Which pod that uses the downward
         API asked is not known, so all of them may."""
-        every = pod.every_claim()
+        every = pod.all_assignments()
         if pod.started or not self.depends_on_allocate(pod) or self.has_no_record(pod.key.uid, inherited):
             return every
         last, unsettled = self._last_done(pod), self._unsettled(pod)
-        return [claim for claim in every if claim.position <= last or claim.position in unsettled]
+        return [assignment for assignment in every if assignment.position <= last or assignment.position in unsettled]
 
     def _may_be_further(self, pod: BoundPod, count: int) -> bool:
         """Whether a container of a dependent pod wants so many devices and cannot be ruled out.
@@ -244,11 +244,13 @@ class AllocationState:
         Unless it is known which container every answer was for, an earlier one may have been for this pod.
         """
         after = self._last_held(pod)
-        wants = any(len(claim.slices) == count and claim.position > after for claim in pod.every_claim())
+        wants = any(
+            len(assignment.slices) == count and assignment.position > after for assignment in pod.all_assignments()
+        )
         return wants and bool(self._unsettled(pod))
 
     def _is_waiting(self, pod: BoundPod) -> bool:
-        if pod.problem or pod.started or pod.terminal or pod.key.uid in self.failed or not pod.every_claim():
+        if pod.problem or pod.started or pod.terminal or pod.key.uid in self.failed or not pod.all_assignments():
             return False
         return pod.in_handover or pod.key.uid in self._asked_again()
 
@@ -257,16 +259,16 @@ class AllocationState:
         doubted = {uid for each in self._allocations if each.doubted for uid, _ in each.askers}
         return doubted | {uid for uid, _ in self._lost}
 
-    def _next_claims(self, pod: BoundPod, readings: Iterable[Collection[str]]) -> Iterator[Claim]:
+    def _next_assignments(self, pod: BoundPod, readings: Iterable[Collection[str]]) -> Iterator[Assignment]:
         """The first container of a dependent pod that has no devices; beyond it, while an unsettled answer may have
         been for it, the next one too. Then the devices tell: kubelet gives those of init containers on within a pod."""
         last, unsettled = self._last_done(pod), self._unsettled(pod)
-        for claim in pod.every_claim():
-            if claim.position <= last:
+        for assignment in pod.all_assignments():
+            if assignment.position <= last:
                 continue
-            if not unsettled or any(self._fits(pod, claim.position, reused) for reused in readings):
-                yield claim
-            if claim.position not in unsettled:
+            if not unsettled or any(self._fits(pod, assignment.position, reused) for reused in readings):
+                yield assignment
+            if assignment.position not in unsettled:
                 return
 
     def has_no_record(self, uid: str, inherited: Collection[str]) -> bool:
@@ -274,18 +276,18 @@ class AllocationState:
         recorded = {owner for each in self._allocations if len(each.askers) == 1 for owner, _ in each.askers}
         return uid in inherited and uid not in recorded
 
-    def _unrecorded_claims(self, pod: BoundPod, are_fresh: bool) -> Iterator[Claim]:
+    def _unrecorded_assignments(self, pod: BoundPod, are_fresh: bool) -> Iterator[Assignment]:
         """The first container without devices; beyond init containers, which kubelet never shows, the next one too.
         kubelet does not give fresh devices only to a container for which init containers have left some."""
         last, unsettled, reusable = self._last_done(pod), self._unsettled(pod), 0
-        for claim in pod.every_claim():
-            count = len(claim.slices)
-            if claim.position > last:
+        for assignment in pod.all_assignments():
+            count = len(assignment.slices)
+            if assignment.position > last:
                 if not (are_fresh and reusable):
-                    yield claim
-                if claim.position not in pod.unlisted | unsettled:
+                    yield assignment
+                if assignment.position not in pod.unlisted | unsettled:
                     return
-            reusable = max(reusable, count) if claim.position in pod.unlisted else max(reusable - count, 0)
+            reusable = max(reusable, count) if assignment.position in pod.unlisted else max(reusable - count, 0)
 
     def _unsettled(self, pod: BoundPod) -> set[int]:
         """Positions that an unsettled answer may have been for."""
@@ -316,7 +318,7 @@ class AllocationState:
     def add(self, allocation: Allocation) -> None:
         """It was answered. kubelet asks for a container again only if it has lost the earlier answer."""
         # An answer without a slice is noted for the first pod that can have asked, whichever it was.
-        if allocation.claim is not None and len(allocation.askers) == 1:
+        if allocation.assignment is not None and len(allocation.askers) == 1:
             self._allocations = [each for each in self._allocations if each.askers != allocation.askers]
         self._allocations.append(allocation)
         self._lost -= allocation.askers
@@ -324,8 +326,8 @@ class AllocationState:
     def take_back(self, allocation: Allocation) -> None:
         """The answer never left this process, though it may have been written already that it did."""
         self._remove(allocation)
-        if allocation.claim is not None:
-            self._lost.add(allocation.claim.key)
+        if allocation.assignment is not None:
+            self._lost.add(allocation.assignment.key)
 
     def _remove(self, allocation: Allocation) -> None:
         self._allocations = [each for each in self._allocations if each is not allocation]
@@ -417,8 +419,8 @@ class AllocationState:
         ]
 
 
-def _same_slice(asked: Sequence[Claim], others: Sequence[Claim]) -> Match:
+def _same_slice(asked: Sequence[Assignment], others: Sequence[Assignment]) -> Match:
     """Containers that use the downward API are right with any slice."""
-    if any(claim.what != asked[0].what for claim in asked):
-        return Ambiguous(tuple(dict.fromkeys(claim.pod for claim in asked)))
+    if any(assignment.what != asked[0].what for assignment in asked):
+        return Ambiguous(tuple(dict.fromkeys(assignment.pod for assignment in asked)))
     return Found(asked[0], (*asked, *others))

@@ -29,9 +29,9 @@ from tessera.node.handover.allocation_state import (
     NotFound,
     WrongCount,
 )
+from tessera.node.handover.assignments import Assignment, Holding
 from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.checkpoint import Checkpoint, Record
-from tessera.node.handover.claims import Claim, Holding
 from tessera.node.handover.pod_cache import Owner, PodCache
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
@@ -157,7 +157,7 @@ class SliceAllocator:
         # Where only pods that use the downward API can ask, the first one to be bound is the best guess.
         if not isinstance(found, Found | DownwardApi):
             return ()
-        cards = [each.uuid for each in found.claim.slices]
+        cards = [each.uuid for each in found.assignment.slices]
         return preferred(cards, available=available, must_include=must_include, count=count)
 
     async def run(self) -> None:
@@ -207,15 +207,17 @@ class SliceAllocator:
         found, pods = await self._find(call, ids)
         spans = {pod.key.uid: pod.spans for pod in pods}
         if isinstance(found, DownwardApi):
-            allocation = Allocation(frozenset(ids), frozenset({found.claim.key}))
+            allocation = Allocation(frozenset(ids), frozenset({found.assignment.key}))
             await self._admit(call, allocation, found.askers, spans)
             self._count(Result.DOWNWARD_API)
             self._checkpoint.note(found.askers, spans)
             return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
         if not isinstance(found, Found):
             raise await self._refusal(found, len(ids))
-        pod = next(each for each in pods if each.key == found.claim.pod) if found.is_certain else None
-        allocation = Allocation(frozenset(ids), frozenset(claim.key for claim in found.askers), found.claim)
+        pod = next(each for each in pods if each.key == found.assignment.pod) if found.is_certain else None
+        allocation = Allocation(
+            frozenset(ids), frozenset(assignment.key for assignment in found.askers), found.assignment
+        )
         try:
             await self._admit(call, allocation, found.askers, spans)
         except AllocationRefused:
@@ -225,23 +227,23 @@ class SliceAllocator:
         if pod is not None:
             call.pods[pod.key.uid] = pod
         # A later process must know the answer as soon as kubelet does: it would give this slice to the next container.
-        own = spans[found.claim.pod.uid]
-        record = Record(tuple(sorted(ids)), found.claim, tuple(sorted(allocation.askers)), own)
+        own = spans[found.assignment.pod.uid]
+        record = Record(tuple(sorted(ids)), found.assignment, tuple(sorted(allocation.askers)), own)
         call.records.append(record)
         kept = asyncio.ensure_future(self._checkpoint.add(record))
         try:
-            return await self._made_ready(self.mode.hand_over(found.claim, ids, certain=found.is_certain), pod)
+            return await self._made_ready(self.mode.hand_over(found.assignment, ids, certain=found.is_certain), pod)
         finally:
             await asyncio.wait([kept], timeout=CHECKPOINT_S)
 
     async def _admit(
-        self, call: _Call, allocation: Allocation, askers: Sequence[Claim], spans: Mapping[str, tuple[Span, ...]]
+        self, call: _Call, allocation: Allocation, askers: Sequence[Assignment], spans: Mapping[str, tuple[Span, ...]]
     ) -> None:
         """Counts the answer as given. Raises AllocationRefused if it does not fit for one that can have asked."""
         if self.admission is None:
             self._add(call, allocation)
             return
-        wanted = [Holding(claim.pod, (claim,), spans[claim.pod.uid]) for claim in askers]
+        wanted = [Holding(assignment.pod, (assignment,), spans[assignment.pod.uid]) for assignment in askers]
         try:
             await self.admission.admit(wanted, lambda: self._add(call, allocation))
         except AllocationRefused:
@@ -276,9 +278,9 @@ class SliceAllocator:
             return AllocationRefused(text)
         if isinstance(found, WrongCount):
             self._count(Result.REFUSED)
-            await self._fail(self._pods.get(found.claim.pod.uid))
-            wanted = len(found.claim.slices)
-            text = f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}"
+            await self._fail(self._pods.get(found.assignment.pod.uid))
+            wanted = len(found.assignment.slices)
+            text = f"device number not matched: {found.assignment.pod} is to get {wanted}, asked for {count}"
             return AllocationRefused(text)
         self._count(Result.NO_POD)
         unreadable = [pod for pod in self._pods.all() if pod.in_handover and pod.problem]
@@ -328,7 +330,9 @@ class SliceAllocator:
         if current is None and isinstance(found, Found):
             # The pod may be gone, and another one that is not known here may be asking.
             self._count(Result.REFUSED)
-            raise AllocationRefused(f"the API cannot be asked whether {found.claim.pod} still waits for its devices")
+            raise AllocationRefused(
+                f"the API cannot be asked whether {found.assignment.pod} still waits for its devices"
+            )
         return found, pods
 
     async def _is_proven(self, found: Match) -> bool:
@@ -337,7 +341,7 @@ class SliceAllocator:
             return False
         if not isinstance(found, Found | DownwardApi):
             return False
-        pod = found.claim.pod
+        pod = found.assignment.pod
         # After this time the scheduler may have let a pod pass this one.
         return self._pods.age(pod.uid) < OVERDUE_S and await self._pods.is_in_handover(pod)
 

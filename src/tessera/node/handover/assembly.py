@@ -97,7 +97,7 @@ class NodeHandover:
         self.holdings.restore(records)
         for record in records:
             if record.ids:
-                self._state.add(Allocation(frozenset(record.ids), frozenset(record.askers), record.claim))
+                self._state.add(Allocation(frozenset(record.ids), frozenset(record.askers), record.assignment))
         self._state.doubt()
         async with asyncio.TaskGroup() as tasks:
             if client is not None:

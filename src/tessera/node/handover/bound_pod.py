@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tessera.core.grants import Span
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, VISIBLE
 from tessera.vendors.pod_reader import container_spans
@@ -40,7 +40,7 @@ Entries = tuple[tuple[DeviceEntry, ...], ...]
 class BoundPod:
     """A pod of this node that a scheduler of devices has touched."""
 
-    key: PodKey
+    key: ObjectKey
     order: tuple[int, int, str, str]
     """sort key: the order of binding"""
     status: str
@@ -59,15 +59,15 @@ class BoundPod:
     """positions that kubelet's PodResources API never shows: init containers that are not sidecars"""
     entries: Entries = ()
     """what is left to hand out, by position; never longer than the pod's containers"""
-    left: tuple[Claim, ...] = ()
-    """the same, as claims"""
-    claims: tuple[Claim, ...] = ()
+    left: tuple[Assignment, ...] = ()
+    """the same, as assignments"""
+    assignments: tuple[Assignment, ...] = ()
     """all that the pod was given, handed out or not"""
     others_left: bool = False
     """whether another vendor's plugin has something to hand out to this pod"""
     problem: str = ""
     """why nothing can be handed out to it"""
-    claims_problem: str = ""
+    assignments_problem: str = ""
     """why it cannot be known what it holds"""
     version: str = field(default="", compare=False)
     """of the API object that this was read from; most changes of that are none of this"""
@@ -89,19 +89,19 @@ class BoundPod:
     @property
     def uses_downward_api(self) -> bool:
         """Whether every container reads its slices from the pod; otherwise the pod depends on Allocate."""
-        return all(claim.uses_downward_api for claim in self.every_claim())
+        return all(assignment.uses_downward_api for assignment in self.all_assignments())
 
-    def every_claim(self) -> list[Claim]:
+    def all_assignments(self) -> list[Assignment]:
         """What its containers are to get or have got, in the order in which kubelet asks."""
-        found = {claim.position: claim for claim in (*self.claims, *self.left)}
+        found = {assignment.position: assignment for assignment in (*self.assignments, *self.left)}
         return [found[position] for position in sorted(found)]
 
     def position(self, container: str) -> int | None:
         return self.containers.index(container) if container in self.containers else None
 
-    def claim(self, position: int) -> Claim | None:
+    def assignment(self, position: int) -> Assignment | None:
         """What a container is to get or has got."""
-        return next((each for each in self.every_claim() if each.position == position), None)
+        return next((each for each in self.all_assignments() if each.position == position), None)
 
 
 def read_pod(pod: Pod, node: str) -> BoundPod | None:
@@ -109,14 +109,14 @@ def read_pod(pod: Pod, node: str) -> BoundPod | None:
     annotations = pod.annotations
     if not annotations.keys() & {TO_ALLOCATE, ALLOCATED, keys.ASSIGNED_NODE}:
         return None
-    key = PodKey(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+    key = ObjectKey(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
     others = [text for name, text in annotations.items() if name.endswith(ANY_TO_ALLOCATE) and name != TO_ALLOCATE]
     containers = [*pod.init_containers, *pod.app_containers]
     text = annotations.get(TO_ALLOCATE)
     entries: Entries = ()
-    left: tuple[Claim, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    problem = claims_problem = ""
+    left: tuple[Assignment, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+    problem = assignments_problem = ""
     try:
         if text is None:
             raise WireError("device request not found")
@@ -124,9 +124,9 @@ def read_pod(pod: Pod, node: str) -> BoundPod | None:
     except WireError as error:
         problem = str(error)
     try:
-        _, claims = _decoded(key, annotations.get(ALLOCATED, text or ""), containers, annotations)
+        _, assignments = _decoded(key, annotations.get(ALLOCATED, text or ""), containers, annotations)
     except WireError as error:
-        claims_problem = str(error)
+        assignments_problem = str(error)
     return BoundPod(
         key=key,
         order=(
@@ -144,44 +144,44 @@ def read_pod(pod: Pod, node: str) -> BoundPod | None:
         unlisted=frozenset(at for at, each in enumerate(pod.init_containers) if each.restart_policy != SIDECAR),
         entries=entries,
         left=left,
-        claims=claims,
+        assignments=assignments,
         others_left=any(_has_something(each) for each in others),
         problem=problem,
-        claims_problem=claims_problem,
+        assignments_problem=assignments_problem,
         version=pod.metadata.resource_version,
     )
 
 
 def _decoded(
-    key: PodKey, text: str, containers: Sequence[Container], annotations: dict[str, str]
-) -> tuple[Entries, tuple[Claim, ...]]:
+    key: ObjectKey, text: str, containers: Sequence[Container], annotations: dict[str, str]
+) -> tuple[Entries, tuple[Assignment, ...]]:
     decoded = decode_pod_devices(text)
     reserved = decode_mig_allocations(annotations.get(keys.MIG_ALLOCATIONS, ""))
     if any(decoded[len(containers) :]):
         raise WireError(f"container index {len(decoded) - 1} is beyond the pod's {len(containers)} containers")
     # HAMi's plugins append empty entries; they are dropped here.
     entries = tuple(tuple(each) for each in decoded[: len(containers)])
-    claims = tuple(
-        _claim(key, position, containers[position], slices, reserved)
+    assignments = tuple(
+        _assignment(key, position, containers[position], slices, reserved)
         for position, slices in enumerate(entries)
         if slices
     )
-    return entries, claims
+    return entries, assignments
 
 
-def _claim(
-    key: PodKey,
+def _assignment(
+    key: ObjectKey,
     position: int,
     container: Container,
     slices: tuple[DeviceEntry, ...],
     reserved: Sequence[MigAllocation],
-) -> Claim:
+) -> Assignment:
     mig = sorted((each for each in reserved if each.container == position), key=lambda each: each.device)
     if mig and [each.device for each in mig] != list(range(len(slices))):
         raise WireError(f"container {container.name} has {len(slices)} devices, but other MIG reservations")
     env = {entry.name: entry for entry in container.env or ()}
     uncontrolled = _is_true(env.get(DISABLE_CONTROL))
-    return Claim(
+    return Assignment(
         pod=key,
         position=position,
         container=container.name,

@@ -12,7 +12,6 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,7 @@ import structlog
 
 from tessera.core.grants import Span
 from tessera.host.atomic_file import replace_file
-from tessera.node.handover.claims import Claim, ContainerKey
+from tessera.node.handover.assignments import Assignment, ContainerKey
 from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)
@@ -33,17 +32,16 @@ MAX_BYTES = 16 * 1024 * 1024
 """of a file that is read at start"""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, rename={"assignment": "claim"}):
     """One answer with a slice."""
 
     ids: tuple[str, ...]
     """none where it is not known whether the container was answered"""
-    claim: Claim
+    assignment: Assignment
     askers: tuple[ContainerKey, ...]
     """the containers that can have asked"""
     spans: tuple[Span, ...] = ()
-    """when the containers of the claim's pod run; unknown in records of older agents"""
+    """when the containers of the assignment's pod run; unknown in records of older agents"""
 
 
 class Checkpoint:
@@ -52,7 +50,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._records: list[Record] = []
-        self._claims: dict[str, dict[int, Claim]] = {}
+        self._assignments: dict[str, dict[int, Assignment]] = {}
         """by uid and position: the last record of each container that certainly asked"""
         self._behind: set[asyncio.Task[None]] = set()
         """writes that nothing waits for"""
@@ -71,12 +69,12 @@ class Checkpoint:
         self._keep((await asyncio.to_thread(_read, self._path))[-MAX_RECORDS:])
         return tuple(self._records)
 
-    def claims_of(self, uid: str) -> Mapping[int, Claim]:
+    def assignments_of(self, uid: str) -> Mapping[int, Assignment]:
         """The slices on record of containers of a pod, by position."""
-        return self._claims.get(uid, {})
+        return self._assignments.get(uid, {})
 
     def _keep(self, records: Iterable[Record]) -> None:
-        self._records, self._claims = [], {}
+        self._records, self._assignments = [], {}
         for each in records:
             self._put(each)
 
@@ -84,7 +82,7 @@ class Checkpoint:
         self._records.append(record)
         if len(record.askers) == 1:
             ((uid, position),) = record.askers
-            self._claims.setdefault(uid, {})[position] = record.claim
+            self._assignments.setdefault(uid, {})[position] = record.assignment
 
     async def add(self, record: Record) -> None:
         """A later process knows the answer as soon as this returns; never raises."""
@@ -94,11 +92,15 @@ class Checkpoint:
         await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
         self._after_record()
 
-    def note(self, claims: Iterable[Claim], spans: Mapping[str, tuple[Span, ...]]) -> None:
+    def note(self, assignments: Iterable[Assignment], spans: Mapping[str, tuple[Span, ...]]) -> None:
         """One of these containers was answered, and reads its slices from its own pod. Written behind the answer: until
         then the pod itself tells. `spans` by uid."""
-        new = [claim for claim in claims if claim.position not in self.claims_of(claim.pod.uid)]
-        added = [Record((), claim, (claim.key,), spans.get(claim.pod.uid, ())) for claim in new]
+        new = [
+            assignment
+            for assignment in assignments
+            if assignment.position not in self.assignments_of(assignment.pod.uid)
+        ]
+        added = [Record((), assignment, (assignment.key,), spans.get(assignment.pod.uid, ())) for assignment in new]
         if added:
             for each in added:
                 self._put(each)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tessera.node.handover.allocation_state import AllocationState
+from tessera.node.handover.assignments import Assignment, Holding
 from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.checkpoint import MAX_RECORDS, Checkpoint, Record
-from tessera.node.handover.claims import Claim, Holding
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.verifier import Verifier
 from tessera.node.watched_value import WatchedValue
@@ -30,7 +30,7 @@ class Holdings:
         """by uid: pods that went from the API before they had ended, as far as is known here"""
         self._empty: frozenset[str] = frozenset()
         """uids of unreadable pods that hold nothing, as kubelet says"""
-        self._started: dict[str, tuple[BoundPod, Mapping[int, Claim], Holding]] = {}
+        self._started: dict[str, tuple[BoundPod, Mapping[int, Assignment], Holding]] = {}
         """by uid: what was found for pods that have started, and from what"""
 
     @property
@@ -54,12 +54,12 @@ class Holdings:
         return None if pods is None else self.all(pods)
 
     def _known(
-        self, pod: BoundPod, before: Mapping[str, tuple[BoundPod, Mapping[int, Claim], Holding]]
+        self, pod: BoundPod, before: Mapping[str, tuple[BoundPod, Mapping[int, Assignment], Holding]]
     ) -> Holding | None:
         """Of a pod that has started: only a change of the pod, or of its records, changes it. None: of any other."""
-        if not pod.started or pod.claims_problem:
+        if not pod.started or pod.assignments_problem:
             return None
-        uid, recorded = pod.key.uid, self._checkpoint.claims_of(pod.key.uid)
+        uid, recorded = pod.key.uid, self._checkpoint.assignments_of(pod.key.uid)
         known = before.get(uid)
         if known is None or known[0] is not pod or known[1] != recorded:
             known = pod, dict(recorded), self._holding(pod)
@@ -68,14 +68,14 @@ class Holdings:
 
     def _holding(self, pod: BoundPod) -> Holding:
         uid, inherited = pod.key.uid, self._pods.inherited
-        found = {claim.position: claim for claim in self._state.may_hold(pod, inherited=inherited)}
-        recorded = self._checkpoint.claims_of(uid)
+        found = {assignment.position: assignment for assignment in self._state.may_hold(pod, inherited=inherited)}
+        recorded = self._checkpoint.assignments_of(uid)
         found |= recorded
-        claims = tuple(found[position] for position in sorted(found))
+        assignments = tuple(found[position] for position in sorted(found))
         # A pod that cannot be read is answered nothing.
-        is_unknown = bool(pod.claims_problem) and not found and (pod.started or uid in inherited)
-        problem = pod.claims_problem if is_unknown and uid not in self._empty else ""
-        return Holding(pod.key, claims, pod.spans, frozenset(found.keys() - recorded.keys()), problem)
+        is_unknown = bool(pod.assignments_problem) and not found and (pod.started or uid in inherited)
+        problem = pod.assignments_problem if is_unknown and uid not in self._empty else ""
+        return Holding(pod.key, assignments, pod.spans, frozenset(found.keys() - recorded.keys()), problem)
 
     # -- pods that are gone
 
@@ -83,9 +83,9 @@ class Holdings:
         """The answers of an earlier process: their pods may have gone while no agent was there."""
         if self._verifier.can_ask:
             for each in records:
-                claims = tuple(self._checkpoint.claims_of(each.claim.pod.uid).values())
-                if claims:
-                    self._departed[each.claim.pod.uid] = Holding(each.claim.pod, claims, each.spans)
+                assignments = tuple(self._checkpoint.assignments_of(each.assignment.pod.uid).values())
+                if assignments:
+                    self._departed[each.assignment.pod.uid] = Holding(each.assignment.pod, assignments, each.spans)
 
     def on_gone(self, uid: str) -> None:
         """Call it before the pod is forgotten."""
@@ -94,7 +94,7 @@ class Holdings:
         if not self._verifier.can_ask or pod is None or pod.terminal:
             return
         holding = self._holding(pod)
-        if holding.claims:
+        if holding.assignments:
             self._departed[uid] = holding
             for oldest in list(self._departed)[:-MAX_RECORDS]:
                 del self._departed[oldest]
@@ -123,6 +123,6 @@ class Holdings:
                 pod.key.uid
                 for pod in self._pods.all()
                 # Init containers are not shown.
-                if pod.claims_problem and pod.key[:2] not in names and (pod.started or not pod.unlisted)
+                if pod.assignments_problem and pod.key[:2] not in names and (pod.started or not pod.unlisted)
             )
         return self._departed.keys() | (unknown - self._empty) != before

@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.wire.objects import Node, Pod
 
 Annotations = Mapping[str, str | None]
@@ -27,7 +27,7 @@ class KubeCluster:
         """All pods of a node. The list is at least as new as what kubelet knew when the call was made."""
         return (await self._client.list(PODS.path(), Pod, field_selector=f"spec.nodeName={node}")).items
 
-    async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
+    async def annotate_pod(self, pod: ObjectKey, annotations: Annotations) -> Pod:
         """The pod afterwards. A later pod of the same name is not touched: its uid cannot be changed (422)."""
         body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
         return await self._client.patch(PODS.path(pod.namespace, pod.name), body, kind=Pod)

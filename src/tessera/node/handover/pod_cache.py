@@ -16,8 +16,8 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import NODES, PODS
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.handover.bound_pod import BoundPod, read_pod
-from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.watched_value import WatchedValue
 from tessera.vendors.drafts import words
@@ -116,17 +116,17 @@ class PodCache:
         """Seconds since the pod was shown first."""
         return self._time() - self._since.get(uid, -inf)
 
-    def live_claims(self) -> list[Claim] | None:
+    def live_assignments(self) -> list[Assignment] | None:
         """Of all pods that have not ended, terminating ones included; None where one of them cannot be read, so that
         nothing may be released."""
         live = [pod for pod in self.all() if not pod.terminal]
-        if any(pod.claims_problem for pod in live):
+        if any(pod.assignments_problem for pod in live):
             return None
-        return [claim for pod in live for claim in pod.claims]
+        return [assignment for pod in live for assignment in pod.assignments]
 
     # -- what the API says now
 
-    async def is_in_handover(self, key: PodKey) -> bool:
+    async def is_in_handover(self, key: ObjectKey) -> bool:
         """Whether the API shows this very pod in handover; False where it cannot be asked."""
         try:
             async with asyncio.timeout(READ_S):
@@ -168,7 +168,7 @@ class PodCache:
         self.version.set(self.version.value + 1)
 
     def _log_problem(self, pod: BoundPod) -> None:
-        problem = pod.problem if pod.in_handover else pod.claims_problem if not pod.terminal else ""
+        problem = pod.problem if pod.in_handover else pod.assignments_problem if not pod.terminal else ""
         if problem and self._logged.get(pod.key.uid) != problem:
             self._logged[pod.key.uid] = problem
             log.warning("pod cannot be handed its devices", pod=str(pod.key), problem=problem)

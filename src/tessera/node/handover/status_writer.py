@@ -104,7 +104,7 @@ class StatusWriter:
         if tuple(left) != pod.entries:
             changes[TO_ALLOCATE] = encode_pod_devices(left)
         # What another vendor's plugin has not handed out yet is its to finish.
-        if not any(left) and not pod.others_left and (pod.started or pod.claims):
+        if not any(left) and not pod.others_left and (pod.started or pod.assignments):
             changes[keys.BIND_PHASE] = keys.PHASE_SUCCESS
         return changes
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from tessera.kube.event_broadcaster import ObjectRef
 from tessera.node.handover.allocation_state import Allocation, AllocationState, Held
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.wire import keys
@@ -158,28 +158,30 @@ class Verifier:
 
     def _compare(self, allocation: Allocation) -> None:
         pod = self._pods.get(allocation.holder[0]) if allocation.holder is not None else None
-        if pod is None or allocation.holder is None or pod.claims_problem:
+        if pod is None or allocation.holder is None or pod.assignments_problem:
             return
         position = allocation.holder[1]
-        claim = pod.claim(position)
-        problem = self._problem(allocation, claim, depends=self._state.depends_on_allocate(pod))
+        assignment = pod.assignment(position)
+        problem = self._problem(allocation, assignment, depends=self._state.depends_on_allocate(pod))
         if problem:
             self._mismatches.inc()
             log.error("container holds another slice than it was assigned", pod=str(pod.key), problem=problem)
             ref = ObjectRef("Pod", pod.key.namespace, pod.key.name, pod.key.uid)
             self._report(ref, "Warning", REASON, f"container {pod.containers[position]} {problem}")
-        elif claim is not None and allocation.claim is not None and allocation.claim.key != claim.key:
+        elif (
+            assignment is not None and allocation.assignment is not None and allocation.assignment.key != assignment.key
+        ):
             self._swaps.inc()
 
-    def _problem(self, allocation: Allocation, claim: Claim | None, *, depends: bool) -> str:
-        if claim is None:
+    def _problem(self, allocation: Allocation, assignment: Assignment | None, *, depends: bool) -> str:
+        if assignment is None:
             return "holds devices although none were given to it"
-        if len(allocation.ids) != len(claim.slices):
-            return f"holds {len(allocation.ids)} devices but was to get {len(claim.slices)}"
+        if len(allocation.ids) != len(assignment.slices):
+            return f"holds {len(allocation.ids)} devices but was to get {len(assignment.slices)}"
         if not depends:
             return ""
-        if allocation.claim is None:
+        if allocation.assignment is None:
             return "got no slice: kubelet asked for it before its pod was known here"
-        if allocation.claim.what != claim.what:
-            return f"got the slice of container {allocation.claim.container} of {allocation.claim.pod}"
+        if allocation.assignment.what != assignment.what:
+            return f"got the slice of container {allocation.assignment.container} of {allocation.assignment.pod}"
         return ""

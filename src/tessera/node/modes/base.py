@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ class SharingMode(ABC):
             await self.cdi.refresh(self._fleet, self.instances())
 
     @abstractmethod
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+    async def hand_over(
+        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
         """Realises the slice and says how the container gets it. Raises AllocationRefused.
 
         If not `certain`, a container that uses the downward API may get this response. Its own variables override
@@ -111,8 +113,8 @@ class SharingMode(ABC):
         """Returns what is the same for all containers, for one that uses the downward API. Raises AllocationRefused."""
         raise AllocationRefused("this node hands over devices by Allocate, not by the downward API")
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        """Releases everything that belongs to none of the `live` claims, which are all claims on the node.
+    async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
+        """Releases everything that belongs to none of the `live` assignments, which are all assignments on the node.
 
         Called soon after every change of the node's pods, and at least every few seconds.
         """
@@ -139,10 +141,10 @@ class CardSlice(NamedTuple):
         return self.card.facts.uuid
 
 
-def slices_by_card(claim: Claim, fleet: Fleet) -> tuple[CardSlice, ...]:
+def slices_by_card(assignment: Assignment, fleet: Fleet) -> tuple[CardSlice, ...]:
     """Returns slices in the container's order of cards. Two slices of one card become one. Raises AllocationRefused."""
     found: dict[str, CardSlice] = {}
-    for entry in claim.slices:
+    for entry in assignment.slices:
         card = fleet.card(entry.uuid)
         if card is None:
             raise AllocationRefused(f"card {quoted(entry.uuid)} is not among this node's cards")

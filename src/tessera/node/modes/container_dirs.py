@@ -27,7 +27,7 @@ from tessera.host.writable_dirs import (
     is_ids_dir_name,
     region_file_name,
 )
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused
 
 log = structlog.get_logger(__name__)
@@ -76,11 +76,11 @@ class DirRetention:
         self._unused_since.pop(name, None)
 
     def take_unused(
-        self, names: Sequence[str], *, live: Sequence[Claim], held: Collection[Collection[str]] | None, now: float
+        self, names: Sequence[str], *, live: Sequence[Assignment], held: Collection[Collection[str]] | None, now: float
     ) -> list[str]:
         """Returns the directories that may go, and forgets them. `held` are the ids of each container that has some;
         None if they are unknown."""
-        uids = frozenset(claim.pod.uid for claim in live)
+        uids = frozenset(assignment.pod.uid for assignment in live)
         if self._first_seen is None:
             self._first_seen = uids
         self._forget_missing(frozenset(names))
@@ -103,9 +103,9 @@ class DirRetention:
         self._missing = frozenset(missing)
 
     def _kept(
-        self, names: Sequence[str], live: Sequence[Claim], held: Collection[frozenset[str]], earlier_pods: bool
+        self, names: Sequence[str], live: Sequence[Assignment], held: Collection[frozenset[str]], earlier_pods: bool
     ) -> set[str]:
-        kept = {dir_name(claim) for claim in live}
+        kept = {dir_name(assignment) for assignment in live}
         kept |= {ids_dir_name(ids) for ids in held}
         kept |= {name for name, ids in self._made_for.items() if ids and ids in held}
         if earlier_pods:
@@ -113,11 +113,11 @@ class DirRetention:
         return kept
 
 
-def dir_name(claim: Claim) -> str:
-    """Returns the name of the directory that is made for a claim."""
-    if claim.of_resource_claim:
-        return claim_dir_name(claim.pod.uid, claim.container)
-    return f"{claim.pod.uid}_{claim.container}"
+def dir_name(assignment: Assignment) -> str:
+    """Returns the name of the directory that is made for an assignment."""
+    if assignment.of_resource_claim:
+        return claim_dir_name(assignment.pod.uid, assignment.container)
+    return f"{assignment.pod.uid}_{assignment.container}"
 
 
 async def unknown_holders() -> None:
@@ -167,8 +167,8 @@ class ContainerDirs:
         except (OSError, CallTimeout) as error:
             raise AllocationRefused(f"the container's directories on the host cannot be made: {error}") from error
 
-    async def remove_unused(self, live: Sequence[Claim]) -> None:
-        """Removes what belongs to none of the `live` claims. A fault is logged once and tried again later."""
+    async def remove_unused(self, live: Sequence[Assignment]) -> None:
+        """Removes what belongs to none of the `live` assignments. A fault is logged once and tried again later."""
         try:
             if self._now() >= self._look_at:
                 self._look_at = self._now() + LOOK_EVERY_S
@@ -184,7 +184,7 @@ class ContainerDirs:
         await self._thread.close(patience=DEADLINE_S)
         await self._deletion_thread.close(patience=DEADLINE_S)
 
-    async def _discard_unused(self, live: Sequence[Claim]) -> None:
+    async def _discard_unused(self, live: Sequence[Assignment]) -> None:
         names = await self._thread.call(self._dirs.names, deadline=DEADLINE_S)
         async with asyncio.timeout(DEADLINE_S):
             held = await self._held()
@@ -192,7 +192,7 @@ class ContainerDirs:
         if going:
             self._all_deleted = False
             # No await before this call: a later handover must also come later in the thread.
-            regions = [region_file_name(claim.pod.uid, claim.container) for claim in live]
+            regions = [region_file_name(assignment.pod.uid, assignment.container) for assignment in live]
             await self._thread.call(lambda: self._discard(going, regions), deadline=DEADLINE_S)
 
     def _discard(self, names: Sequence[str], live_regions: Collection[str]) -> None:

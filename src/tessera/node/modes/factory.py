@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tessera.host.cards import Hardware, MigInstance
 from tessera.host.writable_dirs import WritableDirs
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import SharingMode
 from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.container_dirs import ContainerDirs, Held, unknown_holders
@@ -31,14 +31,14 @@ def build_mode(
     *,
     write: Write,
     held: Held = unknown_holders,
-    known: Callable[[], Sequence[Claim] | None] = lambda: (),
+    known: Callable[[], Sequence[Assignment] | None] = lambda: (),
     instances: Callable[[], Sequence[MigInstance]] = lambda: (),
 ) -> SharingMode:
     """Builds the mode that the settings name, or one with a part for each mode if cards have different ones.
 
     `write` completes MIG reservations in a pod's annotation. `held` asks kubelet for the device ids of each container
-    that holds some, or returns None; without it, directories that may be in use stay. `known` returns the live claims
-    at start, None if they are unknown. `instances` returns the static MIG instances, for the CDI specs.
+    that holds some, or returns None; without it, directories that may be in use stay. `known` returns the live
+    assignments at start, None if they are unknown. `instances` returns the static MIG instances, for the CDI specs.
     """
     specs = DeviceSpecs(settings.paths)
     files = CdiFiles(settings, specs=specs) if any(each.is_cdi for each in settings.strategies) else None

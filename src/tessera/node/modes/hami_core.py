@@ -24,7 +24,7 @@ from tessera.host.writable_dirs import (
     make_shared_dir,
 )
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import (
     NO_DEVICES,
     AllocationRefused,
@@ -73,14 +73,16 @@ class HamiCore(SharingMode):
         except AllocationRefused as refusal:
             log.error("containers cannot be limited yet", problem=f"{refusal}")
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
-        slices = slices_by_card(claim, self._fleet)
-        limits = limits_of(claim, slices)
+    async def hand_over(
+        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
+        slices = slices_by_card(assignment, self._fleet)
+        limits = limits_of(assignment, slices)
         response = self._device_lists.response([each.uuid for each in slices], self._fleet)
         region = {variables.REGION: f"{self._home}/{self._new_cache()}{CACHE_SUFFIX}"}
-        mounts = await self._mounts(_dir_name(claim) if certain else ids_dir_name(device_ids), device_ids)
+        mounts = await self._mounts(_dir_name(assignment) if certain else ids_dir_name(device_ids), device_ids)
         # If another container may get this response, that one did not ask to run without the library.
-        if claim.uncontrolled and certain:
+        if assignment.uncontrolled and certain:
             mounts = tuple(each for each in mounts if each.container_path != PRELOAD)
         env = {**common_variables(self._settings), **limits, **region}
         return response.with_more(ContainerResponse(env=env, mounts=mounts))
@@ -91,7 +93,7 @@ class HamiCore(SharingMode):
         env = {variables.VISIBLE: NO_DEVICES, **common_variables(self._settings)}
         return self._device_lists.features().with_more(ContainerResponse(env=env, mounts=mounts))
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         await super().reconcile(live, fleet)
         await self._dirs.remove_unused(live)
 
@@ -114,17 +116,17 @@ def home_of(settings: AgentSettings) -> Path:
     return settings.paths.hook / "vgpu"
 
 
-def _dir_name(claim: Claim) -> str:
+def _dir_name(assignment: Assignment) -> str:
     try:
-        container_dir_name(claim.pod.uid, claim.container)
+        container_dir_name(assignment.pod.uid, assignment.container)
     except UnsafePath as error:
         raise AllocationRefused(str(error)) from error
-    return dir_name(claim)
+    return dir_name(assignment)
 
 
-def limits_of(claim: Claim, slices: Sequence[CardSlice]) -> dict[str, str]:
+def limits_of(assignment: Assignment, slices: Sequence[CardSlice]) -> dict[str, str]:
     """Returns the variables that limit a container. Raises AllocationRefused."""
-    if claim.mig:
+    if assignment.mig:
         raise AllocationRefused("a MIG instance is reserved for the container, but this node shares cards by hami-core")
     if len(slices) > variables.MAX_DEVICES:
         raise AllocationRefused(

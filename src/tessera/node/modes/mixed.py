@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.wire.mig import split_legacy_uuid
 from tessera.wire.quotes import quoted
@@ -33,17 +33,19 @@ class MixedModes(SharingMode):
         await super().start(fleet)
         await asyncio.gather(*(part.start(fleet) for part in self._parts.values()))
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
-        modes = {uuid: self._mode_of(uuid) for uuid in (split_legacy_uuid(each.uuid)[0] for each in claim.slices)}
+    async def hand_over(
+        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
+        modes = {uuid: self._mode_of(uuid) for uuid in (split_legacy_uuid(each.uuid)[0] for each in assignment.slices)}
         first = next(iter(modes.values()))
         if any(mode != first for mode in modes.values()):
             listed = ", ".join(f"{uuid} by {mode}" for uuid, mode in modes.items())
             raise AllocationRefused(
                 f"the container's cards are shared in different modes: {listed}; choose one with nvidia.com/vgpu-mode"
             )
-        return await self._parts[first].hand_over(claim, device_ids, certain=certain)
+        return await self._parts[first].hand_over(assignment, device_ids, certain=certain)
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         await super().reconcile(live, fleet)
         # A fault of one mode must not keep the others from releasing what they hold.
         results = await asyncio.gather(

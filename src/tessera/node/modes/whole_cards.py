@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.core.requests import WHOLE_CARD_CORES
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, CardSlice, ContainerResponse, SharingMode, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
@@ -17,10 +17,12 @@ class WholeCards(SharingMode):
         self._settings = settings
         self._device_lists = device_lists
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
-        slices = slices_by_card(claim, self._fleet)
+    async def hand_over(
+        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
+        slices = slices_by_card(assignment, self._fleet)
         for each in slices:
-            if claim.mig or not self._is_whole(each):
+            if assignment.mig or not self._is_whole(each):
                 raise AllocationRefused(
                     f"{each.memory} MiB and {each.cores} cores of card {each.uuid}: this node hands over whole cards"
                     f" only; ask for {self._settings.resource} alone, without memory and cores"

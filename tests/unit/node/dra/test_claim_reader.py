@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.node.dra.claim_reader import claims_of, read_claim
+from tessera.node.dra.claim_reader import assignments_of, read_claim
 from tessera.node.dra.offers import Offer, offers
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import NodeSettings
@@ -67,11 +67,11 @@ def test_each_request_becomes_its_slices(
     results: list[dict[str, Any]], offered: dict[str, Offer], slices: dict[str, tuple[DeviceEntry, ...]]
 ) -> None:
     parts = read_claim(claim(*results), offered, node="n")
-    found = claims_of(parts)
+    found = assignments_of(parts)
     assert {each.container: each.slices for each in found} == slices
     assert [part.name for part in parts] == [*slices]
     assert [each.position for each in found] == list(range(len(parts)))
-    assert {each.pod for each in found} == {PodKey("team", "c", "u")}
+    assert {each.pod for each in found} == {ObjectKey("team", "c", "u")}
     assert all(each.of_resource_claim for each in found)
 
 
@@ -79,7 +79,7 @@ def test_an_administrators_access_holds_nothing() -> None:
     sick = Fleet((card(A, problem="XID 79"), card(B, 1)))
     offered = {each.name: each for each in offers(sick, AgentSettings(node_name="n"))}
     (part,) = read_claim(claim(result(adminAccess=True), result(B, adminAccess=True)), offered, node="n")
-    assert (part.claim, part.cards) == (None, (A, B))
+    assert (part.assignment, part.cards) == (None, (A, B))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.dra import prepared_claims
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
-from tessera.node.handover.claims import Holding, PodKey
+from tessera.node.handover.assignments import Holding, ObjectKey
 from tessera.wire.mig import MigAllocation
 from tessera.wire.resource_api import DRIVER, AllocatedDevice
 from tests.support.sharing_modes import A, claim
@@ -31,10 +32,10 @@ def record(uid: str) -> PreparedClaim:
     }
     reserved = MigAllocation(0, 0, A, MigSlot("1g.18gb", MigPlacement(0, 1)))
     return PreparedClaim(
-        key=PodKey("team", f"c-{uid}", uid),
+        key=ObjectKey("team", f"c-{uid}", uid),
         boot="b",
         devices=(msgspec.convert(result, AllocatedDevice),),
-        claims=(claim(uid=uid, mig=(reserved,), of_resource_claim=True),),
+        assignments=(claim(uid=uid, mig=(reserved,), of_resource_claim=True),),
         cdi_devices={"gpu": ("x/y=z",)},
         spec={"cdiVersion": "0.5.0", "kind": "x/y", "devices": []},
     )
@@ -59,6 +60,12 @@ async def test_a_later_process_knows_every_claim(tmp_path: Path, claims: Prepare
     await later.close()
 
 
+async def test_the_file_has_the_names_that_earlier_agents_wrote(tmp_path: Path, claims: PreparedClaims) -> None:
+    await claims.put(record("a"))
+    [found] = json.loads((tmp_path / "state" / prepared_claims.FILE).read_text())["claims"]
+    assert found.keys() == {"key", "boot", "devices", "claims", "cdi_devices", "spec"}
+
+
 async def test_claims_recorded_at_once_are_all_in_the_file(tmp_path: Path, claims: PreparedClaims) -> None:
     await asyncio.gather(*(claims.put(record(f"u{number}")) for number in range(20)))
     await asyncio.gather(*(claims.drop(f"u{number}") for number in range(0, 20, 2)))
@@ -69,20 +76,20 @@ async def test_claims_recorded_at_once_are_all_in_the_file(tmp_path: Path, claim
 
 
 async def test_a_claim_is_live_from_its_beginning_to_its_end(claims: PreparedClaims) -> None:
-    assert claims.live_claims() is None
+    assert claims.live_assignments() is None
     claims.open()
-    assert claims.live_claims() == []
-    claims.begin(Holding(record("a").key, record("a").claims))
-    assert claims.live_claims() == list(record("a").claims)
+    assert claims.live_assignments() == []
+    claims.begin(Holding(record("a").key, record("a").assignments))
+    assert claims.live_assignments() == list(record("a").assignments)
     await claims.put(record("a"))
-    assert claims.live_claims() == list(record("a").claims)
+    assert claims.live_assignments() == list(record("a").assignments)
     version = claims.version.value
     await claims.drop("a")
-    assert claims.live_claims() == []
+    assert claims.live_assignments() == []
     assert claims.version.value > version
-    claims.begin(Holding(record("b").key, record("b").claims))
+    claims.begin(Holding(record("b").key, record("b").assignments))
     claims.abandon("b")
-    assert claims.live_claims() == []
+    assert claims.live_assignments() == []
 
 
 async def test_a_claim_counts_until_its_end_is_written(claims: PreparedClaims, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +107,11 @@ async def test_a_claim_counts_until_its_end_is_written(claims: PreparedClaims, m
         patch.setattr(prepared_claims, "replace_file", full)
         dropping = asyncio.create_task(claims.drop("a"))
         await asyncio.to_thread(began.wait)
-        assert claims.live_claims() == list(record("a").claims)
+        assert claims.live_assignments() == list(record("a").assignments)
         go_on.set()
         with pytest.raises(OSError, match="No space"):
             await dropping
-    assert claims.live_claims() == list(record("a").claims)
+    assert claims.live_assignments() == list(record("a").assignments)
 
 
 async def test_what_cannot_be_written_did_not_happen(claims: PreparedClaims, monkeypatch: pytest.MonkeyPatch) -> None:

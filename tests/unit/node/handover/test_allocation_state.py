@@ -32,7 +32,7 @@ def state_with(*allocations: Allocation) -> AllocationState:
 def answer(ids: str, *askers: tuple[BoundPod, int]) -> Allocation:
     """With the slice of the first asker, unless that one uses the downward API."""
     pod, position = askers[0]
-    claim = None if pod.uses_downward_api else pod.claim(position)
+    claim = None if pod.uses_downward_api else pod.assignment(position)
     return Allocation(frozenset(ids.split()), frozenset((each.key.uid, at) for each, at in askers), claim)
 
 
@@ -51,7 +51,7 @@ def found_at(state: AllocationState, pod: BoundPod) -> int:
     found = state.find([pod], 1)
     assert isinstance(found, Found)
     assert found.is_certain
-    return found.claim.position
+    return found.assignment.position
 
 
 # -- what kubelet shows
@@ -134,7 +134,7 @@ def test_a_dependent_pod_that_cannot_be_asking_keeps_no_other_from_its_answer(co
         state, pod = state_with(), view(bound("p", *containers))
     found = state.find([pod, D], 1)
     assert isinstance(found, DownwardApi)
-    assert found.claim.pod == D.key
+    assert found.assignment.pod == D.key
 
 
 # -- pods that are gone

@@ -139,7 +139,7 @@ def test_kubelet_never_shows_init_containers_that_end() -> None:
 def test_a_container_is_found_by_name_and_its_claim_by_position() -> None:
     pod = view(bound("p", "", A, annotations={TO_ALLOCATE: ";;"}))
     assert (pod.position("c1"), pod.position("other")) == (1, None)
-    assert pod.claim(0) is None
-    found = pod.claim(1)
+    assert pod.assignment(0) is None
+    found = pod.assignment(1)
     assert found is not None
     assert found.container == "c1"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 from tessera.core.grants import Span
 from tessera.core.requests import Role
 from tessera.node.handover import checkpoint as checkpoint_module
+from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.checkpoint import FILE, MAX_RECORDS, Checkpoint, Record
-from tessera.node.handover.claims import Claim
 from tessera.services.failpoints import VARIABLE
 from tessera.wire import keys
 from tests.support.logs import captured
@@ -23,7 +24,7 @@ MIG = '[{"gpuUUID":"GPU-a","profile":"1g.18gb+me","placement":{"start":2,"size":
 SPANS = (Span(Role.INIT, finished=True), Span(Role.APP))
 
 
-def record(*ids: str, claim: Claim = P) -> Record:
+def record(*ids: str, claim: Assignment = P) -> Record:
     return Record(ids, claim, (claim.key,), SPANS)
 
 
@@ -52,6 +53,11 @@ async def test_failpoints_are_right_before_and_after_the_answer_is_on_disk(
     checkpoint = Checkpoint(tmp_path)
     await checkpoint.add(record("a"))
     assert was_there == [False, True]
+
+
+async def test_the_file_has_the_names_that_earlier_agents_wrote(tmp_path: Path) -> None:
+    await Checkpoint(tmp_path).add(record("a"))
+    assert json.loads((tmp_path / FILE).read_text()).keys() == {"ids", "claim", "askers", "spans"}
 
 
 async def test_an_answer_that_never_left_is_not_on_record(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tessera.node.handover.assignments import Holding
 from tessera.node.handover.bound_pod import ALLOCATED
-from tessera.node.handover.claims import Holding
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time
@@ -19,7 +19,7 @@ A, B = "a/1000/10", "b/2000/20"
 def held(world: HandoverNode) -> dict[str, list[int]]:
     """The positions that hold something, by pod."""
     found = world.agent.holdings.all()
-    return {each.key.name: [claim.position for claim in each.claims] for each in found if each.claims}
+    return {each.key.name: [claim.position for claim in each.assignments] for each in found if each.assignments}
 
 
 def unknown(world: HandoverNode) -> list[str]:
@@ -46,7 +46,7 @@ async def test_what_a_started_pod_holds_follows_its_annotations_and_its_records(
     async with HandoverNode(bound("p", A, status="Running")).running() as world:
 
         def memory() -> list[int]:
-            return [part.memory for each in world.agent.holdings.all() for c in each.claims for part in c.slices]
+            return [part.memory for each in world.agent.holdings.all() for c in each.assignments for part in c.slices]
 
         assert memory() == memory() == [1000]
         world.api.put(bound("p", B, status="Running"))
@@ -177,7 +177,7 @@ class Full:
         self.asked: list[list[str]] = []
 
     async def admit(self, askers: Sequence[Holding], begin: Callable[[], None]) -> None:
-        self.asked.append([f"{each.key.name}/{claim.container}" for each in askers for claim in each.claims])
+        self.asked.append([f"{each.key.name}/{claim.container}" for each in askers for claim in each.assignments])
         raise AllocationRefused("it does not fit")
 
 

@@ -13,9 +13,9 @@ from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.objects import annotations_of, uid_of
 from tessera.node.handover.assembly import NodeHandover
+from tessera.node.handover.assignments import ObjectKey
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.checkpoint import FILE
-from tessera.node.handover.claims import PodKey
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire import keys
@@ -24,7 +24,7 @@ from tests.unit.node.handover.world import NODE, Mode, Resources, entry
 A, B = "a/3000/50", "b/4000/60"
 
 
-async def create_bound(plane: ControlPlane, name: str, *containers: str) -> PodKey:
+async def create_bound(plane: ControlPlane, name: str, *containers: str) -> ObjectKey:
     """A pod with devices, bound as a scheduler of ours does it."""
     made = [{"name": f"c{number}", "image": "i"} for number in range(len(containers))]
     created = await plane.create_pod(
@@ -39,7 +39,7 @@ async def create_bound(plane: ControlPlane, name: str, *containers: str) -> PodK
         ALLOCATED: text,
     }
     await plane.client.bind("default", name, uid=uid_of(created), node=NODE, annotations=annotations)
-    return PodKey("default", name, uid_of(created))
+    return ObjectKey("default", name, uid_of(created))
 
 
 async def create_node(plane: ControlPlane, lock: str | None = None) -> None:

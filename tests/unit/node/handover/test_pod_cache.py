@@ -59,7 +59,7 @@ async def test_only_another_version_of_a_pod_is_read_again(version: str, is_read
     # No API changes a pod and keeps its version; it shows here whether the pod was read.
     put(pods, at_version(bound("p", "b/3000/50"), version))
     [found] = pods.all()
-    assert (found.claims[0].slices[0].uuid == "GPU-b") is is_read_again
+    assert (found.assignments[0].slices[0].uuid == "GPU-b") is is_read_again
 
 
 async def test_a_pod_of_another_uid_is_read_even_at_the_same_version() -> None:
@@ -104,7 +104,7 @@ async def test_a_waiting_reader_hears_of_changes_and_of_those_that_came_before()
     assert pods.version.value > same
 
 
-async def test_live_claims_are_those_of_all_pods_that_have_not_ended() -> None:
+async def test_live_assignments_are_those_of_all_pods_that_have_not_ended() -> None:
     pods = cache()
     put(
         pods,
@@ -112,7 +112,7 @@ async def test_live_claims_are_those_of_all_pods_that_have_not_ended() -> None:
         bound("leaving", A, at=1, deleted="2026-01-01T00:00:00Z"),
         bound("over", A, at=2, status="Succeeded"),
     )
-    claims = pods.live_claims()
+    claims = pods.live_assignments()
     assert claims is not None
     assert [claim.pod.name for claim in claims] == ["running", "leaving"]
 
@@ -120,7 +120,7 @@ async def test_live_claims_are_those_of_all_pods_that_have_not_ended() -> None:
 async def test_if_one_pod_cannot_be_read_it_is_unknown_what_is_live() -> None:
     pods = cache()
     put(pods, bound("good", A), bound("bad", A, annotations={ALLOCATED: "a,b:;"}))
-    assert pods.live_claims() is None
+    assert pods.live_assignments() is None
 
 
 async def test_a_problem_is_logged_once() -> None:

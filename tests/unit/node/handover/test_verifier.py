@@ -199,7 +199,7 @@ async def test_a_holder_whose_own_claims_cannot_be_read_is_not_judged() -> None:
         await world.gets("q", "c0", "GPU-a-0")
         await world.at_rest()
         assert world.events == []
-        assert world.agent.pods.live_claims() is None
+        assert world.agent.pods.live_assignments() is None
 
 
 @in_fake_time

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from tessera.kube.event_broadcaster import ObjectRef
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.checkpoint import Checkpoint, Record
-from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import Annotations, KubeCluster
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.settings import AgentSettings
@@ -99,7 +99,7 @@ def view(pod: Pod) -> BoundPod:
     return found
 
 
-def claims(pod: Pod) -> tuple[Claim, ...]:
+def claims(pod: Pod) -> tuple[Assignment, ...]:
     return view(pod).left
 
 
@@ -120,7 +120,7 @@ class Api(KubeCluster):
         await self.fake._call("list_pods", lambda: None)
         return list(self.fake.pods.values())
 
-    async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
+    async def annotate_pod(self, pod: ObjectKey, annotations: Annotations) -> Pod:
         there = self.fake.pods.get(str(pod))
         if there is not None and there.metadata.uid != pod.uid:
             raise refused(422, "Invalid")
@@ -213,7 +213,9 @@ class Mode(SharingMode):
         """pods whose slice was made ready without being certain"""
         self.gate: asyncio.Event | None = None
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+    async def hand_over(
+        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
         if self.gate is not None:
             await self.gate.wait()
         if claim.pod.name in self.refusals:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.device_lists import DeviceSpecs
@@ -138,7 +138,9 @@ async def test_a_write_that_fails_half_way_leaves_the_old_file(
 
 
 class Mode(SharingMode):
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+    async def hand_over(
+        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
         raise NotImplementedError
 
 

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from tessera.host.writable_dirs import WritableDirs, ids_dir_name
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes import container_dirs
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.container_dirs import GRACE_S, LOOK_EVERY_S, ContainerDirs
@@ -35,7 +35,7 @@ class World:
         path, _ = await self.folders.give(name, ids or ("a-0",), after=lambda: None)
         return path
 
-    async def pass_time(self, seconds: float, live: Sequence[Claim] = ()) -> None:
+    async def pass_time(self, seconds: float, live: Sequence[Assignment] = ()) -> None:
         """As the agent does: a look every minute."""
         end = self.time + seconds
         while self.time < end:

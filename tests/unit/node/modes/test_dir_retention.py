@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from tessera.host.writable_dirs import ids_dir_name
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.container_dirs import GRACE_S, DirRetention
 from tests.support.sharing_modes import claim
 
@@ -17,7 +17,7 @@ HELD_BY_NOBODY: Collection[Collection[str]] = ()
 
 
 def goes(
-    keeping: DirRetention, name: str, *, live: Sequence[Claim] = (), held: Collection[Collection[str]] | None = ()
+    keeping: DirRetention, name: str, *, live: Sequence[Assignment] = (), held: Collection[Collection[str]] | None = ()
 ) -> bool:
     """Whether a folder that is looked at for the whole grace period goes at its end, and not before."""
     assert keeping.take_unused([name], live=live, held=held, now=0.0) == []
@@ -35,7 +35,7 @@ def test_a_folder_whose_container_is_gone_goes_after_the_grace_period() -> None:
     ("live", "stays"),
     [([ONE], True), ([TWO], False), ([claim(uid="uid-1", container="other")], False), ([], False)],
 )
-def test_a_folder_stays_while_its_container_lives(live: list[Claim], stays: bool) -> None:
+def test_a_folder_stays_while_its_container_lives(live: list[Assignment], stays: bool) -> None:
     keeping = DirRetention()
     keeping.on_handed_over("uid-1_main", ["a-0"])
     assert goes(keeping, "uid-1_main", live=live) is not stays

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from tessera.host.cards import Hardware
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.hami_core import HamiCore
 from tessera.node.modes.mig.mode import Mig
@@ -29,7 +29,7 @@ MODES: list[tuple[Mode, type]] = [("hami-core", HamiCore), ("mig", Mig), ("mps",
 CAPABILITIES = "gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n"
 
 
-async def write(pod: PodKey, allocations: Sequence[MigAllocation]) -> None:
+async def write(pod: ObjectKey, allocations: Sequence[MigAllocation]) -> None:
     """Nobody reads it here."""
 
 

@@ -14,7 +14,7 @@ import structlog
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.writable_dirs import ids_dir_name
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.hami_core import HamiCore, common_variables, limits_of
@@ -38,7 +38,7 @@ class Node:
         put_files(self.home, LIBRARY)
         self.mode = HamiCore(self.settings, DeviceLists(self.settings), new_cache=lambda: "random")
 
-    async def answer(self, of: Claim, *, cards: Fleet | None = None, **more: Any) -> ContainerResponse:
+    async def answer(self, of: Assignment, *, cards: Fleet | None = None, **more: Any) -> ContainerResponse:
         await self.mode.start(cards or fleet(A, B))
         answer = await self.mode.hand_over(of, IDS, **more)
         await self.mode.stop()
@@ -205,7 +205,7 @@ async def test_without_the_library_nobody_starts_without_limits(node: Node, miss
     ],
 )
 async def test_what_cannot_be_limited_is_refused_before_anything_is_made(
-    node: Node, of: Claim, cards: Fleet, reason: str
+    node: Node, of: Assignment, cards: Fleet, reason: str
 ) -> None:
     with pytest.raises(AllocationRefused, match=reason):
         await node.answer(of, cards=cards)

@@ -16,7 +16,7 @@ from tessera.kube.errors import AccessError
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera.lab.sandbox.api.server import ApiServer
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.node.modes.mig.annotations import TRIES, MigAnnotations, NotWritten
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
@@ -34,7 +34,7 @@ class World:
 
     server: ApiServer
     client: KubeClient
-    pod: PodKey
+    pod: ObjectKey
 
     async def write(self, *allocations: MigAllocation) -> None:
         await MigAnnotations(self.client).write(self.pod, allocations)
@@ -60,7 +60,7 @@ async def world(text: str | None = None) -> AsyncIterator[World]:
     }
     async with ApiServer() as server, KubeClient(Access(server.url)) as client:
         created: dict[str, Any] = await client.create(PODS.path("default"), pod, dict[str, Any])
-        yield World(server, client, PodKey("default", "p", created["metadata"]["uid"]))
+        yield World(server, client, ObjectKey("default", "p", created["metadata"]["uid"]))
 
 
 @in_fake_time

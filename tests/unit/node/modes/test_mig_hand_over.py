@@ -14,7 +14,7 @@ from tessera.core.devices import MigPlacement
 from tessera.host.call_thread import CallTimeout
 from tessera.host.cards import CardError, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.mig.annotations import NotWritten
@@ -33,7 +33,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def refusal(node: Node, of: Claim, *, given: Sequence[str] | None = None, fleet: Fleet = BOTH) -> str:
+async def refusal(node: Node, of: Assignment, *, given: Sequence[str] | None = None, fleet: Fleet = BOTH) -> str:
     mig = await node.started(fleet)
     with pytest.raises(AllocationRefused) as refused:
         await mig.hand_over(of, ids(of) if given is None else given)
@@ -107,7 +107,7 @@ async def test_an_instance_that_vanished_is_made_again_at_its_place(node: Node) 
     ],
     ids=["none", "other card", "unknown", "place", "far", "not ascii", "no card", "overlap", "carried", "legacy"],
 )
-async def test_a_claim_that_cannot_become_instances_is_refused(node: Node, wrong: Claim, text: str) -> None:
+async def test_a_claim_that_cannot_become_instances_is_refused(node: Node, wrong: Assignment, text: str) -> None:
     assert text in await refusal(node, wrong)
     assert node.hardware.made == 0
 
@@ -205,7 +205,7 @@ async def test_an_identity_that_cannot_be_written_fails_the_handover_and_leaves_
 
 @in_fake_time
 async def test_an_apiserver_that_does_not_answer_fails_the_handover_in_the_end(tmp_path: Path) -> None:
-    async def never(pod: PodKey, allocations: Sequence[MigAllocation]) -> None:
+    async def never(pod: ObjectKey, allocations: Sequence[MigAllocation]) -> None:
         await asyncio.Event().wait()
 
     node = Node(tmp_path)
@@ -377,7 +377,7 @@ async def test_two_containers_of_a_pod_at_once_keep_it_in_hand_until_both_have_t
     """Whatever anybody says about its pod meanwhile, an instance that is being handed over is not taken away."""
     written = asyncio.Event()
 
-    async def slow(pod: PodKey, allocations: Sequence[MigAllocation]) -> None:
+    async def slow(pod: ObjectKey, allocations: Sequence[MigAllocation]) -> None:
         if allocations[0].container == 0:
             await written.wait()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode_switch import retire_mig
@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path, boot=boot_id())
 
 
-async def retire(node: Node, *live: Claim) -> None:
+async def retire(node: Node, *live: Assignment) -> None:
     """The node has another sharing mode now."""
     await retire_mig(node.state, node.hardware, holders_of(live))
 
@@ -109,7 +109,7 @@ async def test_a_card_that_is_in_mig_mode_is_not_asked(node: Node) -> None:
 @pytest.mark.parametrize(
     "live", [PLAIN, replace(PLAIN, slices=(PLAIN.slices[0]._replace(uuid=f"{A}[0-1]"),))], ids=["plain", "legacy"]
 )
-async def test_idle_pods_that_share_a_card_without_mig_keep_it(node: Node, live: Claim) -> None:
+async def test_idle_pods_that_share_a_card_without_mig_keep_it(node: Node, live: Assignment) -> None:
     mig = await node.started(known=lambda: [live])
     assert modes(node) == (False, True)
     await mig.reconcile([live], BOTH)

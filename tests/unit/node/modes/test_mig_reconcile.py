@@ -10,7 +10,7 @@ import pytest
 
 from tessera.core.devices import MigPlacement
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.mode import Mig
 from tessera.wire.pod_devices import DeviceEntry
@@ -26,7 +26,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def handed(node: Node, *claims: Claim) -> Mig:
+async def handed(node: Node, *claims: Assignment) -> Mig:
     mig = await node.started()
     for each in claims:
         await mig.hand_over(each, ["x"] * len(each.slices))

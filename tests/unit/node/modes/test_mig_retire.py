@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.host.call_thread import CallThread, CallTimeout
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.mig import mode_switch
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.records import boot_id
@@ -19,7 +19,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path, boot=boot_id())
 
 
-async def made(node: Node, *claims: Claim) -> None:
+async def made(node: Node, *claims: Assignment) -> None:
     """An agent in mode mig handed these over, and ended."""
     mig = await node.started(BOTH)
     for each in claims:
@@ -27,7 +27,7 @@ async def made(node: Node, *claims: Claim) -> None:
     await mig.stop()
 
 
-async def retired(node: Node, *live: Claim) -> dict[str, str]:
+async def retired(node: Node, *live: Assignment) -> dict[str, str]:
     return await mode_switch.retire_mig(node.state, node.hardware, holders_of(live))
 
 

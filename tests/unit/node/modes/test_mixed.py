@@ -12,7 +12,7 @@ import pytest
 
 from tessera.host.cards import Hardware
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.kubelet.device_ids import replicas
 from tessera.node.modes.base import AllocationRefused, SharingMode
 from tessera.node.modes.factory import build_mode
@@ -57,7 +57,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     await made.mode.stop()
 
 
-async def refusal(mode: SharingMode, wanted: Claim) -> str:
+async def refusal(mode: SharingMode, wanted: Assignment) -> str:
     with pytest.raises(AllocationRefused) as caught:
         await mode.hand_over(wanted, ["x"])
     return str(caught.value)

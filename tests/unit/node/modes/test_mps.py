@@ -11,7 +11,7 @@ import pytest
 
 from tessera.host.cards import ComputeMode, MigInstance
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.control import MpsProgram
@@ -72,16 +72,16 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     await found.close()
 
 
-def claim(*slices: tuple[str, int, int], pod: str = "pod", uncontrolled: bool = False) -> Claim:
+def claim(*slices: tuple[str, int, int], pod: str = "pod", uncontrolled: bool = False) -> Assignment:
     entries = tuple(DeviceEntry(uuid, "NVIDIA", memory, cores) for uuid, memory, cores in slices)
-    return Claim(PodKey("ns", pod, f"uid-{pod}"), 0, "main", entries, uncontrolled=uncontrolled)
+    return Assignment(ObjectKey("ns", pod, f"uid-{pod}"), 0, "main", entries, uncontrolled=uncontrolled)
 
 
-async def given(agent: SharingMode, wanted: Claim) -> ContainerResponse:
+async def given(agent: SharingMode, wanted: Assignment) -> ContainerResponse:
     return await agent.hand_over(wanted, [f"{each.uuid}-0" for each in wanted.slices])
 
 
-async def refused(agent: SharingMode, wanted: Claim) -> str:
+async def refused(agent: SharingMode, wanted: Assignment) -> str:
     with pytest.raises(AllocationRefused) as caught:
         await given(agent, wanted)
     return str(caught.value)

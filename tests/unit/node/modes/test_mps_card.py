@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tessera.host.cards import CardError, CardFacts
-from tessera.node.handover.claims import ContainerKey
+from tessera.node.handover.assignments import ContainerKey
 from tessera.node.modes.mps.card import LOOK_EVERY_S, STEADY_S, MpsCard, why_unfit
 from tessera.node.modes.mps.control import ControlError, Limits, MpsControl
 from tessera.node.modes.mps.daemon import MpsDaemon

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tessera.host.cards import CardFacts
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.mps.control import Limits, largest, limits_on
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.fake_mps import A, B, card
 
 
-def claim(*slices: tuple[str, int, int]) -> Claim:
-    return Claim(PodKey("ns", "pod", "uid"), 0, "main", tuple(DeviceEntry(u, "NVIDIA", m, c) for u, m, c in slices))
+def claim(*slices: tuple[str, int, int]) -> Assignment:
+    return Assignment(
+        ObjectKey("ns", "pod", "uid"), 0, "main", tuple(DeviceEntry(u, "NVIDIA", m, c) for u, m, c in slices)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Completes the MIG reservations in a pod's annotation with the identity of the instances.
 
-Only entries that belong to this claim and still reserve the same place are completed; everything else in the annotation
-stays. After a conflict the annotation is read again: a conflict never fails a pod. Gives up after `TRIES`; the caller
-sets the deadline.
+Only entries that belong to this assignment and still reserve the same place are completed; everything else in the
+annotation stays. After a conflict the annotation is read again: a conflict never fails a pod. Gives up after `TRIES`;
+the caller sets the deadline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError, is_conflict
 from tessera.kube.resources import PODS
 from tessera.kube.retry import retry_on_error
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
@@ -23,7 +23,7 @@ from tessera.wire.objects import Pod
 TRIES = 10
 PAUSES = Backoff(initial=0.1, cap=2.0)
 
-Write = Callable[[PodKey, Sequence[MigAllocation]], Awaitable[None]]
+Write = Callable[[ObjectKey, Sequence[MigAllocation]], Awaitable[None]]
 """completes these reservations of a pod. Raises NotWritten"""
 
 
@@ -37,13 +37,13 @@ class MigAnnotations:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def write(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
+    async def write(self, pod: ObjectKey, completed: Sequence[MigAllocation]) -> None:
         try:
             await retry_on_error(lambda: self._try(pod, completed), backoff=PAUSES, is_retriable=_is_retriable)
         except KubeError as error:
             raise NotWritten(f"pod {pod}: {error}") from error
 
-    async def _try(self, pod: PodKey, completed: Sequence[MigAllocation]) -> None:
+    async def _try(self, pod: ObjectKey, completed: Sequence[MigAllocation]) -> None:
         path = PODS.path(pod.namespace, pod.name)
         live = await self._client.get(path, Pod)
         if live.metadata.uid != pod.uid:
@@ -59,7 +59,7 @@ class MigAnnotations:
             await self._client.patch(path, {"metadata": metadata})
 
 
-def _completed(pod: PodKey, text: str, completed: Sequence[MigAllocation]) -> str:
+def _completed(pod: ObjectKey, text: str, completed: Sequence[MigAllocation]) -> str:
     """Returns the annotation with these entries completed; unchanged if they already are."""
     try:
         entries = {(each.container, each.device): each for each in decode_mig_allocations(text)}

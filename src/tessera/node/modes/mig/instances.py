@@ -21,7 +21,7 @@ import structlog
 from tessera.host.cards import CardError, InventoryError, MigHardware, MigInstance
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.records import (
     InstanceRecord,
@@ -57,18 +57,18 @@ class InstanceHolders:
         return self.pods is not None and record.pod.uid not in self.pods and record.card not in self.legacy
 
 
-def holders_of(claims: Iterable[Claim], *, besides: Collection[str] = ()) -> InstanceHolders:
-    """Returns the holders for all live claims; the uids in `besides` count as live as well."""
-    given = tuple(claims)
-    split = (split_legacy_uuid(entry.uuid) for claim in given for entry in claim.slices)
+def holders_of(assignments: Iterable[Assignment], *, besides: Collection[str] = ()) -> InstanceHolders:
+    """Returns the holders for all live assignments; the uids in `besides` count as live as well."""
+    given = tuple(assignments)
+    split = (split_legacy_uuid(entry.uuid) for assignment in given for entry in assignment.slices)
     return InstanceHolders(
-        pods=frozenset({claim.pod.uid for claim in given} | set(besides)),
+        pods=frozenset({assignment.pod.uid for assignment in given} | set(besides)),
         legacy=frozenset(card for card, geometry in split if geometry is not None),
     )
 
 
-class ClaimInstances(NamedTuple):
-    """The instances of a claim in its order, and those of them that this call created, oldest first."""
+class AssignedInstances(NamedTuple):
+    """The instances of an assignment in its order, and those of them that this call created, oldest first."""
 
     instances: tuple[InstanceRecord, ...]
     created: tuple[InstanceRecord, ...]
@@ -85,8 +85,8 @@ class GpuInstances:
         self._not_adopted: dict[RecordKey, str] = {}
         """reservations whose instance cannot be adopted, with the reason as it was logged"""
 
-    def create_all(self, requests: Sequence[InstanceRequest], holders: InstanceHolders) -> ClaimInstances:
-        """Creates the instances of a claim, or finds those that exist already.
+    def create_all(self, requests: Sequence[InstanceRequest], holders: InstanceHolders) -> AssignedInstances:
+        """Creates the instances of an assignment, or finds those that exist already.
 
         Raises AllocationRefused, PlacementTaken, InventoryError or OSError; then nothing of this call is left.
         """
@@ -103,7 +103,7 @@ class GpuInstances:
         except BaseException:
             self.undo(created)
             raise
-        return ClaimInstances(tuple(instances), tuple(created))
+        return AssignedInstances(tuple(instances), tuple(created))
 
     def undo(self, created: Sequence[InstanceRecord]) -> None:
         """Destroys instances, newest first. One that cannot be destroyed now keeps its record and goes with its pod."""
@@ -118,22 +118,22 @@ class GpuInstances:
                 self._hardware.destroy(instance)
         self._records.drop(record)
 
-    def adopt(self, claims: Iterable[Claim], fleet: Fleet) -> None:
+    def adopt(self, assignments: Iterable[Assignment], fleet: Fleet) -> None:
         """Records the instances that live pods have without a record. Each reservation is judged on its own."""
         not_adopted: dict[RecordKey, str] = {}
-        for claim in sorted(claims, key=lambda each: (each.pod, each.position)):
-            for allocation in claim.mig:
-                key = record_key(claim.pod, allocation)
+        for assignment in sorted(assignments, key=lambda each: (each.pod, each.position)):
+            for allocation in assignment.mig:
+                key = record_key(assignment.pod, allocation)
                 is_unknown = allocation.mig_uuid is not None and self._records.get(key) is None
                 if not is_unknown or fleet.card(allocation.uuid) is None:
                     continue
-                problem = self._adopt(claim.pod, allocation)
+                problem = self._adopt(assignment.pod, allocation)
                 if problem:
                     not_adopted[key] = problem
                     if self._not_adopted.get(key) != problem:
                         log.warning(
                             "a MIG reservation names an instance that cannot be adopted",
-                            pod=str(claim.pod),
+                            pod=str(assignment.pod),
                             card=allocation.uuid,
                             mig=allocation.mig_uuid,
                             problem=problem,
@@ -190,7 +190,7 @@ class GpuInstances:
             self._records.put(record)
         return record
 
-    def _adopt(self, pod: PodKey, allocation: MigAllocation) -> str:
+    def _adopt(self, pod: ObjectKey, allocation: MigAllocation) -> str:
         """Returns why the instance cannot be adopted; empty on success."""
         try:
             found = self._adoptable(pod, allocation, self._hardware.instances(allocation.uuid))
@@ -202,7 +202,9 @@ class GpuInstances:
         log.info("a MIG instance was adopted", pod=str(pod), card=found.card, mig=found.allocation.mig_uuid)
         return ""
 
-    def _adoptable(self, pod: PodKey, allocation: MigAllocation, seen: Sequence[MigInstance]) -> InstanceRecord | str:
+    def _adoptable(
+        self, pod: ObjectKey, allocation: MigAllocation, seen: Sequence[MigInstance]
+    ) -> InstanceRecord | str:
         """Returns a record of the instance that a completed reservation names, or why it cannot be adopted.
 
         GPU instance, placement, compute instance and MIG uuid must all match.

@@ -24,11 +24,17 @@ from tessera.core.devices import MIG
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError, MigHardware, MigInstance
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.annotations import NotWritten, Write
-from tessera.node.modes.mig.instances import ClaimInstances, GpuInstances, InstanceHolders, PlacementTaken, holders_of
+from tessera.node.modes.mig.instances import (
+    AssignedInstances,
+    GpuInstances,
+    InstanceHolders,
+    PlacementTaken,
+    holders_of,
+)
 from tessera.node.modes.mig.mode_switch import ModeSwitch, shared_without_mig
 from tessera.node.modes.mig.records import MigRecords, boot_id
 from tessera.node.modes.mig.request import InstanceRequest, requests_of
@@ -56,13 +62,13 @@ class Mig(SharingMode):
         *,
         device_lists: DeviceLists,
         write: Write,
-        known: Callable[[], Sequence[Claim] | None] = lambda: (),
+        known: Callable[[], Sequence[Assignment] | None] = lambda: (),
         calls: CallThread | None = None,
         clock: Callable[[], float] = time.monotonic,
         boot: str | None = None,
     ) -> None:
-        """`known` returns the live claims at start, None if they are unknown: a card that pods share without MIG must
-        not be switched. `clock` is in seconds."""
+        """`known` returns the live assignments at start, None if they are unknown: a card that pods share without MIG
+        must not be switched. `clock` is in seconds."""
         super().__init__()
         self._settings = settings
         self._device_lists = device_lists
@@ -88,21 +94,23 @@ class Mig(SharingMode):
 
     async def start(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        claims = self._known()
-        if claims is None:
-            # The first reconcile knows the claims and enables MIG.
+        assignments = self._known()
+        if assignments is None:
+            # The first reconcile knows the assignments and enables MIG.
             cards, shared = Fleet(), self._shared
         else:
-            cards, shared = fleet.in_mode(MIG), shared_without_mig(claims)
+            cards, shared = fleet.in_mode(MIG), shared_without_mig(assignments)
         await self._try_job("MIG cannot be enabled", lambda: self._enable_mig(cards, shared, self._clock()))
         await super().start(fleet)
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
-        requests = requests_of(claim, device_ids, fleet=self._fleet, settings=self._settings, certain=certain)
-        with self._handing_over(claim.pod.uid):
+    async def hand_over(
+        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
+        requests = requests_of(assignment, device_ids, fleet=self._fleet, settings=self._settings, certain=certain)
+        with self._handing_over(assignment.pod.uid):
             found = await self._create_instances(requests)
             try:
-                return await self._respond(claim, found)
+                return await self._respond(assignment, found)
             except (AllocationRefused, NotWritten, OSError) as error:
                 await self._try_job("MIG instances cannot be undone", lambda: self._instances.undo(found.created))
                 if isinstance(error, AllocationRefused):
@@ -111,17 +119,17 @@ class Mig(SharingMode):
                     f"the MIG instance was not handed over: {str(error) or 'no answer in time'}"
                 ) from error
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         """`live` must be current: an instance handed over after it was read would be destroyed."""
-        claims = tuple(live)
+        assignments = tuple(live)
         self._fleet = fleet
-        self._shared = shared = shared_without_mig(claims)
-        self._holders = holders = holders_of(claims, besides=self._in_progress)
+        self._shared = shared = shared_without_mig(assignments)
+        self._holders = holders = holders_of(assignments, besides=self._in_progress)
         now, own = self._clock(), fleet.in_mode(MIG)
 
         def job() -> None:
             self._records.catch_up()
-            self._instances.adopt(claims, fleet)
+            self._instances.adopt(assignments, fleet)
             self._instances.release(holders, cards=_uuids(fleet), now=now)
             self._enable_mig(own, shared, now)
             # Cards that had this mode before, while others still have it.
@@ -149,7 +157,7 @@ class Mig(SharingMode):
             if not self._in_progress[uid]:
                 del self._in_progress[uid]
 
-    async def _create_instances(self, requests: Sequence[InstanceRequest]) -> ClaimInstances:
+    async def _create_instances(self, requests: Sequence[InstanceRequest]) -> AssignedInstances:
         """Waits briefly for a place that is about to become free. Raises AllocationRefused."""
         pauses = iter(LEAVING_S)
         while True:
@@ -167,14 +175,14 @@ class Mig(SharingMode):
                 async with asyncio.timeout(pause):
                     await reconciled.wait()
 
-    async def _respond(self, claim: Claim, found: ClaimInstances) -> ContainerResponse:
+    async def _respond(self, assignment: Assignment, found: AssignedInstances) -> ContainerResponse:
         """Updates the CDI specs and the pod's annotation before the container gets its response."""
         await self.refresh()
         allocations = [each.allocation for each in found.instances]
         # A ResourceClaim says itself which instance it gets, and has no annotation to complete.
-        if not claim.of_resource_claim and any(each not in claim.mig for each in allocations):
+        if not assignment.of_resource_claim and any(each not in assignment.mig for each in allocations):
             async with asyncio.timeout(WRITE_S):
-                await self._write(claim.pod, allocations)
+                await self._write(assignment.pod, allocations)
         uuids = [each.mig_uuid for each in allocations if each.mig_uuid]
         return self._device_lists.response(uuids, self._fleet, self._current)
 
@@ -204,7 +212,7 @@ class Mig(SharingMode):
         fleet: Fleet,
         shared: Collection[str],
         holders: InstanceHolders,
-    ) -> ClaimInstances:
+    ) -> AssignedInstances:
         for card in fleet:
             uuid = card.facts.uuid
             if any(each.allocation.uuid == uuid for each in requests):

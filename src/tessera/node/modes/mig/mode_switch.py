@@ -18,7 +18,7 @@ import structlog
 from tessera.host.call_thread import CallTimeout, call_once
 from tessera.host.cards import CardError, InventoryError, MigHardware
 from tessera.node.fleet import CardState
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.mig.instances import GpuInstances, InstanceHolders
 from tessera.node.modes.mig.records import FILE, MigRecords, boot_id
 from tessera.wire.mig import split_legacy_uuid
@@ -34,9 +34,14 @@ HELD = "a pod still holds instances of it"
 IN_USE = "it stays in MIG mode: it is in use, or cannot be switched"
 
 
-def shared_without_mig(claims: Iterable[Claim]) -> frozenset[str]:
+def shared_without_mig(assignments: Iterable[Assignment]) -> frozenset[str]:
     """Returns cards on which live pods have slices without MIG: switching would take the card from those pods."""
-    return frozenset(split_legacy_uuid(entry.uuid)[0] for claim in claims if not claim.mig for entry in claim.slices)
+    return frozenset(
+        split_legacy_uuid(entry.uuid)[0]
+        for assignment in assignments
+        if not assignment.mig
+        for entry in assignment.slices
+    )
 
 
 class ModeSwitch:

@@ -19,7 +19,7 @@ import structlog
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.atomic_file import replace_file
 from tessera.host.cards import MigInstance
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.assignments import ObjectKey
 from tessera.wire.mig import MigAllocation
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ RecordKey = tuple[str, int, int, str, MigSlot]
 """what an instance is for: the uid of a pod, one of its containers, a device of that, and its place on a card"""
 
 
-def record_key(pod: PodKey, allocation: MigAllocation) -> RecordKey:
+def record_key(pod: ObjectKey, allocation: MigAllocation) -> RecordKey:
     return pod.uid, allocation.container, allocation.device, allocation.uuid, allocation.slot
 
 
@@ -42,7 +42,7 @@ def record_key(pod: PodKey, allocation: MigAllocation) -> RecordKey:
 class InstanceRecord:
     """One GPU instance."""
 
-    pod: PodKey
+    pod: ObjectKey
     allocation: MigAllocation
     """its three ids are all known, or all None while the instance is only intended"""
     profile_id: int
@@ -101,13 +101,13 @@ class InstanceRecord:
         )
 
 
-def intended_record(pod: PodKey, allocation: MigAllocation, profile_id: int) -> InstanceRecord:
+def intended_record(pod: ObjectKey, allocation: MigAllocation, profile_id: int) -> InstanceRecord:
     """Returns a record of the instance that is about to be created for a reservation."""
     unknown = replace(allocation, gpu_instance=None, compute_instance=None, mig_uuid=None)
     return InstanceRecord(pod, unknown, profile_id)
 
 
-def completed_record(pod: PodKey, allocation: MigAllocation, instance: MigInstance) -> InstanceRecord:
+def completed_record(pod: ObjectKey, allocation: MigAllocation, instance: MigInstance) -> InstanceRecord:
     """Returns a record of this instance for the reservation."""
     known = replace(
         allocation,

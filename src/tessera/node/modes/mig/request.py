@@ -1,4 +1,4 @@
-"""The GPU instances that a claim asks for, checked before any hardware is touched.
+"""The GPU instances that an assignment asks for, checked before any hardware is touched.
 
 Each reservation must be for the card of its slice, with a profile and placement that the card supports. Profile names
 are the driver's, `+me` included. Names that older allow lists made up (`7g.79gb`) are matched by slices and memory. The
@@ -16,7 +16,7 @@ from tessera.core.devices import MigSlot
 from tessera.host.cards import CardFacts, GpuInstanceProfile
 from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.wire.mig import MigAllocation, split_legacy_uuid
@@ -25,36 +25,40 @@ from tessera.wire.quotes import quoted
 
 @dataclass(frozen=True, slots=True)
 class InstanceRequest:
-    """One reservation of a claim, with the profile that it means."""
+    """One reservation of an assignment, with the profile that it means."""
 
-    pod: PodKey
+    pod: ObjectKey
     allocation: MigAllocation
     profile: GpuInstanceProfile
 
 
 def requests_of(
-    claim: Claim, device_ids: Sequence[str], *, fleet: Fleet, settings: AgentSettings, certain: bool
+    assignment: Assignment, device_ids: Sequence[str], *, fleet: Fleet, settings: AgentSettings, certain: bool
 ) -> tuple[InstanceRequest, ...]:
     """Returns the instances to create, in order of devices. Raises AllocationRefused."""
     if not certain:
         raise AllocationRefused("a MIG instance is created only if it is certain which container it is for")
-    if claim.uses_downward_api and not any(strategy.is_cdi for strategy in settings.strategies):
+    if assignment.uses_downward_api and not any(strategy.is_cdi for strategy in settings.strategies):
         raise AllocationRefused(
-            f"container {quoted(claim.container)} takes its devices from its pod's annotations, which would hide a MIG"
-            " instance; annotate the pod with nvidia.com/vgpu-mode: mig before it is created"
+            f"container {quoted(assignment.container)} takes its devices from its pod's annotations, which would hide a"
+            " MIG instance; annotate the pod with nvidia.com/vgpu-mode: mig before it is created"
         )
-    if len(device_ids) != len(claim.slices):
-        raise AllocationRefused(f"device number not matched: {len(device_ids)} asked for, {len(claim.slices)} granted")
-    for entry in claim.slices:
+    if len(device_ids) != len(assignment.slices):
+        raise AllocationRefused(
+            f"device number not matched: {len(device_ids)} asked for, {len(assignment.slices)} granted"
+        )
+    for entry in assignment.slices:
         if split_legacy_uuid(entry.uuid)[1] is not None:
             raise AllocationRefused(
                 f"{quoted(entry.uuid)} is a MIG geometry of HAMi v2.9 or older, which cannot be created any more:"
                 " drain the node, so that its pods are scheduled again"
             )
-    reserved = sorted(claim.mig, key=lambda each: each.device)
-    if len(reserved) != len(claim.slices):
-        raise AllocationRefused(f"pod {claim.pod} has {len(reserved)} MIG reservations for {len(claim.slices)} devices")
-    for entry, each in zip(claim.slices, reserved, strict=True):
+    reserved = sorted(assignment.mig, key=lambda each: each.device)
+    if len(reserved) != len(assignment.slices):
+        raise AllocationRefused(
+            f"pod {assignment.pod} has {len(reserved)} MIG reservations for {len(assignment.slices)} devices"
+        )
+    for entry, each in zip(assignment.slices, reserved, strict=True):
         if entry.uuid != each.uuid:
             raise AllocationRefused(
                 f"the slice is of card {quoted(entry.uuid)}, its MIG reservation of card {quoted(each.uuid)}"
@@ -62,16 +66,16 @@ def requests_of(
     for one, other in combinations(reserved, 2):
         if one.uuid == other.uuid and one.slot.placement.overlaps(other.slot.placement):
             raise AllocationRefused(f"two MIG reservations of one container overlap on card {one.uuid}")
-    return tuple(_request(claim, each, fleet) for each in reserved)
+    return tuple(_request(assignment, each, fleet) for each in reserved)
 
 
-def _request(claim: Claim, reserved: MigAllocation, fleet: Fleet) -> InstanceRequest:
+def _request(assignment: Assignment, reserved: MigAllocation, fleet: Fleet) -> InstanceRequest:
     card = fleet.card(reserved.uuid)
     if card is None:
         raise AllocationRefused(f"card {quoted(reserved.uuid)} is not among this node's cards")
     if fleet.problem or not card.healthy:
         raise AllocationRefused(f"card {reserved.uuid} takes no work: {fleet.problem or card.problem}")
-    return InstanceRequest(claim.pod, reserved, profile_for(card.facts, reserved.slot))
+    return InstanceRequest(assignment.pod, reserved, profile_for(card.facts, reserved.slot))
 
 
 def profile_for(facts: CardFacts, slot: MigSlot) -> GpuInstanceProfile:

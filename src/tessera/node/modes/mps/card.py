@@ -1,4 +1,4 @@
-"""Keeps one card ready for MPS clients: the daemon runs, answers, and has the ceiling that the claims need.
+"""Keeps one card ready for MPS clients: the daemon runs, answers, and has the ceiling that the assignments need.
 
     starting --> ready <--> not ready   says why; restarted at once after a long life, later after a short one
                    |
@@ -6,7 +6,7 @@
 
 One task (`run`) does all the work, one round at a time; callers say what they need and wait for the next round. So
 nothing needs a lock, many callers cost one round, and a cancelled Allocate leaves nothing half done. A daemon that does
-not answer is killed only while no claim is on the card, because its clients would end with it.
+not answer is killed only while no assignment is on the card, because its clients would end with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 
 from tessera.host.cards import CardFacts, InventoryError
 from tessera.kube.backoff import Backoff
-from tessera.node.handover.claims import ContainerKey
+from tessera.node.handover.assignments import ContainerKey
 from tessera.node.modes.mps.control import ControlError, Limits, largest
 from tessera.node.modes.mps.daemon import MpsDaemon
 

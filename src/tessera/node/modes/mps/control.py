@@ -5,8 +5,9 @@ so a reply counts only if it is what a successful command prints. A daemon with 
 stop answering until the last client ended.
 
 A container's variables hold its own limits. A process that drops them gets the daemon's, so the daemon's limits are the
-card's ceiling: as low as the largest claim on the card allows. The ceiling rises before the first client of a larger
-claim can connect, and falls only while the card has no client. Each process is a client, so limits count per process.
+card's ceiling: as low as the largest assignment on the card allows. The ceiling rises before the first client of a
+larger assignment can connect, and falls only while the card has no client. Each process is a client, so limits count
+per process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from tessera.core.requests import WHOLE_CARD_CORES
 from tessera.host.cards import CardFacts
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.mps.process import PIPES
 from tessera.wire.quotes import quoted
 
@@ -56,12 +57,12 @@ def largest(every: Iterable[Limits]) -> Limits | None:
     return found
 
 
-def limits_on(claim: Claim, card: CardFacts, *, limit_cores: bool = True) -> Limits | None:
-    """Returns what one process of the container may use of the card; None if the claim has no memory there.
+def limits_on(assignment: Assignment, card: CardFacts, *, limit_cores: bool = True) -> Limits | None:
+    """Returns what one process of the container may use of the card; None if the assignment has no memory there.
 
     More memory than the card has, e.g. because of scaling, becomes all of it.
     """
-    slices = [each for each in claim.slices if each.uuid == card.uuid]
+    slices = [each for each in assignment.slices if each.uuid == card.uuid]
     memory = sum(each.memory for each in slices)
     if memory <= 0:
         return None

@@ -20,7 +20,7 @@ from tessera.core.devices import MPS
 from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import ComputeModes, InventoryError
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim, ContainerKey
+from tessera.node.handover.assignments import Assignment, ContainerKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.card import MpsCard
@@ -75,32 +75,34 @@ class Mps(SharingMode):
             self._serve_card(card)
         await asyncio.gather(*(card.ready(within=self._hand_over_s) for card in self._cards.values()))
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+    async def hand_over(
+        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
+    ) -> ContainerResponse:
         if not certain:
             raise AllocationRefused(
                 "it is not certain which container this is for, and with MPS each container gets the pipes of its card"
             )
-        slices = slices_by_card(claim, self._fleet)
+        slices = slices_by_card(assignment, self._fleet)
         if len(slices) != 1:
             raise AllocationRefused(
                 f"a container has {len(slices)} cards, and with MPS it can have one: request one card per container,"
                 " or for a node in another mode"
             )
         facts = slices[0].card.facts
-        limits = limits_on(claim, facts, limit_cores=not self._settings.disable_core_limit)
+        limits = limits_on(assignment, facts, limit_cores=not self._settings.disable_core_limit)
         if limits is None:
             raise AllocationRefused(f"no memory of card {facts.uuid} is granted, which MPS would take for no limit")
         response = self._device_lists.response([facts.uuid], self._fleet)
         card = self._cards.get(facts.uuid)
         if card is None:
             raise AllocationRefused(f"card {facts.uuid} is not served yet")
-        card.need(claim.key, limits)
+        card.need(assignment.key, limits)
         problem = await card.ready(limits, within=self._hand_over_s)
         if problem:
             raise AllocationRefused(f"card {facts.uuid} is not ready for MPS: {problem}")
         return response.with_more(self._access(facts.uuid, limits))
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         await super().reconcile(live, fleet)
         own = fleet.in_mode(MPS)
         for state in own:
@@ -137,9 +139,9 @@ class Mps(SharingMode):
         await asyncio.wait([task])
         card.close()
 
-    def _needs(self, live: Sequence[Claim], card: MpsCard) -> dict[ContainerKey, Limits]:
+    def _needs(self, live: Sequence[Assignment], card: MpsCard) -> dict[ContainerKey, Limits]:
         limit_cores = not self._settings.disable_core_limit
-        every = ((claim.key, limits_on(claim, card.facts, limit_cores=limit_cores)) for claim in live)
+        every = ((assignment.key, limits_on(assignment, card.facts, limit_cores=limit_cores)) for assignment in live)
         return {container: limits for container, limits in every if limits is not None}
 
     def _access(self, uuid: str, limits: Limits) -> ContainerResponse:

@@ -9,26 +9,26 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.assignments import Assignment
 from tessera.node.watched_value import WatchedValue
 
 
-class ClaimSource(Protocol):
+class AssignmentSource(Protocol):
     """One kind of holders."""
 
     ready: asyncio.Event
     """set when all of them are known"""
     version: WatchedValue[int]
 
-    def live_claims(self) -> Sequence[Claim] | None:
+    def live_assignments(self) -> Sequence[Assignment] | None:
         """Returns None where one of them cannot be read."""
         ...
 
 
-class LiveClaims:
+class LiveAssignments:
     """All holders of the node."""
 
-    def __init__(self, *sources: ClaimSource) -> None:
+    def __init__(self, *sources: AssignmentSource) -> None:
         self._sources = sources
 
     @property
@@ -41,12 +41,12 @@ class LiveClaims:
         for each in self._sources:
             await each.ready.wait()
 
-    def all(self) -> list[Claim] | None:
+    def all(self) -> list[Assignment] | None:
         """Returns None while something is unknown, so that nothing may be released."""
-        found: list[Claim] = []
+        found: list[Assignment] = []
         for each in self._sources:
-            claims = each.live_claims()
-            if claims is None:
+            assignments = each.live_assignments()
+            if assignments is None:
                 return None
-            found += claims
+            found += assignments
         return found

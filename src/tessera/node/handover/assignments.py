@@ -13,8 +13,8 @@ ContainerKey = tuple[str, int]
 """the uid of a pod and the position of one of its containers"""
 
 
-class PodKey(NamedTuple):
-    """One pod; a later pod of the same name has another uid."""
+class ObjectKey(NamedTuple):
+    """One pod or ResourceClaim; a later one of the same name has another uid."""
 
     namespace: str
     name: str
@@ -25,10 +25,10 @@ class PodKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Assignment:
     """The slices of one container."""
 
-    pod: PodKey
+    pod: ObjectKey
     position: int
     """of the container in its pod, init containers first"""
     container: str
@@ -41,7 +41,7 @@ class Claim:
     uncontrolled: bool = False
     """whether the container asked for no enforcing library (CUDA_DISABLE_CONTROL)"""
     of_resource_claim: bool = False
-    """whether `pod` is a ResourceClaim, and `container` one of its requests, which any container may use"""
+    """whether `pod` names a ResourceClaim, and `container` one of its requests, which any container may use"""
 
     @property
     def key(self) -> ContainerKey:
@@ -57,8 +57,8 @@ class Claim:
 class Holding:
     """The slices of one pod or ResourceClaim."""
 
-    key: PodKey
-    claims: tuple[Claim, ...]
+    key: ObjectKey
+    assignments: tuple[Assignment, ...]
     spans: tuple[Span, ...] = ()
     """when the containers run; none if all run at once"""
     assumed: frozenset[int] = frozenset()
