@@ -15,9 +15,13 @@ with atheris.instrument_imports(
     from tessera.core.audit import audit
     from tessera.core.devices import MIG, Device, NodeFacts
     from tessera.core.ledger import Ledger
+    from tessera.scheduler.allocation_queue import AllocationQueue
     from tessera.scheduler.clock import Clock
-    from tessera.scheduler.features.moves.holds import HeldMoves, MoveHolds
+    from tessera.scheduler.features.moves.holds import MoveHolds
     from tessera.scheduler.kube_api import KubeApi
+    from tessera.scheduler.observer import SchedulerObserver
+    from tessera.scheduler.pod_cycle import PodCycles
+    from tessera.scheduler.unschedulable_pods import UnschedulablePods
     from tessera.vendors.base import Switches
     from tessera.vendors.registry import build_vendors
     from tessera.wire import keys
@@ -35,21 +39,19 @@ def one_input(data: bytes) -> None:
     ledger = Ledger(VENDORS)
     cards = (Device("a", "NVIDIA", slots=10, memory=1000), Device("b", "NVIDIA", slots=10, memory=1000, mode=MIG))
     ledger.observe_node(NodeFacts("n", cards))
-    moves = HeldMoves(ledger)
-    holds = MoveHolds(
-        moves,
-        cast("KubeApi", None),
+    cycles = PodCycles(
+        ledger,
+        cast("AllocationQueue", None),
+        UnschedulablePods(),
         clock=Clock(lambda: NOW, lambda: 0.0, UTC),
-        spawn=_never,
-        is_ready=lambda: True,
-        on_room=lambda: None,
-        make_way=lambda uid: None,
+        reservation_seconds=60.0,
+        observer=SchedulerObserver(),
     )
+    holds = MoveHolds(cycles, cast("KubeApi", None), spawn=_never, is_ready=lambda: True, make_way=lambda _: None)
     text = data.decode("utf-8", "surrogateescape")
     holds.put_node(Node(Metadata(name="n", annotations={f"{keys.MOVE_PREFIX}uid": text})))
     audit(ledger)
-    moves.ready()
-    holds.end_overdue()
+    holds.tick()
     holds.drop_node("n")
     view = ledger.node("n")
     assert view is not None

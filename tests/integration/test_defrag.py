@@ -92,7 +92,7 @@ async def test_the_successor_of_a_moved_pod_goes_where_the_plan_says(tmp_path: P
         assert (again.stage, again.reason) == (MoveStage.MOVED, "it is gone already, or leaves")
         shown = cluster.plane.node(move.target.node) or {}
         assert not [key for key in shown["metadata"]["annotations"] if key.startswith(keys.MOVE_PREFIX)]
-        assert not cluster.service.engine.cycles.moves
+        assert not cluster.service.engine.ledger.holds.has_moves
 
 
 async def test_a_gang_moves_in_one_step_and_its_members_go_where_the_plan_says(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def test_a_waiting_pod_gets_the_card_that_one_move_frees(tmp_path: Path) -
         assert len(before & after) == 1, "the newer one of them moves, or the smaller one"
         assert "tessera_defrag_moves_total 1.0" in shown
         assert "tessera_defrag_evictions_left 4.0" in shown
-        assert not cluster.service.engine.cycles.moves
+        assert not cluster.service.engine.ledger.holds.has_moves
         lease = await cluster.plane.client.get(LEASES.path("default", SETTINGS.lease_name), dict)
         assert lease["spec"]["holderIdentity"] == "", "the next process need not wait"
 
@@ -159,4 +159,4 @@ async def test_a_waiting_gang_gets_the_cards_that_two_moves_free(tmp_path: Path)
             await cluster.running_pods("m0", "m1")
             await cluster.until(lambda: not holds(cluster, names), what="no place is held any more")
             assert process.defragmenter.figures.moves == 2
-        assert not cluster.service.engine.cycles.moves
+        assert not cluster.service.engine.ledger.holds.has_moves

@@ -402,7 +402,7 @@ class Cluster:
     def start(self, one: PodBuilder, names: Iterable[str] | None = None) -> PodBuilder:
         """Selects, reserves and binds; the API then shows the pod with its annotations."""
         placement = self.place(one, names)
-        assert self.ledger.bind(one.request().uid)
+        self.ledger.bind(one.request().uid)
         running = one.annotate(*self.written(one, placement).items()).on(placement.node)
         self.observe(running)
         assert audit(self.ledger) == []
@@ -429,3 +429,11 @@ def uuids(placement: Placement | Misfit, vendor: str = "NVIDIA") -> list[list[st
     """The granted cards, container by container."""
     assert isinstance(placement, Placement), placement.text
     return [[grant.uuid for grant in grants] for grants in placement.grants[vendor]]
+
+
+def expire(ledger: Ledger, now: float) -> list[str]:
+    """Release what is overdue, whoever owns it; the uids."""
+    overdue = [holder.uid for holder in ledger.overdue(now)]
+    for uid in overdue:
+        ledger.release(uid)
+    return overdue

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations
 
 from tessera.core.fit import fit_pod
-from tessera.core.ledger import GrantState, Ledger, PodEntry, replay
+from tessera.core.holders import GrantState, Holder
+from tessera.core.ledger import Ledger, replay
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.victims import Cost, PodTraits
@@ -73,7 +74,7 @@ def _sets(
         yield _cost(entries, book, victims), node, victims, tuple(sorted({*victims, *left_here}))
 
 
-def _unit(entries: dict[str, PodEntry], book: PlainBook, uid: str, priority: int, leaving: set[str]) -> tuple[str, ...]:
+def _unit(entries: dict[str, Holder], book: PlainBook, uid: str, priority: int, leaving: set[str]) -> tuple[str, ...]:
     """The pod with its group, or nothing if one of them must stay."""
     traits = book.pods.get(uid)
     if traits is None:
@@ -100,7 +101,7 @@ def _fits_without(ledger: Ledger, pod: PodRequest, node: str, gone: set[str]) ->
     return view is not None and not isinstance(fit_pod(view, pod, left.rules, rooms), Misfit)
 
 
-def _cost(entries: dict[str, PodEntry], book: PlainBook, victims: tuple[str, ...]) -> Cost:
+def _cost(entries: dict[str, Holder], book: PlainBook, victims: tuple[str, ...]) -> Cost:
     if not victims:
         return Cost()
     priorities = sorted((book.pods[uid].priority for uid in victims), reverse=True)

@@ -11,8 +11,9 @@ from tessera import __version__
 from tessera.core.devices import NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
+from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger
+from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest, PodRequest

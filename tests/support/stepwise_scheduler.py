@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
-from tessera.core.ledger import GrantState, replay
+from tessera.core.holders import GrantState, HolderKind
+from tessera.core.ledger import replay
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, UNSCHEDULABLE, CycleState
@@ -299,14 +299,12 @@ def assert_cycles_match(engine: Engine) -> None:
         is_nominated = engine.ledger.nominations.get(cycle.uid) is not None
         assert is_nominated is (cycle.state is CycleState.NOMINATED), f"{cycle.uid} is {cycle.state}"
     for nomination in engine.ledger.nominations.all():
-        if nomination.facts.uid.startswith(HOLD_PREFIX):
-            continue  # Claimed for a gang.
+        if nomination.kind is not HolderKind.POD:
+            continue
         assert engine.cycles.get(nomination.facts.uid) is not None, f"{nomination.facts.uid} has no record"
     for entry in engine.ledger.pods():
-        if entry.facts.uid.startswith(HOLD_PREFIX):
-            continue  # Held for a gang.
-        if any(record.uid == entry.facts.uid for record in claims_of(engine).book):
-            continue  # What a claim holds is its own.
+        if entry.kind is not HolderKind.POD:
+            continue
         assert entry.observed or engine.cycles.get(entry.facts.uid) is not None, f"{entry.facts.uid} has no record"
 
     assert_accounts_match(engine)
@@ -315,12 +313,13 @@ def assert_cycles_match(engine: Engine) -> None:
 def assert_accounts_match(engine: Engine) -> None:
     """Accounts pay for what gangs hold, and for nothing else."""
     paid: defaultdict[str, float] = defaultdict(float)
+    holds, accounts = gangs_of(engine).holds, gangs_of(engine).holds.accounts
     for gang in gangs_of(engine).registry:
-        holds = [hold.span for found in gang.holds.values() for hold in found]
-        assert None not in holds, f"no account pays for a hold of {gang.name}"
-        spans = [span for span in (*holds, *gang.taken.values(), gang.claim) if span is not None]
-        paid[gang.namespace] += sum(span.cards for span in spans)
-    accounts = gangs_of(engine).holds.accounts
+        for hold in holds.of(gang):
+            assert accounts.cards_of(hold.uid) is not None, f"no account pays for a hold of {gang.name}"
+        held = (hold.uid for hold in holds.of(gang))
+        keys: list[Hashable] = [*held, *gang.members, (gang.namespace, gang.group.name)]
+        paid[gang.namespace] += sum(accounts.cards_of(key) or 0.0 for key in keys)
     for namespace in {*paid, "default", "mallory"}:
         assert abs(accounts.held_by(namespace) - paid[namespace]) < 1e-6, f"{namespace} pays for something else"
 

@@ -17,11 +17,11 @@ from operator import or_
 from tessera.core.arrays import USE_COLUMNS
 from tessera.core.devices import MIG, Device
 from tessera.core.grants import Use
+from tessera.core.holders import Holder
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
 from tessera.core.mig import bits
 from tessera.core.node_info import Card, NodeInfo
-from tessera.core.nominations import Nomination
 from tessera.core.quota import demand
 from tessera.core.scores import node_score
 
@@ -107,7 +107,7 @@ def _has_core_masks(ledger: Ledger, card: Card) -> bool:
 
 
 def _expected(
-    now: State, claims: Iterable[Nomination], held: Mapping[str, Mapping[str, Holding]], uuid: str, *, core_masks: bool
+    now: State, claims: Iterable[Holder], held: Mapping[str, Mapping[str, Holding]], uuid: str, *, core_masks: bool
 ) -> Use:
     """What the card must show: of each nomination, the larger of what it claims and what its victims hold."""
     left = {facts.uid: holdings[uuid] for facts, holdings in now if uuid in holdings}

@@ -22,7 +22,8 @@ from tessera.core import screen
 from tessera.core.arrays import Ints
 from tessera.core.card_rules.amounts import memory_asked
 from tessera.core.grants import Placement
-from tessera.core.ledger import GrantState, facts_of
+from tessera.core.holders import GrantState
+from tessera.core.ledger import facts_of
 from tessera.core.matching import find_path
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished

@@ -1,28 +1,18 @@
-"""The ledger: every node's cards, every pod's grants, every namespace's quota.
+"""The ledger: every node's cards, every holder's grants, every namespace's quota.
 
-It has one writer and is changed one event at a time; an event touches one node. A pod's life in it:
-
-                    reserve                      bind
-        (absent) ------------> RESERVED -----------------> BOUND
-           ^  ^                 |    ^                      |  ^
-           |  |  give up/expire |    | unbind (write failed)|  | observe: the API shows the pod on a node
-           |  +-----------------+    +----------------------+  | (from any state; what the API shows wins)
-           |                 release: deleted or ended         |
-           +---------------------------------------------------+
-
-A reservation that is never bound expires; while a bind is under way (BOUND) it does not. Grants count in every state,
-terminating pods included. A pod that is absent may have a nomination (`nominations`): a claim on what its victims still
-hold, which counts for all other pods; reserve, observe and release end it. `replay` builds the same ledger from API
-objects in any order. No clock: callers pass `now`. A listener is told every change as the new value of one node, pod,
+It has one writer and is changed one event at a time; an event touches one node. `holders` draws the life of a holder in
+it: a pod, a ResourceClaim, or a hold for a pod to come. Grants count in every state, terminating pods included. A
+reservation that is never bound expires; while a bind is under way (BOUND) it does not. A nomination (`nominations`) is
+a claim on what victims still hold, which counts for all other pods. `replay` builds the same ledger from API objects in
+any order. No clock: callers pass `now`. A listener is told every change as the new value of one node, holder,
 nomination, quota or host, so it can rebuild the ledger.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import reduce
 from operator import or_
 from typing import Any, Protocol
@@ -32,34 +22,22 @@ from tessera.core.device_rules import UNLIMITED, Rules
 from tessera.core.devices import NOTHING, Device, NodeFacts
 from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import NO_USE, Placement, Use, spans_of
+from tessera.core.holders import (
+    GrantState,
+    HoldBook,
+    Holder,
+    HolderTransition,
+    IllegalHolderTransition,
+    gang_hold_uid,
+    is_hold,
+)
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.misfits import UNREGISTERED, Misfit
 from tessera.core.node_info import Card, NodeInfo
-from tessera.core.nominations import Nomination, NominationBook, Part, claimed, counted, quota_use, shares_of
+from tessera.core.nominations import NominationBook, Part, claimed, counted, quota_use, shares_of
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.transaction import Transaction, TransactionError
-
-
-class GrantState(Enum):
-    """Whether a pod's grants are reserved for a bind to come, or bound."""
-
-    RESERVED = "reserved"
-    BOUND = "bound"
-
-
-@dataclass(slots=True)
-class PodEntry:
-    """A pod in the ledger."""
-
-    facts: PodFacts
-    state: GrantState
-    deadline: float = 0.0
-    """when a reservation expires"""
-    observed: bool = False
-    """the API shows it: only the API can take it back"""
-    holdings: dict[str, Holding] = field(default_factory=dict)
-    """what is charged on the node's cards now, so that exactly this can be taken back"""
 
 
 @dataclass(slots=True)
@@ -69,7 +47,7 @@ class NodeEntry:
     facts: NodeFacts | None = None
     devices: dict[str, Device] = field(default_factory=dict)
     cards: dict[str, Card] = field(default_factory=dict)
-    pods: dict[str, PodEntry] = field(default_factory=dict)
+    pods: dict[str, Holder] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     """pods whose allocation cannot be read, and why"""
 
@@ -108,10 +86,11 @@ class Ledger:
         self.arrays = CardArrays()
         self.quotas = QuotaBook()
         self.nominations = NominationBook()
-        """changed by the ledger only"""
+        self.holds = HoldBook()
         self._nodes: dict[str, NodeEntry] = {}
-        self._pods: dict[str, PodEntry] = {}
-        self._reserved: dict[str, PodEntry] = {}
+        self._pods: dict[str, Holder] = {}
+        self._reserved: dict[str, Holder] = {}
+        self._holds_made = 0
         self._names: tuple[str, ...] | None = None
         """of registered nodes, sorted; None if they changed since"""
         self.card_count = 0
@@ -188,11 +167,9 @@ class Ledger:
     def release(self, uid: str) -> bool:
         """The pod was deleted, ended, or its reservation is given up."""
         self._check_settled()
-        entry, nomination = self._pods.get(uid), self.nominations.get(uid)
-        self._remove_nomination(uid)
-        self._remove(uid)
-        self._tell_change(uid, entry, nomination)
-        return entry is not None or nomination is not None
+        before = self._remove(uid)
+        self._tell_change(uid, before)
+        return before is not None
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -253,70 +230,111 @@ class Ledger:
 
     # -- decisions
 
-    def reserve(self, pod: PodRequest, placement: Placement, *, deadline: float) -> None:
-        """Hold a placement until it is bound. Replaces an older reservation of the same pod."""
-        self.put_pod(facts_of(pod, placement), GrantState.RESERVED, deadline=deadline)
+    def reserve(
+        self, pod: PodRequest, placement: Placement, *, deadline: float, meant_for: Hashable | None = None
+    ) -> Holder:
+        """Hold a placement until it is bound. Replaces an older reservation or nomination of the same holder."""
+        self._check(HolderTransition.RESERVE, pod.uid)
+        request = pod if is_hold(pod.uid) else None
+        facts = facts_of(pod, placement)
+        return self._put(Holder(facts, GrantState.RESERVED, deadline, request=request, meant_for=meant_for))
 
     def put_pod(
         self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf
     ) -> None:
         """Set what a pod holds, whatever it held or claimed before. A journal's records are applied with it."""
         self._check_settled()
-        nomination = self.nominations.get(facts.uid)
-        self._set_pod(facts, state, observed=observed, deadline=deadline)
-        self._tell_change(facts.uid, None, nomination)
+        self._put(Holder(facts, state, deadline, observed))
 
-    def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
+    def nominate(
+        self,
+        facts: PodFacts,
+        victims: frozenset[str],
+        *,
+        deadline: float = math.inf,
+        request: PodRequest | None = None,
+        meant_for: Hashable | None = None,
+    ) -> None:
         """Claim a placement over `victims` for a pod that holds nothing. Replaces an older nomination of the same pod.
 
         The placement must fit `node_after(..., victims, claimant=uid)`, which relies on the victims of earlier
         nominations on the node as well: `victims` must name those too.
         """
-        self._check_settled()
-        before = self.nominations.get(facts.uid)
-        self._set_nomination(facts, victims, deadline)
-        self._tell_change(facts.uid, None, before)
+        self._check(HolderTransition.NOMINATE, facts.uid)
+        self._put(Holder(facts, GrantState.NOMINATED, deadline, victims=victims, request=request, meant_for=meant_for))
 
     def withdraw(self, uid: str) -> bool:
-        """End a pod's nomination."""
+        """End a nomination."""
         self._check_settled()
-        nomination = self.nominations.get(uid)
-        self._remove_nomination(uid)
-        self._tell_change(uid, self._pods.get(uid), nomination)
-        return nomination is not None
+        return self.nominations.has(uid) and self.release(uid)
 
-    def bind(self, uid: str) -> bool:
+    def bind(self, uid: str) -> None:
         """The binding is being written: the reservation no longer expires."""
-        self._check_settled()
+        self._check(HolderTransition.BIND, uid)
         entry = self._reserved.pop(uid, None)
-        if entry is None:
-            return False
-        entry.state = GrantState.BOUND
-        self._tell_pod(entry)
-        return True
+        if entry is not None:
+            entry.state = GrantState.BOUND
+            self._tell_pod(entry)
 
-    def unbind(self, uid: str, *, deadline: float) -> bool:
+    def unbind(self, uid: str, *, deadline: float) -> None:
         """The write is known to have failed: back to a reservation."""
-        self._check_settled()
-        entry = self._pods.get(uid)
-        if entry is None or entry.state is not GrantState.BOUND or entry.observed:
-            return False
+        self._check(HolderTransition.UNBIND, uid)
+        entry = self._pods[uid]
         entry.state, entry.deadline = GrantState.RESERVED, deadline
         self._reserved[uid] = entry
         self._tell_pod(entry)
-        return True
 
-    def give_up(self, uid: str) -> bool:
+    def give_up(self, uid: str) -> None:
         """Take back a decision that the API does not show."""
-        entry = self._pods.get(uid)
-        return entry is not None and not entry.observed and self.release(uid)
+        self._check(HolderTransition.GIVE_UP, uid)
+        self.release(uid)
 
-    def expire(self, now: float) -> list[str]:
-        """Release reservations whose time is over; their uids, sorted."""
-        over = sorted(uid for uid, entry in self._reserved.items() if entry.deadline <= now)
-        for uid in over:
-            self.release(uid)
-        return over
+    def overdue(self, now: float) -> list[Holder]:
+        """Reservations and nominations whose time is over, sorted by uid: their owners end them."""
+        found = [entry for entry in self._reserved.values() if entry.deadline <= now]
+        found += [entry for entry in self.nominations.all() if entry.deadline <= now]
+        return sorted(found, key=lambda entry: entry.uid)
+
+    # -- holds: places for pods to come
+
+    def name_hold(self, gang: str, request: PodRequest) -> PodRequest:
+        """The request of a member under the uid of a new hold for its gang (namespace and name)."""
+        self._holds_made += 1
+        namespace, _, name = gang.partition("/")
+        return request.called(uid=gang_hold_uid(gang, self._holds_made), namespace=namespace, name=f"{name} (held)")
+
+    def keep_for(self, held: PodRequest, taker: Hashable) -> Holder:
+        """Say who may take a hold; one that was only tried counts as a hold from now on."""
+        self._check_settled()
+        holder = self.holder(held.uid)
+        assert holder is not None  # a hold ends by its owner or its taker only
+        if holder.meant_for is not None:
+            self.holds.remove(holder)
+        holder.request, holder.meant_for = held, taker
+        self.holds.add(holder)
+        return holder
+
+    def extend(self, uid: str, deadline: float) -> None:
+        """Hold a place for longer, or for less long."""
+        holder = self.holder(uid)
+        if holder is not None:
+            holder.deadline = deadline
+
+    def hold(self, facts: PodFacts, *, taker: Hashable, deadline: float, victims: frozenset[str] = frozenset()) -> None:
+        """Hold a place that is given as the API would show it: a nomination, if there are victims."""
+        if victims:
+            self.nominate(facts, victims, deadline=deadline, meant_for=taker)
+        else:
+            self._check(HolderTransition.RESERVE, facts.uid)
+            self._put(Holder(facts, GrantState.RESERVED, deadline, meant_for=taker))
+
+    def holder(self, uid: str) -> Holder | None:
+        """In any state, nominated too."""
+        return self._pods.get(uid) or self.nominations.get(uid)
+
+    def is_free(self, holder: Holder) -> bool:
+        """Whether all victims of a nomination have left."""
+        return all(uid not in self._pods for uid in holder.victims)
 
     # -- reading
 
@@ -363,10 +381,10 @@ class Ledger:
         node = self._nodes.get(name)
         return NOTHING if node is None else node.devices
 
-    def pod(self, uid: str) -> PodEntry | None:
+    def pod(self, uid: str) -> Holder | None:
         return self._pods.get(uid)
 
-    def pods(self) -> list[PodEntry]:
+    def pods(self) -> list[Holder]:
         """All pods, sorted by uid."""
         return [self._pods[uid] for uid in sorted(self._pods)]
 
@@ -376,7 +394,7 @@ class Ledger:
             self._names = tuple(sorted(name for name, node in self._nodes.items() if node.facts is not None))
         return self._names
 
-    def pods_on(self, name: str) -> list[PodEntry]:
+    def pods_on(self, name: str) -> list[Holder]:
         node = self._nodes.get(name)
         return [node.pods[uid] for uid in sorted(node.pods)] if node else []
 
@@ -448,59 +466,49 @@ class Ledger:
         if self.transactions:
             raise TransactionError("a transaction is open: only it may change the ledger")
 
-    def _tell_pod(self, entry: PodEntry) -> None:
+    def _tell_pod(self, entry: Holder) -> None:
         if self.listener is not None:
             self.listener.on_pod(entry.facts, entry.state, observed=entry.observed)
 
-    def _tell_change(self, uid: str, entry: PodEntry | None, nomination: Nomination | None) -> None:
-        """What a pod has become, after what it held and claimed before."""
-        listener, now, claim = self.listener, self._pods.get(uid), self.nominations.get(uid)
-        if entry is not None and now is None and entry.observed:
-            self.arrays.given_back += len(entry.holdings)
-        if listener is None:
+    def _tell_change(self, uid: str, before: Holder | None) -> None:
+        """What a holder has become, after what it was before."""
+        listener, now = self.listener, self.holder(uid)
+        if before is not None and now is None and before.observed:
+            self.arrays.given_back += len(before.holdings)
+        if listener is None or now is before:
             return
-        if nomination is not None and claim is not nomination:
-            listener.on_nomination(nomination.facts, None)
-        if now is not None and now is not entry:
+        is_held = now is not None and now.state is not GrantState.NOMINATED
+        if before is not None and before.state is GrantState.NOMINATED:
+            listener.on_nomination(before.facts, None)
+        elif before is not None and not is_held:
+            listener.on_pod(before.facts, None, observed=before.observed)
+        if now is not None and is_held:
             self._tell_pod(now)
-        elif entry is not None and now is None:
-            listener.on_pod(entry.facts, None, observed=entry.observed)
-        if claim is not None and claim is not nomination:
-            listener.on_nomination(claim.facts, claim.victims)
+        elif now is not None:
+            listener.on_nomination(now.facts, now.victims)
 
-    def _set_pod(self, facts: PodFacts, state: GrantState, *, observed: bool, deadline: float) -> None:
-        self._remove_nomination(facts.uid)
-        self._remove(facts.uid)
-        self._add(PodEntry(facts, state, deadline, observed))
+    def _check(self, transition: HolderTransition, uid: str) -> None:
+        self._check_settled()
+        entry = self.holder(uid)
+        state = None if entry is None else entry.state
+        if state not in transition.sources or (entry is not None and entry.observed):
+            shown = "absent" if entry is None else "shown by the API" if entry.observed else entry.state.value
+            raise IllegalHolderTransition(f"holder {uid} is {shown}: {transition.name} is not possible")
 
-    def _set_nomination(self, facts: PodFacts, victims: frozenset[str], deadline: float) -> None:
-        assert facts.uid not in self._pods  # whatever holds a placement needs no claim
-        self._remove_nomination(facts.uid)
-        self._add_nomination(Nomination(facts, victims, deadline))
+    def _put(self, entry: Holder) -> Holder:
+        """Instead of what the holder was before, whatever that is."""
+        before = self._remove(entry.uid)
+        self._add(entry)
+        self._tell_change(entry.uid, before)
+        return entry
 
-    def _add_nomination(self, nomination: Nomination) -> None:
-        self.nominations.put(nomination)
-        name = nomination.facts.node
-        node = self._nodes.get(name)
-        if node is not None and node.facts is not None:
-            nomination.holdings = holdings(nomination.facts, node.devices, self.rules)
-            self._refresh(name, node)
-
-    def _remove_nomination(self, uid: str) -> None:
-        nomination = self.nominations.pop(uid)
-        if nomination is None:
-            return
-        name = nomination.facts.node
-        node = self._nodes.get(name)
-        if node is not None and node.facts is not None:
-            self._count_again(name, node)
-            self._refresh(name, node)
-
-    def _remove(self, uid: str) -> PodEntry | None:
+    def _remove(self, uid: str) -> Holder | None:
         entry = self._pods.pop(uid, None)
         if entry is None:
-            return None
+            return self._remove_nomination(uid)
         self._reserved.pop(uid, None)
+        if entry.meant_for is not None:
+            self.holds.remove(entry)
         self._charge_quota(entry.facts, sign=-1)
         name = entry.facts.node
         node = self._nodes[name]
@@ -512,8 +520,26 @@ class Ledger:
         self._tidy(name, node)
         return entry
 
-    def _add(self, entry: PodEntry) -> None:
+    def _remove_nomination(self, uid: str) -> Holder | None:
+        entry = self.nominations.pop(uid)
+        if entry is None:
+            return None
+        if entry.meant_for is not None:
+            self.holds.remove(entry)
+        node = self._nodes.get(entry.node)
+        if node is not None and node.facts is not None:
+            self._count_again(entry.node, node)
+            self._refresh(entry.node, node)
+        return entry
+
+    def _add(self, entry: Holder) -> None:
+        """A holder that is absent."""
         facts = entry.facts
+        if entry.meant_for is not None:
+            self.holds.add(entry)
+        if entry.state is GrantState.NOMINATED:
+            self._add_nomination(entry)
+            return
         self._pods[facts.uid] = entry
         if entry.state is GrantState.RESERVED:
             self._reserved[facts.uid] = entry
@@ -529,11 +555,18 @@ class Ledger:
             self._charge(node, entry)
             self._refresh(facts.node, node, None if facts.problem else list(entry.holdings))
 
+    def _add_nomination(self, entry: Holder) -> None:
+        self.nominations.put(entry)
+        node = self._nodes.get(entry.node)
+        if node is not None and node.facts is not None:
+            entry.holdings = holdings(entry.facts, node.devices, self.rules)
+            self._refresh(entry.node, node)
+
     def _charge_quota(self, facts: PodFacts, *, sign: int) -> None:
         for vendor, containers in facts.grants.items():
             self.quotas.charge(facts.namespace, vendor, demand(facts.spans, enumerate(containers)), sign=sign)
 
-    def _charge(self, node: NodeEntry, entry: PodEntry) -> None:
+    def _charge(self, node: NodeEntry, entry: Holder) -> None:
         for uuid, holding in entry.holdings.items():
             card = node.cards[uuid]
             card.take(holding.use)
@@ -542,7 +575,7 @@ class Ledger:
             card.tenants += (entry.facts.tenant(holding.vendor),)
             self._count_masks(node, card)
 
-    def _uncharge(self, node: NodeEntry, entry: PodEntry) -> None:
+    def _uncharge(self, node: NodeEntry, entry: Holder) -> None:
         uid = entry.facts.uid
         for uuid, holding in entry.holdings.items():
             card = node.cards[uuid]

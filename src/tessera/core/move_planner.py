@@ -18,11 +18,12 @@ from collections.abc import Callable, Collection, Generator, Hashable, Iterable,
 from dataclasses import dataclass, field
 
 from tessera.core.grants import Placement
+from tessera.core.holders import move_hold_uid
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import facts_of
 from tessera.core.move_bounds import MoveBounds
 from tessera.core.node_preemption import NodeSearch
-from tessera.core.relocation import NO_HOST, MovablePod, Move, Relocation, hold_uid, replay_moves
+from tessera.core.relocation import NO_HOST, MovablePod, Move, Relocation, replay_moves
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates
 from tessera.core.transaction import Transaction
@@ -294,7 +295,7 @@ class Planner:
         """Hold a place for the successor of each; None, or the first that finds none."""
         for uid in sorted(uids, key=lambda uid: (-self._held(uid), uid)):
             pod = self.pods[uid]
-            request = pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name)
+            request = pod.request.called(uid=move_hold_uid(uid), namespace="", name=pod.request.name)
             placement = self._find_target(request, pod.candidates, pod.host)
             if placement is not None:
                 self.relocation.put(facts_of(request, placement), pod.host)
@@ -305,12 +306,12 @@ class Planner:
 
     def move(self, uid: str) -> Move:
         """The pod takes the place that is held for it."""
-        old, held, pod = self.ledger.pod(uid), self.ledger.pod(hold_uid(uid)), self.pods[uid]
+        old, held, pod = self.ledger.pod(uid), self.ledger.pod(move_hold_uid(uid)), self.pods[uid]
         assert old is not None  # it is a victim
         assert held is not None  # a place was found before
         source = old.facts
         target = held.facts._replace(uid=uid, namespace=source.namespace, name=source.name)
-        self.relocation.remove(hold_uid(uid), pod.host)
+        self.relocation.remove(move_hold_uid(uid), pod.host)
         self.relocation.put(target, pod.host)
         return Move(uid, source, target)
 
@@ -354,7 +355,7 @@ class Planner:
         kind = (pod.request.shape, id(pod.candidates), pod.host)
         steps = self._homeless.get(kind, -RECHECK_STEPS)
         if steps is not None and len(self.steps) >= steps + RECHECK_STEPS:
-            request = pod.request.called(uid=hold_uid(""), namespace="", name="")
+            request = pod.request.called(uid=move_hold_uid(""), namespace="", name="")
             has_place = self._find_target(request, pod.candidates, pod.host) is not None
             steps = self._homeless[kind] = None if has_place else len(self.steps)
         return steps is not None

@@ -31,7 +31,8 @@ from tessera.core.device_rules import Ask
 from tessera.core.devices import MIG
 from tessera.core.fit import fit_pod, make_ask
 from tessera.core.grants import Grant, Placement
-from tessera.core.ledger import GrantState, Ledger, PodEntry
+from tessera.core.holders import GrantState, Holder
+from tessera.core.ledger import Ledger
 from tessera.core.mig import smallest_places
 from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card
@@ -194,7 +195,7 @@ class NodeSearch:
                 found[unit.uids] = unit
         return sorted(found.values(), key=lambda unit: (unit.cost, unit.uids))
 
-    def obstacle(self, entry: PodEntry) -> str:
+    def obstacle(self, entry: Holder) -> str:
         """Why a pod may not leave; empty if it may."""
         traits = self._book.traits(entry.facts.uid)
         if traits is None or entry.state is not GrantState.BOUND or not entry.observed or entry.facts.problem:
@@ -211,7 +212,7 @@ class NodeSearch:
         spent = [budget for budget in budgets if self._budgets.left(budget) < 1]
         return f"PodDisruptionBudget {spent[0]} allows no eviction" if spent else ""
 
-    def _unit(self, entry: PodEntry) -> Unit | None:
+    def _unit(self, entry: Holder) -> Unit | None:
         """The pod with its group; None if one of them may not leave."""
         traits = self._book.traits(entry.facts.uid)
         uids = self._book.members(traits.group) if traits is not None and traits.group else (entry.facts.uid,)

@@ -13,29 +13,15 @@ they are withdrawn, and by their deadline.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
 from tessera.core.grants import NO_USE, Use
+from tessera.core.holders import Holder
 from tessera.core.holdings import Holding, PodFacts
 from tessera.core.node_info import Card, Tenant
 from tessera.core.quota import demand
-
-
-@dataclass(slots=True, eq=False)
-class Nomination:
-    """One pod's claim."""
-
-    facts: PodFacts
-    """the placement as the API would show it"""
-    victims: frozenset[str]
-    """uids of pods that are about to leave, those of earlier nominations that it relies on included; those that have
-    left stay in it"""
-    deadline: float
-    holdings: dict[str, Holding] = field(default_factory=dict)
-    """what it claims of the node's cards, by uuid"""
 
 
 class Share(NamedTuple):
@@ -100,8 +86,8 @@ class NominationBook:
     """All nominations, by pod and by node."""
 
     def __init__(self) -> None:
-        self._by_pod: dict[str, Nomination] = {}
-        self._by_node: dict[str, dict[str, Nomination]] = {}
+        self._by_pod: dict[str, Holder] = {}
+        self._by_node: dict[str, dict[str, Holder]] = {}
 
     def __len__(self) -> int:
         return len(self._by_pod)
@@ -109,31 +95,31 @@ class NominationBook:
     def has(self, uid: str) -> bool:
         return uid in self._by_pod
 
-    def get(self, uid: str) -> Nomination | None:
+    def get(self, uid: str) -> Holder | None:
         return self._by_pod.get(uid)
 
-    def all(self) -> list[Nomination]:
+    def all(self) -> list[Holder]:
         """Sorted by uid."""
         return [self._by_pod[uid] for uid in sorted(self._by_pod)]
 
-    def on_node(self, name: str, *, without: str = "") -> list[Nomination]:
+    def on_node(self, name: str, *, without: str = "") -> list[Holder]:
         """Those on a node, sorted by uid, without that of one pod."""
         of_node = self._by_node.get(name)
         return [of_node[uid] for uid in sorted(of_node) if uid != without] if of_node else []
 
-    def others(self, uid: str) -> list[Nomination]:
+    def others(self, uid: str) -> list[Holder]:
         """All but that of one pod, sorted by uid."""
         return [nomination for nomination in self.all() if nomination.facts.uid != uid]
 
     def victims_on(self, name: str, *, without: str = "") -> frozenset[str]:
         return frozenset().union(*(nomination.victims for nomination in self.on_node(name, without=without)))
 
-    def put(self, nomination: Nomination) -> None:
+    def put(self, nomination: Holder) -> None:
         uid = nomination.facts.uid
         self._by_pod[uid] = nomination
         self._by_node.setdefault(nomination.facts.node, {})[uid] = nomination
 
-    def pop(self, uid: str) -> Nomination | None:
+    def pop(self, uid: str) -> Holder | None:
         nomination = self._by_pod.pop(uid, None)
         if nomination is not None:
             of_node = self._by_node[nomination.facts.node]
@@ -141,10 +127,6 @@ class NominationBook:
             if not of_node:
                 del self._by_node[nomination.facts.node]
         return nomination
-
-    def expired(self, now: float) -> list[str]:
-        """Pods whose nominations are over, sorted."""
-        return sorted(uid for uid, nomination in self._by_pod.items() if nomination.deadline <= now)
 
 
 def shares_of(

@@ -23,12 +23,13 @@ from tessera.core.devices import MIG, MigSlot
 from tessera.core.evaluation import Evaluation
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
+from tessera.core.holders import GrantState, HolderKind, move_hold_uid
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger, facts_of, replay
+from tessera.core.ledger import Ledger, facts_of, replay
 from tessera.core.mig import place_choices, smallest_places
 from tessera.core.misfits import Misfit
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request
-from tessera.core.selection import Candidates
+from tessera.core.selection import CandidateNames, Candidates
 from tessera.core.transaction import Transaction
 
 NO_HOST = HostRequest()
@@ -252,6 +253,20 @@ def fit_held(ledger: Ledger, request: PodRequest, held: PodFacts) -> tuple[PodRe
     return None if plain is None else (request, plain)
 
 
+def take_moved(
+    ledger: Ledger, request: PodRequest, workload: Hashable, named: CandidateNames
+) -> tuple[PodRequest, Placement] | None:
+    """The place on one of these nodes that is held for this pod or its workload because pods are moved, with the
+    request that leads to it; it is free for the pod from now on. A place that does not fit any more is dropped."""
+    for holder in ledger.holds.meant_for(HolderKind.MOVE, request.uid, workload):
+        if holder.node in named and ledger.is_free(holder):
+            ledger.release(holder.uid)
+            found = fit_held(ledger, request, holder.facts)
+            if found is not None:
+                return found
+    return None
+
+
 def _is_at(facts: PodFacts, place: PodFacts) -> bool:
     return cards_of(facts) == cards_of(place) and instances_of(facts) == instances_of(place)
 
@@ -291,12 +306,12 @@ def replay_moves(
     )
     for step in steps:
         for move in step:
-            held = move.target._replace(uid=hold_uid(move.uid))
+            held = move.target._replace(uid=move_hold_uid(move.uid))
             if not _fits_exactly(copy, pods[move.uid].request, held):
                 return f"{move.key} does not fit on {held.node}"
             copy.observe_pod(held)
         for move in step:
-            copy.release(hold_uid(move.uid))
+            copy.release(move_hold_uid(move.uid))
             copy.observe_pod(move.target)
     for uid in leaving:
         copy.release(uid)
@@ -311,8 +326,3 @@ def _fits_exactly(ledger: Ledger, request: PodRequest, target: PodFacts) -> bool
     view = ledger.node(target.node)
     answer = None if view is None else fit_pod(view, pin_to(request, target), ledger.rules, {})
     return not (answer is None or isinstance(answer, Misfit)) and _is_at(facts_of(request, answer), target)
-
-
-def hold_uid(uid: str) -> str:
-    """Of the place that is held for the successor of a pod; no pod has such a uid."""
-    return f"move/{uid}"

@@ -15,7 +15,8 @@ from tessera.core.card_rules.amounts import memory_wanted
 from tessera.core.devices import MIG, MigSlot
 from tessera.core.fit import make_ask
 from tessera.core.grants import Grant, Use
-from tessera.core.ledger import Ledger, PodEntry
+from tessera.core.holders import Holder
+from tessera.core.ledger import Ledger
 from tessera.core.mig import bits, by_size, free_places
 from tessera.core.node_info import Card
 from tessera.core.nominations import counted, shares_of
@@ -65,7 +66,7 @@ class SmallCluster:
         self._idle = idle
         self.work = 0
         """of the search, as `card_packing` counts it"""
-        self._entries: list[tuple[PodEntry, tuple[int, ...]]] = []
+        self._entries: list[tuple[Holder, tuple[int, ...]]] = []
 
     @property
     def is_too_large(self) -> bool:
@@ -75,7 +76,7 @@ class SmallCluster:
     def pods(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: PodEntry, cost: tuple[int, ...]) -> None:
+    def add(self, entry: Holder, cost: tuple[int, ...]) -> None:
         """A pod that may move; `cost`: of two equal plans, the one with the lower costs is better."""
         asked = self._pods[entry.facts.uid].request.requests
         is_plain = len(asked) == 1 and asked[0][1].count == 1 and len(entry.holdings) == 1

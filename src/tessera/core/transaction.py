@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from tessera.core.holders import GrantState, Holder
 from tessera.core.requests import HostRequest
 
 if TYPE_CHECKING:
@@ -20,20 +21,18 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tessera.core.holdings import PodFacts
-    from tessera.core.ledger import GrantState, Ledger, PodEntry
-    from tessera.core.nominations import Nomination
+    from tessera.core.ledger import Ledger
 
 
 class TransactionError(RuntimeError):
     """The ledger is changed past the transaction that is open, or a transaction is used that is not the innermost."""
 
 
-class PodBefore(NamedTuple):
-    """What a pod held and claimed before a change."""
+class HolderBefore(NamedTuple):
+    """What a holder was before a change; None if it was absent."""
 
     uid: str
-    entry: PodEntry | None
-    nomination: Nomination | None
+    holder: Holder | None
 
 
 class HostBefore(NamedTuple):
@@ -43,7 +42,7 @@ class HostBefore(NamedTuple):
     free: tuple[int, int] | None
 
 
-Change = PodBefore | HostBefore
+Change = HolderBefore | HostBefore
 
 
 class Transaction:
@@ -70,23 +69,26 @@ class Transaction:
 
     def put(self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf) -> None:
         """Set what a pod holds, whatever it held or claimed before."""
-        self._record_pod(facts.uid)
-        self.ledger._set_pod(facts, state, observed=observed, deadline=deadline)
+        self._put(Holder(facts, state, deadline, observed))
 
-    def remove(self, uid: str) -> PodEntry | None:
-        """Take away what a pod holds or claims; what it held."""
-        self._record_pod(uid)
-        self.ledger._remove_nomination(uid)
+    def remove(self, uid: str) -> Holder | None:
+        """Take away what a pod holds or claims; what that was."""
+        self._record(uid)
         return self.ledger._remove(uid)
 
     def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
-        self._record_pod(facts.uid)
-        self.ledger._set_nomination(facts, victims, deadline)
+        """Claim a placement over `victims` for a pod that holds nothing."""
+        assert self.ledger.pod(facts.uid) is None  # whatever holds a placement needs no claim
+        self._put(Holder(facts, GrantState.NOMINATED, deadline, victims=victims))
 
     def withdraw(self, uid: str) -> None:
         """End a pod's nomination."""
-        self._record_pod(uid)
-        self.ledger._remove_nomination(uid)
+        if self.ledger.nominations.has(uid):
+            self.remove(uid)
+
+    def _put(self, holder: Holder) -> None:
+        self.remove(holder.uid)
+        self.ledger._add(holder)
 
     def observe_host(self, name: str, free: HostRequest) -> None:
         self._check()
@@ -94,9 +96,9 @@ class Transaction:
         self._changes.append(HostBefore(name, arrays.host_free(name)))
         arrays.set_host_free(name, cpu=free.cpu, memory=free.memory)
 
-    def _record_pod(self, uid: str) -> None:
+    def _record(self, uid: str) -> None:
         self._check()
-        self._changes.append(PodBefore(uid, self.ledger.pod(uid), self.ledger.nominations.get(uid)))
+        self._changes.append(HolderBefore(uid, self.ledger.holder(uid)))
 
     def _check(self) -> None:
         if self.ledger.transactions[-1:] != [self]:
@@ -137,12 +139,9 @@ class Transaction:
             else:
                 ledger.arrays.set_host_free(before.name, cpu=before.free[0], memory=before.free[1])
             return
-        ledger._remove_nomination(before.uid)
         ledger._remove(before.uid)
-        if before.entry is not None:
-            ledger._add(before.entry)
-        if before.nomination is not None:
-            ledger._add_nomination(before.nomination)
+        if before.holder is not None:
+            ledger._add(before.holder)
 
     def _tell(self) -> None:
         """Each pod, nomination and host once, as it is now."""
@@ -156,4 +155,4 @@ class Transaction:
                 if listener is not None and free is not None and free != before.free:
                     listener.on_host(before.name, HostRequest(*free))
             else:
-                ledger._tell_change(before.uid, before.entry, before.nomination)
+                ledger._tell_change(before.uid, before.holder)

@@ -11,7 +11,8 @@ from collections.abc import Collection, Generator, Iterable
 
 import numpy as np
 
-from tessera.core.ledger import Ledger, PodEntry
+from tessera.core.holders import Holder
+from tessera.core.ledger import Ledger
 from tessera.core.victims import PodBook, PodTraits, Unit, make_unit
 
 UNITS_AT_ONCE = 64
@@ -72,7 +73,7 @@ class TrialCluster:
         self.leaving: dict[str, set[str]] = {}
         """by node"""
         self._gone = free.union(*(nomination.victims for nomination in source.nominations.all()))
-        self.victims: dict[str, PodEntry] = {}
+        self.victims: dict[str, Holder] = {}
 
     def look_at(self, name: str) -> None:
         """Copy a node, and those of the groups of its pods: a group leaves as a whole."""

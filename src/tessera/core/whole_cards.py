@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from tessera.core.devices import MIG, Device, MigSlot
 from tessera.core.grants import Grant
+from tessera.core.holders import move_hold_uid
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.move_planner import Planner
-from tessera.core.relocation import hold_uid, pin
+from tessera.core.relocation import pin
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, ContainerRequest, PodRequest, Request
 from tessera.core.small_cluster import SmallCluster, is_known
 
@@ -155,7 +156,7 @@ class WholeCards:
             relocation.remove(self._idle[uuid])
         for uid, node, uuid, slot in moves:
             pod = planner.pods[uid]
-            request = pod.request.called(uid=hold_uid(uid), namespace="", name=pod.request.name)
+            request = pod.request.called(uid=move_hold_uid(uid), namespace="", name=pod.request.name)
             request = pin(request, (uuid,), () if slot is None else ((uuid, slot),))
             placement = relocation.place_on(request, node) if relocation.has_host_room(node, pod.host) else None
             if placement is None:

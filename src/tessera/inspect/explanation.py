@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tessera.core.ledger import GrantState, PodEntry
+from tessera.core.holders import GrantState, Holder
 from tessera.core.misfits import Reason
 from tessera.core.steps import finish
 from tessera.inspect.choice import Fits
@@ -228,7 +228,7 @@ def _base(cluster: InspectedCluster, pod: Pod, document: Json, prepared: Prepare
 
 
 def _placed(
-    cluster: InspectedCluster, key: str, prepared: PreparedRequest | BadPod, entry: PodEntry | None, base: Explanation
+    cluster: InspectedCluster, key: str, prepared: PreparedRequest | BadPod, entry: Holder | None, base: Explanation
 ) -> Generator[None, None, Explanation]:
     """`entry`: what the pod holds itself; None if all that it has is of its claims."""
     pod, facts = cluster.pods[key], entry.facts if entry is not None else None

@@ -15,7 +15,8 @@ import numpy as np
 
 from tessera.core.demand_forecast import DemandForecast
 from tessera.core.grants import Placement
-from tessera.core.ledger import GrantState, Ledger
+from tessera.core.holders import GrantState
+from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates, Selected, Selector

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.core.grants import Placement
+from tessera.core.holders import HolderKind, kind_of
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
-from tessera.core.requests import Role, claim_and_request
+from tessera.core.requests import claim_and_request
 from tessera.scheduler.engine_view import ClaimUsers
 from tessera.wire.resource_api import Consumer
 
@@ -75,11 +76,6 @@ class CardHolder:
         return f"{self.label} ({', '.join(amounts) or f'{self.slots} slots'})"
 
 
-def is_claim(facts: PodFacts) -> bool:
-    """Whether this is what a claim holds, and not a pod."""
-    return bool(facts.spans) and all(span.role is Role.CLAIM for span in facts.spans)
-
-
 def sorted_users(users_of: ClaimUsers | None, facts: PodFacts) -> list[Consumer]:
     """The pods that a claim is reserved for, by name, as far as they are known."""
     return sorted((users_of(facts) if users_of is not None else None) or (), key=lambda each: each.name)
@@ -119,7 +115,7 @@ def placement_slices(ledger: Ledger, placement: Placement, containers: Sequence[
 
 def holder_slices(ledger: Ledger, facts: PodFacts, containers: Sequence[str]) -> tuple[GrantedSlice, ...]:
     """What a pod or a claim holds; `containers` are the pod's own."""
-    named = [f"{facts.name}:"] if is_claim(facts) else containers
+    named = [f"{facts.name}:"] if kind_of(facts) is HolderKind.CLAIM else containers
     return placement_slices(ledger, Placement(facts.node, facts.grants), named)
 
 
@@ -138,7 +134,7 @@ def holders_with_pods(
         if holding is None:
             continue
         facts, use = entry.facts, holding.use
-        claim = facts.name if is_claim(facts) else ""
+        claim = facts.name if kind_of(facts) is HolderKind.CLAIM else ""
         users = sorted_users(users_of, facts) if claim else []
         name = users[0].name if users else facts.name
         amounts = (use.slots, use.memory, use.cores)

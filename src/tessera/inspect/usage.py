@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from tessera.core.device_rules import Rules
 from tessera.core.grants import Use, effective_use
+from tessera.core.holders import Holder, HolderKind, kind_of
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, PodEntry
+from tessera.core.ledger import Ledger
 from tessera.core.node_info import Card
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import (
@@ -19,7 +20,6 @@ from tessera.inspect.slices import (
     GrantedSlice,
     holder_slices,
     holders_with_pods,
-    is_claim,
     user_names,
 )
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, SliceKey, Utilization, sum_utilization
@@ -201,14 +201,14 @@ def pod_usage(
     return sorted(found, key=lambda one: (one.namespace, one.name))
 
 
-def _by_pod(cluster: OfflineCluster) -> dict[tuple[str, str], list[PodEntry]]:
+def _by_pod(cluster: OfflineCluster) -> dict[tuple[str, str], list[Holder]]:
     """What each pod holds, with what its claims hold; a claim that no pod uses stands alone, in brackets. A claim that
     several pods use is with each of them."""
-    found: dict[tuple[str, str], list[PodEntry]] = {}
+    found: dict[tuple[str, str], list[Holder]] = {}
     for entry in cluster.ledger.pods():
         facts = entry.facts
         names: tuple[str, ...] = (facts.name,)
-        if is_claim(facts):
+        if kind_of(facts) is HolderKind.CLAIM:
             names = user_names(cluster.view.users_of, facts) or (f"[{facts.name}]",)
         for name in names:
             found.setdefault((facts.namespace, name), []).append(entry)

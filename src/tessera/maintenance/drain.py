@@ -20,10 +20,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tessera.core.ledger import PodEntry
+from tessera.core.holders import Holder, HolderKind
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.slices import is_claim, sorted_users
+from tessera.inspect.slices import sorted_users
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
@@ -131,7 +131,7 @@ def find_holders(cluster: OfflineCluster, pods: Collection[Json], cards: Sequenc
     """`pods` are those on the nodes as the API shows them, `cluster` was read from them."""
     by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
     names = {(card.node, card.card): card.text for card in cards}
-    parts: dict[str, list[tuple[PodEntry, list[str]]]] = {}
+    parts: dict[str, list[tuple[Holder, list[str]]]] = {}
     """by pod: what holds cards for it, the pod itself or a ResourceClaim, and which of them"""
     doubts: list[str] = []
     for node in dict.fromkeys(card.node for card in cards):
@@ -150,26 +150,26 @@ def find_holders(cluster: OfflineCluster, pods: Collection[Json], cards: Sequenc
     return Holders(tuple(sorted(found, key=lambda pod: (pod.namespace, pod.name))), tuple(sorted(doubts)))
 
 
-def _held(entry: PodEntry) -> list[str]:
+def _held(entry: Holder) -> list[str]:
     """The cards of the pod, also those that its node does not register any more."""
     named = (grant.uuid for containers in entry.facts.grants.values() for grants in containers for grant in grants)
     return list(dict.fromkeys((*entry.holdings, *named)))
 
 
-def _users(cluster: OfflineCluster, entry: PodEntry) -> list[str]:
+def _users(cluster: OfflineCluster, entry: Holder) -> list[str]:
     """The uids of the pods that have what this is: the pod itself, or those that a claim is reserved for."""
-    if not is_claim(entry.facts):
+    if entry.kind is not HolderKind.CLAIM:
         return [entry.facts.uid]
     return [user.uid for user in sorted_users(cluster.view.users_of, entry.facts)]
 
 
-def _title(entry: PodEntry) -> str:
-    kind = "ResourceClaim" if is_claim(entry.facts) else "pod"
+def _title(entry: Holder) -> str:
+    kind = "ResourceClaim" if entry.kind is HolderKind.CLAIM else "pod"
     return f"{kind} {entry.facts.namespace}/{entry.facts.name}"
 
 
 def _holding_pod(
-    document: Json, parts: Sequence[tuple[PodEntry, list[str]]], names: Mapping[tuple[str, str], str]
+    document: Json, parts: Sequence[tuple[Holder, list[str]]], names: Mapping[tuple[str, str], str]
 ) -> HoldingPod:
     metadata, node = document["metadata"], parts[0][0].facts.node
     cards = dict.fromkeys(names[node, uuid] for _, held in parts for uuid in held)

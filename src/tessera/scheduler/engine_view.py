@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tessera.core.gang_trial import Domains
+from tessera.core.holders import GrantState, HolderKind, held_gang
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
@@ -22,7 +23,6 @@ from tessera.scheduler.features.claims.book import ClaimRecord, WriteState
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
-from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.scheduler.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -225,12 +225,12 @@ class EngineView:
 
     def held_until(self, uid: str) -> int | None:
         """Unix seconds when a nomination, or a place that is held for a gang, ends by itself."""
-        name, nomination, entry = held_gang(uid), self.ledger.nominations.get(uid), self.ledger.pod(uid)
-        if name:
-            facts = nomination.facts if nomination is not None else entry.facts if entry is not None else None
-            gang = self._gangs.registry.get(facts.namespace, name) if facts is not None else None
+        holder = self.ledger.holder(uid)
+        if holder is not None and holder.kind is HolderKind.GANG:
+            gang = self._gangs.registry.get(holder.facts.namespace, held_gang(holder.facts))
             return self._plan_ends(gang) if gang is not None else None
-        return self._wall_time(nomination.deadline) if nomination is not None else None
+        is_nominated = holder is not None and holder.state is GrantState.NOMINATED
+        return self._wall_time(holder.deadline) if holder is not None and is_nominated else None
 
     # -- gangs
 
@@ -295,11 +295,11 @@ class EngineView:
         match gang.state:
             case GangState.PLANNED:
                 moment = min(gang.deadline, gang.ends)
-            case GangState.NOMINATED:
+            case GangState.NOMINATED if gang.nomination is not None:
+                moment = gang.nomination.deadline
+            case GangState.COMPLETING if self._gangs.coordinator.holds.count(gang):
                 moment = gang.deadline
-            case GangState.COMPLETING if gang.holds:
-                moment = gang.deadline
-            case GangState.WAITING if gang.holds:
+            case GangState.WAITING if self._gangs.coordinator.holds.count(gang):
                 moment = self._gangs.turns.ends_of(gang)
         return self._wall_time(moment)
 
@@ -344,11 +344,3 @@ class EngineView:
 def awaits_claim(found: PreparedRequest | BadPod) -> bool:
     """Whether a pod cannot be placed until one of its claims is made, changed or released."""
     return isinstance(found, ClaimNotReady)
-
-
-def held_gang(uid: str) -> str:
-    """The name of the gang that a place of the ledger is held for; empty if a pod has it."""
-    if not uid.startswith(HOLD_PREFIX):
-        return ""
-    _, _, rest = uid.removeprefix(HOLD_PREFIX).partition("/")
-    return rest.rpartition("/")[0]

@@ -26,8 +26,9 @@ from tessera import __version__
 from tessera.core.arrays import CardArrays, NameOrder
 from tessera.core.demand_forecast import DemandForecast
 from tessera.core.devices import NodeFacts
+from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger
+from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest, PodRequest

@@ -26,7 +26,7 @@
     SETTLED --> (absent)
 
 What the API shows wins over every decision of this process, so observations are legal in every state. All other
-transitions are legal only where `Transition` says so, and raise elsewhere. `PodCycles` is the only caller of the
+transitions are legal only where `Transition` says so, and raise elsewhere. For pods, `PodCycles` alone calls the
 ledger's methods that reserve, bind, nominate and end that, so that record and ledger cannot disagree:
 
     RESERVED               the ledger has a reservation, which expires
@@ -44,7 +44,7 @@ of the pod. What becomes of the claim does not matter either: `claims/users`. Th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,6 +52,7 @@ import structlog
 
 from tessera.core.devices import NOTHING
 from tessera.core.grants import Placement
+from tessera.core.holders import GrantState, Holder, HolderKind
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.requests import PodRequest
@@ -59,7 +60,6 @@ from tessera.core.selection import Candidates
 from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
 from tessera.scheduler.claim_users import ClaimUsers, Parts
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.features.moves.holds import HeldMoves
 from tessera.scheduler.observer import ReleasedEvent, SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
@@ -177,8 +177,8 @@ class PodCycles:
         self._observer = observer
         self.term = 0
         """grows when this replica stops leading: another one may then give away what was reserved here"""
-        self.moves = HeldMoves(ledger)
-        """what is held for pods that are moved"""
+        self.on_overdue: dict[HolderKind, Callable[[Holder], None]] = {}
+        """what ends holds, and nominations of pods, whose time is over, and what depends on them"""
         self.users = ClaimUsers(ledger, unschedulable.on_room)
         self._cycles: dict[str, PodCycle] = {}
         self._before_settle = failpoint(Failpoint.BEFORE_SETTLE)
@@ -231,20 +231,6 @@ class PodCycles:
         """RESERVED -> PENDING: filter is asked again, or the bind is for another node."""
         self._apply(Transition.GIVE_UP, cycle)
         self._release(cycle)
-
-    def hold(self, request: PodRequest, placement: Placement) -> None:
-        """Hold a placement for a member of a gang, under a uid that is no pod's, until `release_hold`."""
-        self.ledger.reserve(request, placement, deadline=math.inf)
-
-    def nominate_hold(self, facts: PodFacts, victims: frozenset[str], *, deadline: float) -> None:
-        """Claim a placement over these victims for a member of a gang, under a uid that is no pod's. `hold` makes it a
-        hold, `release_hold` ends it."""
-        self.ledger.nominate(facts, victims, deadline=deadline)
-
-    def release_hold(self, uid: str) -> None:
-        """Give a held or claimed placement back, for a member that takes it or for all."""
-        if not self.ledger.withdraw(uid):
-            self.ledger.give_up(uid)
 
     def forget(self, cycle: PodCycle) -> None:
         """REFUSED, NOMINATED -> PENDING: the API does not know the pod any more."""
@@ -458,15 +444,22 @@ class PodCycles:
 
     def tick(self) -> None:
         """End what only time ends: reservations, turns, refused pods that the API never shows."""
-        expired = self.ledger.expire(self.clock.monotonic())
-        for uid in expired:
-            cycle = self._cycles[uid]
+        expired = 0
+        for holder in self.ledger.overdue(self.clock.monotonic()):
+            cycle = self._cycles.get(holder.uid)
+            if self.ledger.holder(holder.uid) is not holder:
+                continue  # It has ended with another one.
+            if cycle is None or holder.state is GrantState.NOMINATED:
+                self.on_overdue[holder.kind](holder)
+                continue
+            self.ledger.release(holder.uid)
             assert cycle.prepared is not None  # a reservation has both
             assert cycle.placement is not None
             self._report_release(facts_of(cycle.prepared.request, cycle.placement), "expired")
             self._apply(Transition.GIVE_UP, cycle)
+            expired += 1
         if expired:
-            log.info("reservations expired", pods=len(expired))
+            log.info("reservations expired", pods=expired)
             self.unschedulable.on_room()
         self.queue.end_overdue(binding={cycle.uid for cycle in self._cycles.values() if cycle.state is BINDING})
         # kube-scheduler may ask for a pod whose end was seen here before: no event would ever remove it.
@@ -511,7 +504,8 @@ class PodCycles:
 
     def _release(self, cycle: PodCycle) -> None:
         entry = self.ledger.pod(cycle.uid)
-        if entry is not None and self.ledger.give_up(cycle.uid):
+        self.ledger.give_up(cycle.uid)
+        if entry is not None:
             self._report_release(entry.facts, "given up")
             self.unschedulable.on_room()
 

@@ -22,8 +22,9 @@ from tessera.core.card_rules.base import Codes, Columns, Question
 from tessera.core.devices import NodeFacts
 from tessera.core.gang_trial import MAX_REFUSED, MAX_VAIN_DOMAINS, REFUSAL_STEPS, Domains, GangMember
 from tessera.core.gangs import FEW_MEMBERS, GangMisfit, GangPlan, GangPlanning, plan_gang
+from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger
+from tessera.core.ledger import Ledger
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node

@@ -26,12 +26,14 @@ from tessera.core.audit import BROKEN, audit
 from tessera.core.devices import NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
+from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger, facts_of, replay
+from tessera.core.ledger import Ledger, facts_of, replay
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tests.support import strategies as some
+from tests.support.builders import expire
 from tests.support.oracle import select_and_check
 
 UNKNOWN_NODE = "no-such-node"
@@ -162,13 +164,17 @@ class Decisions(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.pods)))
         entry = self.ledger.pod(uid)
         assert entry is not None
-        reserved = entry.state is GrantState.RESERVED
-        assert self.ledger.bind(uid) is reserved
+        if not entry.observed:
+            self.ledger.bind(uid)
+            assert entry.state is GrantState.BOUND
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data())
     def give_a_binding_up(self, data: st.DataObject) -> None:
-        self.ledger.unbind(data.draw(st.sampled_from(sorted(self.pods))), deadline=self.now + 10)
+        entry = self.ledger.pod(data.draw(st.sampled_from(sorted(self.pods))))
+        assert entry is not None
+        if entry.state is GrantState.BOUND and not entry.observed:
+            self.ledger.unbind(entry.uid, deadline=self.now + 10)
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data())
@@ -178,7 +184,7 @@ class Decisions(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((1, 5, 20)))
     def let_time_pass(self, seconds: int) -> None:
         self.now += seconds
-        for uid in self.ledger.expire(self.now):
+        for uid in expire(self.ledger, self.now):
             del self.pods[uid]
 
     @precondition(lambda self: self.pods)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tessera.core.audit import audit
 from tessera.core.devices import MIG, NodeFacts
 from tessera.core.grants import Placement, spans_of
+from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger, replay
+from tessera.core.ledger import Ledger, replay
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Selected, Selector
 from tessera.vendors.claims import allocation, claim_facts, claim_grants, with_claims

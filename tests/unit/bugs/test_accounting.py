@@ -11,6 +11,7 @@ from tests.support.builders import (
     Cluster,
     NodeBuilder,
     cluster,
+    expire,
     gpu_pod,
     node,
     pod,
@@ -71,7 +72,7 @@ def test_q09_an_assignment_that_is_never_bound_is_given_back() -> None:
     world = cluster(node().gpu("G"))
     world.place(gpu_pod(mem=81920), deadline=60)
     assert world.refused(gpu_pod("next", mem=1)) == {"n1": "1/1 CardInsufficientMemory"}
-    assert world.ledger.expire(60) == ["uid-p"]
+    assert expire(world.ledger, 60) == ["uid-p"]
     assert world.chosen(gpu_pod("next", mem=1)).placement.node == "n1"
 
 

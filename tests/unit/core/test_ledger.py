@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 
 import pytest
 
 from tessera.core.audit import audit
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Placement
+from tessera.core.holders import GrantState, IllegalHolderTransition
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger, replay
+from tessera.core.ledger import Ledger, replay
 from tessera.core.selection import Refused, Selected, Selector
 from tessera.vendors.node_reader import node_facts
 from tests.support.builders import (
@@ -20,6 +22,7 @@ from tests.support.builders import (
     Cluster,
     PodBuilder,
     cluster,
+    expire,
     gpu_pod,
     node,
     pod,
@@ -45,7 +48,7 @@ def test_a_pod_goes_from_reserved_to_bound_to_gone() -> None:
     one = world()
     one.place(gpu_pod(mem=100, cores=10))
     assert (state_of(one), one.cards()) == (GrantState.RESERVED, {"G": (1, 100, 10)})
-    assert one.ledger.bind(UID)
+    one.ledger.bind(UID)
     assert (state_of(one), one.cards()) == (GrantState.BOUND, {"G": (1, 100, 10)})
     assert one.ledger.release(UID)
     assert (state_of(one), one.cards()) == (None, {"G": (0, 0, 0)})
@@ -54,10 +57,10 @@ def test_a_pod_goes_from_reserved_to_bound_to_gone() -> None:
 def test_a_reservation_expires_at_its_deadline_and_not_before() -> None:
     one = world()
     one.place(gpu_pod(mem=100), deadline=60.0)
-    assert one.ledger.expire(59.9) == []
-    assert one.ledger.expire(60.0) == [UID]
+    assert expire(one.ledger, 59.9) == []
+    assert expire(one.ledger, 60.0) == [UID]
     assert one.cards() == {"G": (0, 0, 0)}
-    assert one.ledger.expire(61.0) == []
+    assert expire(one.ledger, 61.0) == []
 
 
 def test_reservations_expire_in_order_of_uid() -> None:
@@ -65,14 +68,14 @@ def test_reservations_expire_in_order_of_uid() -> None:
     for name in ("b", "c", "a"):
         one.place(gpu_pod(name, mem=1), deadline=5.0)
     one.place(gpu_pod("late", mem=1), deadline=50.0)
-    assert one.ledger.expire(10.0) == ["uid-a", "uid-b", "uid-c"]
+    assert expire(one.ledger, 10.0) == ["uid-a", "uid-b", "uid-c"]
 
 
 def test_a_pod_that_is_being_bound_does_not_expire() -> None:
     one = world()
     one.place(gpu_pod(mem=100), deadline=60.0)
     one.ledger.bind(UID)
-    assert one.ledger.expire(1e9) == []
+    assert expire(one.ledger, 1e9) == []
     assert one.cards() == {"G": (1, 100, 0)}
 
 
@@ -80,48 +83,66 @@ def test_a_bind_that_failed_is_a_reservation_again() -> None:
     one = world()
     one.place(gpu_pod(mem=100), deadline=60.0)
     one.ledger.bind(UID)
-    assert one.ledger.unbind(UID, deadline=90.0)
+    one.ledger.unbind(UID, deadline=90.0)
     assert state_of(one) is GrantState.RESERVED
-    assert one.ledger.expire(89.0) == []
-    assert one.ledger.expire(90.0) == [UID]
+    assert expire(one.ledger, 89.0) == []
+    assert expire(one.ledger, 90.0) == [UID]
 
 
 def test_what_the_api_shows_cannot_be_taken_back() -> None:
     one = world()
     running = one.start(gpu_pod(mem=100))
-    assert not one.ledger.unbind(UID, deadline=0.0)
-    assert not one.ledger.give_up(UID)
-    assert one.ledger.expire(1e9) == []
+    for step in ("unbind", "give_up"):
+        with pytest.raises(IllegalHolderTransition, match="shown by the API"):
+            STEPS[step](one.ledger)
+    assert expire(one.ledger, 1e9) == []
+    assert one.cards() == {"G": (1, 100, 0)}
     one.observe(running.ended())
     assert state_of(one) is None
-
-
-def test_a_pod_of_another_scheduler_cannot_be_taken_back() -> None:
-    one = world().observe(gpu_pod().on("n1", "G,NVIDIA,100,0:;"))
-    assert not one.ledger.unbind(UID, deadline=0.0)
-    assert not one.ledger.give_up(UID)
-    assert one.cards() == {"G": (1, 100, 0)}
 
 
 def test_a_decision_that_the_api_does_not_show_is_given_up() -> None:
     one = world()
     one.place(gpu_pod(mem=100))
-    assert one.ledger.give_up(UID)
-    assert not one.ledger.give_up(UID)
+    one.ledger.give_up(UID)
     assert one.cards() == {"G": (0, 0, 0)}
 
 
-def test_steps_that_do_not_apply_change_nothing() -> None:
-    one = world()
-    assert not one.ledger.bind(UID)
-    assert not one.ledger.unbind(UID, deadline=1.0)
-    assert not one.ledger.release(UID)
-    assert not one.ledger.give_up(UID)
-    one.place(gpu_pod(mem=100))
-    assert not one.ledger.unbind(UID, deadline=1.0)
-    one.ledger.bind(UID)
-    assert not one.ledger.bind(UID)
-    assert one.cards() == {"G": (1, 100, 0)}
+FACTS = gpu_pod().on("n1", "G,NVIDIA,100,0:;").facts()
+STEPS: dict[str, Callable[[Ledger], object]] = {
+    "bind": lambda ledger: ledger.bind(UID),
+    "unbind": lambda ledger: ledger.unbind(UID, deadline=1.0),
+    "give_up": lambda ledger: ledger.give_up(UID),
+    "nominate": lambda ledger: ledger.nominate(FACTS, frozenset()),
+    "reserve": lambda ledger: ledger.reserve(gpu_pod(mem=100).request(), Placement("n1", {}), deadline=1.0),
+}
+STATES: dict[str, Callable[[Ledger], object]] = {
+    "absent": lambda ledger: None,
+    "nominated": lambda ledger: ledger.nominate(FACTS, frozenset()),
+    "reserved": lambda ledger: ledger.put_pod(FACTS, GrantState.RESERVED),
+    "bound": lambda ledger: ledger.put_pod(FACTS, GrantState.BOUND),
+    "shown by the API": lambda ledger: ledger.observe_pod(FACTS),
+}
+ILLEGAL = [
+    *(("absent", step) for step in ("bind", "unbind", "give_up")),
+    *(("nominated", step) for step in ("bind", "unbind", "give_up")),
+    *(("reserved", step) for step in ("unbind", "nominate")),
+    *(("bound", step) for step in ("reserve", "nominate")),
+    *(("shown by the API", step) for step in STEPS),
+]
+
+
+@pytest.mark.parametrize(("state", "step"), [(state, step) for state in STATES for step in STEPS])
+def test_a_step_that_is_not_drawn_raises_and_changes_nothing(state: str, step: str) -> None:
+    ledger = world().ledger
+    STATES[state](ledger)
+    before = ledger.state()
+    if (state, step) not in ILLEGAL:
+        STEPS[step](ledger)
+        return
+    with pytest.raises(IllegalHolderTransition, match=f"is {state}"):
+        STEPS[step](ledger)
+    assert ledger.state() == before
 
 
 def test_a_pod_that_is_filtered_again_holds_its_new_place_only() -> None:
@@ -140,7 +161,7 @@ def test_the_api_wins_over_a_reservation() -> None:
     one.place(gpu_pod(mem=100), ["n1"], deadline=60.0)
     one.observe(gpu_pod(mem=100).on("n2", "H,NVIDIA,300,30:;"))
     assert (one.cards("n1"), one.cards("n2")) == ({"G": (0, 0, 0)}, {"H": (1, 300, 30)})
-    assert one.ledger.expire(1e9) == []
+    assert expire(one.ledger, 1e9) == []
 
 
 def test_seeing_the_same_pod_twice_counts_it_once() -> None:
@@ -163,7 +184,7 @@ def test_a_reservation_that_the_api_shows_unchanged_no_longer_expires() -> None:
     asking = gpu_pod(mem=100)
     placement = one.place(asking, deadline=60.0)
     one.observe(asking.annotate(*one.written(asking, placement).items()).on("n1"))
-    assert one.ledger.expire(1e9) == []
+    assert expire(one.ledger, 1e9) == []
     assert state_of(one) is GrantState.BOUND
 
 

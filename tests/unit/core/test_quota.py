@@ -8,7 +8,7 @@ from tessera.core.device_rules import UNLIMITED, QuotaRoom
 from tessera.core.grants import Use
 from tessera.core.misfits import Misfit
 from tessera.core.quota import bounds, payable, shortage
-from tests.support.builders import A100_40GB, PodBuilder, cluster, gpu_pod, node, pod, uuids, vendors
+from tests.support.builders import A100_40GB, PodBuilder, cluster, expire, gpu_pod, node, pod, uuids, vendors
 
 NVIDIA = vendors()["NVIDIA"]
 
@@ -67,7 +67,7 @@ def test_reservations_count_and_are_given_back() -> None:
     world = cluster(node().gpus(1)).quota(memory=1000)
     world.place(gpu_pod(mem=600), deadline=60)
     assert world.ledger.quotas.used("default", "NVIDIA") == Use(1, 600, 0)
-    world.ledger.expire(60)
+    expire(world.ledger, 60)
     assert world.ledger.quotas.used("default", "NVIDIA") == Use()
 
 

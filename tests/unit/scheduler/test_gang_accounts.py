@@ -21,7 +21,7 @@ class Accounts(HoldAccounts):
 
 def test_a_full_account_pays_for_all_cards_for_five_minutes() -> None:
     accounts = Accounts()
-    accounts.open("a", CARDS)
+    accounts.open("a", "held", CARDS)
     accounts.now = FULL_S - RESERVE_S
     assert accounts.pays_for("a")
     accounts.now += 1
@@ -33,23 +33,36 @@ def test_a_full_account_pays_for_all_cards_for_five_minutes() -> None:
 def test_what_is_bound_costs_nothing() -> None:
     accounts = Accounts()
     for _ in range(100):
-        span = accounts.open("a", CARDS)
+        accounts.open("a", "held", CARDS)
         accounts.now += 100
-        accounts.close("a", span, bound=True)
-    accounts.open("a", CARDS)
+        accounts.close("held", bound=True)
+    accounts.open("a", "held", CARDS)
     assert accounts.pays_for("a")
 
 
 @pytest.mark.parametrize(("cards", "seconds"), [(CARDS, 200.0), (CARDS / 2, 100.0), (1, RESERVE_S / (SHARE * CARDS))])
 def test_an_empty_account_pays_again_after_a_while(cards: float, seconds: float) -> None:
     accounts = Accounts()
-    span = accounts.open("a", CARDS)
+    accounts.open("a", "held", CARDS)
     accounts.now += FULL_S
-    accounts.close("a", span)
+    accounts.close("held")
     assert accounts.pays_again_at("a", cards) == pytest.approx(accounts.now + seconds)
     accounts.now = accounts.pays_again_at("a", cards) + 0.001
-    accounts.open("a", cards)
+    accounts.open("a", "held", cards)
     assert accounts.pays_for("a")
+
+
+def test_what_goes_on_under_another_name_is_paid_from_its_beginning() -> None:
+    accounts = Accounts()
+    accounts.open("a", "hold", CARDS)
+    accounts.open("a", "hold", CARDS)
+    accounts.now = FULL_S
+    accounts.rename("hold", "member")
+    assert (accounts.held_by("a"), accounts.cards_of("hold"), accounts.cards_of("member")) == (CARDS, None, CARDS)
+    accounts.close("hold")
+    accounts.close("member")
+    assert accounts.held_by("a") == 0
+    assert accounts.pays_again_at("a", CARDS) > accounts.now
 
 
 @pytest.mark.parametrize(

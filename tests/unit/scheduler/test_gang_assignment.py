@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
-from tessera.scheduler.features.gangs.assignment import take_any_hold, take_hold
-from tessera.scheduler.features.gangs.gang import Gang, Hold, Member, MemberState
+from tessera.core.selection import Candidates
+from tessera.scheduler.features.gangs.gang import Gang, Member, MemberState
 from tessera.wire.pod_groups import PodGroup
-from tests.support.builders import Cluster, cluster, gpu_pod, node
+from tests.support.builders import gpu_pod, node
+from tests.support.features import gangs_of
+from tests.support.stepwise_scheduler import World
 
 NODES = [f"n{i}" for i in range(6)]
 
@@ -16,28 +20,32 @@ class Planned:
     """A gang whose members a, b, ... have a hold each; `holds` says on which node, by member."""
 
     def __init__(self, candidates: dict[str, list[str] | None], **holds: str) -> None:
-        self.built: Cluster = cluster(*(node(name).gpus(1) for name in NODES))
+        self.world = World(*(node(name).gpus(1) for name in NODES))
         self.gang = Gang("default", PodGroup("g", len(candidates), len(candidates)), 0.0)
         for name, names in candidates.items():
-            known = None if names is None else self.built.selector.candidates(names)
+            known = None if names is None else self.candidates(names)
             self.gang.add(name, Member(self.request(name), MemberState.PENDING, candidates=known))
+        self.keeper = gangs_of(self.world.engine).holds
         for name, at in holds.items():
-            held = self.request(f"hold-{name}")
-            self.gang.put(Hold(held.uid, held, Placement(at, {}), name))
+            held = self.world.ledger.name_hold(self.gang.name, self.request(name))
+            self.keeper.put(self.gang, held, Placement(at, {}), name)
 
     @staticmethod
     def request(name: str) -> PodRequest:
         return gpu_pod(name).called(name, uid=name).request()
 
+    def candidates(self, names: Sequence[str]) -> Candidates:
+        return self.world.selector.candidates(names)
+
     def take(self, name: str, *allowed: str) -> str | None:
         """The node of the hold that the member gets."""
-        found = take_hold(self.gang, self.request(name), self.built.selector.candidates(list(allowed)))
-        return None if found is None else found.placement.node
+        found = self.keeper.take(self.gang, self.request(name), self.candidates(allowed))
+        return None if found is None else found.node
 
     @property
     def holds(self) -> dict[str, str]:
         """The nodes of the free holds, by the member that each is meant for."""
-        return {hold.member: hold.placement.node for found in self.gang.holds.values() for hold in found}
+        return {str(hold.meant_for): hold.node for hold in self.keeper.of(self.gang)}
 
 
 def test_a_member_takes_its_own_hold() -> None:
@@ -45,7 +53,7 @@ def test_a_member_takes_its_own_hold() -> None:
     assert planned.take("b", *NODES) == "n1"
     assert planned.holds == {"a": "n0"}
     assert planned.take("a", *NODES) == "n0"
-    assert planned.gang.holds == {}
+    assert planned.holds == {}
 
 
 def test_two_members_exchange_their_holds() -> None:
@@ -74,7 +82,7 @@ def test_three_members_exchange_their_holds_where_two_cannot() -> None:
 
 def test_what_the_last_call_allowed_counts_and_not_the_one_before() -> None:
     planned = Planned({"a": None, "b": ["n0", "n1"]}, a="n0", b="n1")
-    planned.gang.members["b"].narrowed = planned.built.selector.candidates(["n1"])
+    planned.gang.members["b"].narrowed = planned.candidates(["n1"])
     assert planned.take("a", "n1") is None
 
 
@@ -94,13 +102,12 @@ def test_members_of_another_shape_exchange_nothing() -> None:
     planned = Planned({"a": None, "b": None}, a="n0", b="n1")
     other = gpu_pod("c", mem=1_000).called("c", uid="c").request()
     planned.gang.add("c", Member(other, MemberState.PENDING))
-    assert take_hold(planned.gang, other, planned.built.selector.candidates(NODES)) is None
+    assert planned.keeper.take(planned.gang, other, planned.candidates(NODES)) is None
 
 
 def test_a_member_without_a_hold_gets_one_that_is_meant_for_none_before_that_of_another_one() -> None:
     planned = Planned({"a": None, "b": None, "c": None}, a="n0", gone="n2", b="n1")
-    for name, expected in (("b", "n1"), ("c", "n2"), ("c", "n0")):
-        found = take_any_hold(planned.gang, planned.request(name))
+    for name, left in (("b", {"a", "gone"}), ("c", {"a"}), ("c", set[str]())):
+        found = planned.keeper.exchange(planned.gang, planned.request(name), planned.candidates(NODES))
         assert found is not None
-        assert found.placement.node == expected
-    assert take_any_hold(planned.gang, planned.request("c")) is None
+        assert set(planned.holds) == left

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.core.holders import HolderKind
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.features.gangs.gang import GangState
-from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
@@ -55,7 +55,7 @@ def state(world: World, name: str = "g") -> GangState | None:
 def held(world: World) -> int:
     """Holds in the ledger."""
     assert_cycles_match(world.engine)
-    return sum(entry.facts.uid.startswith(HOLD_PREFIX) for entry in world.ledger.pods())
+    return sum(entry.kind is HolderKind.GANG for entry in world.ledger.pods())
 
 
 def nodes_of(world: World, pods: Sequence[PodBuilder]) -> list[str]:
@@ -286,7 +286,7 @@ async def test_members_exchange_their_places_before_one_goes_to_another_node() -
     found = gangs_of(world.engine).registry.get("default", "g")
     assert found is not None
     world.chosen(pods[0])
-    planned = {hold.member: hold.placement.node for holds in found.holds.values() for hold in holds}
+    planned = {str(hold.meant_for): hold.node for hold in gangs_of(world.engine).holds.of(found)}
     own, others = planned[uid(pods[1])], planned[uid(pods[2])]
     assert world.chosen(pods[1], [name for name in names if name != own]) == others
     world.api.add_node(machine("n0", cards=1))
@@ -512,7 +512,7 @@ async def test_what_is_held_for_the_rest_of_a_gang_is_free_again_after_a_while()
     world.restart()
     gangs_of(world.engine).recover(lambda work: work.close())
     await asyncio.sleep(301)
-    gangs_of(world.engine).tick()
+    world.engine.cycles.tick()
     assert held(world) == 0
 
 

@@ -304,16 +304,6 @@ async def test_nothing_is_held_for_a_gang_that_is_deleted_in_a_pause_before_its_
     assert (state(world), held(world)) == (None, 0)
 
 
-@in_fake_time
-async def test_a_large_gang_whose_claims_are_overdue_is_planned_in_slices() -> None:
-    world, pods = Slices(80), gang(SIZE)
-    world.create(*pods)
-    found = gangs_of(world.engine).registry.get("default", "g")
-    assert found is not None
-    found.state, found.deadline = GangState.NOMINATED, world.engine.cycles.clock.monotonic()
-    assert await world.node_for(pods[0])
-
-
 # -- gangs that are bound in part
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from datetime import UTC
+from collections.abc import Coroutine, Hashable
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from tessera.core.devices import MigPlacement, MigSlot
-from tessera.scheduler.clock import Clock
-from tessera.scheduler.features.moves.holds import LONGEST_S, MoveHolds
+from tessera.core.holders import move_hold_uid
+from tessera.scheduler.features.moves.holds import LONGEST_S, MoveHolds, obstacle
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.moves import HeldCard, HeldInstance, HoldState, MoveHold, decode_move_hold, encode_move_hold
@@ -41,14 +40,16 @@ class Moves:
 
     def start(self) -> None:
         self.holds = MoveHolds(
-            self.world.cycles.moves,
+            self.world.cycles,
             self.world.api,
-            clock=Clock(self.world.now, self.world.time, UTC),
             spawn=self._writes.append,
             is_ready=lambda: self.is_ready,
-            on_room=self.world.unschedulable.on_room,
             make_way=gangs_of(self.world.engine).make_way,
         )
+
+    def tick(self) -> None:
+        self.world.cycles.tick()
+        self.holds.tick()
 
     async def annotate(self, hold: MoveHold | None) -> None:
         await self.world.api.annotate_node("n2", {KEY: None if hold is None else encode_move_hold(hold)})
@@ -66,8 +67,14 @@ class Moves:
         """So much later, and after a tick."""
         await asyncio.sleep(seconds)
         await self.settle()
-        self.holds.end_overdue()
+        self.tick()
         await self.settle()
+
+    @property
+    def ready(self) -> list[Hashable]:
+        """Which pods may take their places now."""
+        ledger = self.world.ledger
+        return [holder.meant_for for holder in ledger.holds.of_moves() if ledger.is_free(holder)]
 
     @property
     def answer(self) -> MoveHold:
@@ -156,13 +163,13 @@ async def test_a_place_that_is_asked_for_again_is_held_for_longer() -> None:
 async def test_the_annotation_of_a_place_that_is_taken_is_removed_even_if_no_other_process_does() -> None:
     moves = Moves()
     await moves.annotate(HOLD)
-    moves.holds.end_overdue()
+    moves.tick()
     await moves.settle()
     assert KEY in moves.world.api.nodes["n2"].annotations
     new = successor()
     moves.world.create(new)
     assert moves.world.chosen(new) == "n2"
-    moves.holds.end_overdue()
+    moves.tick()
     await moves.settle()
     assert KEY not in moves.world.api.nodes["n2"].annotations
     assert moves.used == 30_000
@@ -172,7 +179,7 @@ async def test_a_place_ends_when_the_pod_that_it_is_held_for_has_another() -> No
     moves = await waiting_world()
     await moves.annotate(hold_for(WAITING, "uid-old"))
     moves.world.create(WAITING.on("n1", "n1-0,NVIDIA,35000,0:;"))
-    moves.holds.end_overdue()
+    moves.tick()
     await moves.settle()
     assert KEY not in moves.world.api.nodes["n2"].annotations
     assert moves.used == 30_000
@@ -286,11 +293,11 @@ async def test_what_a_pod_leaves_is_held_for_the_pod_that_waits_and_that_one_is_
     assert (moves.answer.state, moves.answer.reason) == (HoldState.HELD, "")
     assert moves.used == 35_000, "the larger of what is claimed and what is still there"
     world = moves.world
-    assert world.cycles.moves.ready() == []
+    assert moves.ready == []
     assert set(world.filtered(WAITING)["FailedNodes"]) == {"n1", "n2"}
     world.api.delete_pod("default/old")
     world.watch()
-    assert world.cycles.moves.ready() == ["uid-waiting"]
+    assert moves.ready == ["uid-waiting"]
     other = gpu_pod("other", mem=10_000)
     world.create(other)
     assert world.chosen(other) == "n1", "no other pod gets it, not even one that comes first"
@@ -322,14 +329,14 @@ async def test_a_claim_for_a_pod_that_is_bound_by_now_is_not_made_again_after_a_
 async def test_a_place_is_held_for_longer_if_that_is_asked_but_never_for_more_than_a_day() -> None:
     moves = Moves()
     await moves.annotate(structs.replace(HOLD, until=NOW + 10**6))
-    held = moves.world.cycles.moves.get("uid-old")
+    held = moves.world.ledger.holder(move_hold_uid("uid-old"))
     assert held is not None
-    assert held.until == LONGEST_S
+    assert held.deadline == LONGEST_S
     await moves.after(100)
     await moves.annotate(structs.replace(HOLD, until=NOW + 500, state=HoldState.HELD))
-    held = moves.world.cycles.moves.get("uid-old")
+    held = moves.world.ledger.holder(move_hold_uid("uid-old"))
     assert held is not None
-    assert held.until == 500
+    assert held.deadline == 500
 
 
 async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for_them() -> None:
@@ -349,7 +356,7 @@ async def test_the_members_of_a_gang_that_was_moved_go_where_places_are_held_for
     found = {world.chosen(members[0])}
     world.create(members[1])
     assert found | {world.chosen(members[1])} == set(names)
-    assert not moves.world.cycles.moves
+    assert not moves.world.ledger.holds.has_moves
     await moves.settle()
     assert [world.cards(name)[f"{name}-0"][1] for name in names] == [30_000, 30_000]
 
@@ -379,7 +386,7 @@ async def test_what_pods_leave_is_held_for_the_gang_that_waits_until_all_of_them
     [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).retry()]
     assert woken == ["m0", "m1"]
     assert {world.chosen(member) for member in members} == set(names)
-    assert not world.cycles.moves
+    assert not world.ledger.holds.has_moves
     await moves.settle()
 
 
@@ -417,7 +424,7 @@ async def test_a_place_of_a_gang_that_needs_no_move_is_held_until_all_others_are
     [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).retry()]
     assert woken == ["m0", "m1"]
     assert {world.chosen(member) for member in members} == {"n1", "n2"}
-    assert not world.cycles.moves
+    assert not world.ledger.holds.has_moves
 
 
 async def test_what_a_gang_holds_in_its_turn_makes_way_for_what_moves_hold_for_it() -> None:
@@ -427,11 +434,11 @@ async def test_what_a_gang_holds_in_its_turn_makes_way_for_what_moves_hold_for_i
     assert gang is not None
     gangs_of(world.engine).turns.favoured, gang.tried = gang, None
     world.filtered(members[0])
-    assert gang.free_holds == 1, "on n1"
+    assert gangs_of(world.engine).holds.count(gang) == 1, "on n1"
     assert await hold_for_members(moves, members) == [HoldState.HELD] * 2
     world.create(gpu_pod("late", mem=100).on("n2", "n2-0,NVIDIA,100,0:;"))
     world.filtered(members[0])
-    assert gang.free_holds == 0, "it holds nothing beside them"
+    assert gangs_of(world.engine).holds.count(gang) == 0, "it holds nothing beside them"
 
 
 async def test_places_that_are_too_few_for_a_gang_are_released_and_it_is_planned_like_any_other() -> None:
@@ -453,7 +460,7 @@ async def test_places_that_are_too_few_for_a_gang_are_not_held_for_it() -> None:
     assert gang is not None
     gang.members["uid-m0"].candidates = moves.world.selector.candidates(("n1", "n2"))
     assert not coordinator.holds.hold_moved(gang, member.api().workload)
-    assert (gang.free_holds, moves.used) == (0, 0)
+    assert (coordinator.holds.count(gang), moves.used) == (0, 0)
 
 
 async def test_a_mig_place_is_held_and_another_that_overlaps_it_refused() -> None:
@@ -465,7 +472,9 @@ async def test_a_mig_place_is_held_and_another_that_overlaps_it_refused() -> Non
     assert (moves.answer.state, moves.answer.reason) == (HoldState.HELD, "")
     [mig] = moves.world.ledger.node("n2").cards[0].mig  # type: ignore[union-attr]
     assert (mig.profile, mig.placement.start) == ("1g.10gb", 3)
-    assert moves.world.cycles.moves.obstacle(moves.world.cycles.moves.get("uid-old")) != ""  # type: ignore[arg-type]
+    held = moves.world.ledger.holder(move_hold_uid("uid-old"))
+    assert held is not None
+    assert obstacle(moves.world.ledger, held.facts, frozenset()) != ""
     plain = structs.replace(HOLD, cards=(HeldCard("n2-0", "NVIDIA", 1, 9_728),))
     await moves.annotate(None)
     await moves.annotate(plain)

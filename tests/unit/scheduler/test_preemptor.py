@@ -288,10 +288,10 @@ async def test_a_nomination_ends_by_its_deadline_and_the_devices_are_free() -> N
     cluster.create(low("other"))
     assert cluster.filtered(low("other"))["FailedNodes"]
     await asyncio.sleep(GRACE + TIMEOUT - 1)
-    preemptor_of(cluster.engine).end_overdue()
+    cluster.engine.tick()
     assert cluster.filtered(low("other"))["FailedNodes"]
     await asyncio.sleep(2)
-    preemptor_of(cluster.engine).end_overdue()
+    cluster.engine.tick()
     assert cluster.cycle_state(high()) is CycleState.REFUSED
     await cluster.engine.nominated_nodes.write()
     assert cluster.api.nominated == {"default/high": None}

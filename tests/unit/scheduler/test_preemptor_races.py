@@ -90,7 +90,7 @@ async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None
     await cluster.preempts(high())
     assert cluster.evictions == []
     await asyncio.sleep(GRACE + TIMEOUT + 1)
-    preemptor_of(cluster.engine).end_overdue()
+    cluster.engine.tick()
     await cluster.preempts(high())
     assert cluster.evictions == ["plain"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.core.audit import BROKEN, audit
+from tessera.core.holders import HolderKind, kind_of
 from tessera.core.requests import PodRequest
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.slices import is_claim
 from tessera.vendors.pod_reader import ENDED, pod_request
 from tessera.wire import keys
 from tessera.wire.objects import Pod
@@ -32,7 +32,7 @@ def check_ledger(cluster: OfflineCluster) -> Iterator[Finding]:
     for entry in cluster.ledger.pods():
         facts = entry.facts
         if facts.problem:
-            kind = "ResourceClaim" if is_claim(facts) else "pod"
+            kind = "ResourceClaim" if kind_of(facts) is HolderKind.CLAIM else "pod"
             why = f"{facts.node} takes no new pods while this {kind} exists"
             fix = f"delete {kind} {facts.namespace}/{facts.name} and create it again"
             yield AREA.broken(facts.problem, why=why, fix=fix)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tessera.core.ledger import Ledger, PodEntry
+from tessera.core.holders import Holder
+from tessera.core.ledger import Ledger
 from tessera.inspect.render.explanation import section, slice_text
 from tessera.inspect.render.lines import Style, StyledLine
 from tessera.inspect.render.usage import cards_table
@@ -75,7 +76,7 @@ def pod_details(
     return {**_document(f"pod {namespace}/{name}", lines, facts), "history": list(history)}
 
 
-def held_lines(ledger: Ledger, entry: PodEntry, containers: Sequence[str] = ()) -> list[StyledLine]:
+def held_lines(ledger: Ledger, entry: Holder, containers: Sequence[str] = ()) -> list[StyledLine]:
     """What a pod holds, as the ledger knows it."""
     facts = entry.facts
     slices = holder_slices(ledger, facts, containers)
@@ -84,7 +85,7 @@ def held_lines(ledger: Ledger, entry: PodEntry, containers: Sequence[str] = ()) 
     return [head, *problem, *section("Holds", [StyledLine(slice_text(one)) for one in slices])]
 
 
-def find_entry(ledger: Ledger, namespace: str, name: str) -> PodEntry | None:
+def find_entry(ledger: Ledger, namespace: str, name: str) -> Holder | None:
     """The pod of this name that holds something."""
     for entry in ledger.pods():
         if entry.facts.name == name and entry.facts.namespace == namespace:

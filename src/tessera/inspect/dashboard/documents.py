@@ -21,16 +21,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tessera.core.devices import Device
+from tessera.core.holders import GrantState, HolderKind, held_gang, kind_of
 from tessera.core.holdings import Holding
-from tessera.core.ledger import GrantState, Ledger
+from tessera.core.ledger import Ledger
 from tessera.core.node_info import Card
 from tessera.core.topology import linked_groups
 from tessera.inspect.dashboard.room import Room, SliceSize, count_room
-from tessera.inspect.slices import is_claim, sorted_users
+from tessera.inspect.slices import sorted_users
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state, count_cores
 from tessera.inspect.utilization import NOT_MEASURED, NOTHING_MEASURED, MeasuredUse, Utilization
-from tessera.scheduler.engine_view import ClaimUsers, held_gang
+from tessera.scheduler.engine_view import ClaimUsers
 from tessera.scheduler.metrics.granted_time import share_of
 
 NVLINK_SCORE = 100
@@ -187,7 +188,7 @@ class NodeRenderer:
             if not entry.holdings:
                 continue
             facts, uid = entry.facts, entry.facts.uid
-            users = sorted_users(self._context.users_of, facts) if is_claim(facts) else []
+            users = sorted_users(self._context.users_of, facts) if kind_of(facts) is HolderKind.CLAIM else []
             for uuid, holding in entry.holdings.items():
                 measured = self._context.use.of_pods([user.uid for user in users] or [uid], uuid) or NOT_MEASURED
                 self._count(name, facts.namespace, uuid, holding, measured, found)
@@ -199,11 +200,11 @@ class NodeRenderer:
             if since is not None and created is not None:
                 found.waits[max(int(since - created), 0)] += 1
             document = [facts.namespace, facts.name, kind, owner, state, since]
-            if is_claim(facts):
+            if kind_of(facts) is HolderKind.CLAIM:
                 document[1:4] = [users[0].name if users else facts.name, CLAIM, facts.name]
             if gang:
                 document.append(gang)
-            elif holder := held_gang(uid):
+            elif holder := held_gang(facts):
                 document[2:] = ["Gang", holder, HELD, None, holder, self._context.until(uid)]
             found.pods[uid] = encode({uid: document})[1:-1]
         return slices
@@ -221,8 +222,8 @@ class NodeRenderer:
                     {
                         "uid": facts.uid,
                         "namespace": facts.namespace,
-                        "name": held_gang(facts.uid) or facts.name,
-                        "isGang": bool(held_gang(facts.uid)),
+                        "name": held_gang(facts) or facts.name,
+                        "isGang": bool(held_gang(facts)),
                         "memory": memory,
                         "cores": cores,
                         "until": self._context.until(facts.uid),

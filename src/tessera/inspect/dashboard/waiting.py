@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tessera.core.gangs import describe_members
+from tessera.core.holders import owner_uid
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selected
@@ -204,7 +205,7 @@ def _first(gangs: Iterable[GangView]) -> Iterator[GangView]:
 
 def row_uid(gang: GangView) -> str:
     """No pod's: uids of pods have no slash."""
-    return f"gang/{gang.namespace}/{gang.group.name}"
+    return owner_uid(f"{gang.namespace}/{gang.group.name}")
 
 
 def gang_document(gang: GangView, ledger: Ledger, fitting: int | None) -> Json:

@@ -18,8 +18,9 @@ from tessera.core.arrays import Bools, Ints
 from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
 from tessera.core.evaluation import Evaluation
 from tessera.core.grants import Placement
+from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState, Ledger, facts_of
+from tessera.core.ledger import Ledger, facts_of
 from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.lab.simulator.claims import claiming_request, pool_of, written_facts
 from tessera.lab.simulator.traces import WHOLE, TraceNode, TraceRequest, model_word

@@ -11,7 +11,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.core.defragmentation import plan_room, plan_whole_cards
-from tessera.core.ledger import GrantState, facts_of
+from tessera.core.holders import GrantState
+from tessera.core.ledger import facts_of
 from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, Relocation
 from tessera.core.requests import HostRequest

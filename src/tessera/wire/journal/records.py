@@ -10,8 +10,8 @@ import msgspec
 from tessera.core import grants as core_grants
 from tessera.core.demand_forecast import DemandForecast
 from tessera.core.devices import NodeFacts
+from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import GrantState
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest
 from tessera.wire.errors import WireError

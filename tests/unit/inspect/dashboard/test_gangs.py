@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tessera.core.holders import held_gang, is_hold
 from tessera.inspect.dashboard import live_state
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource, RecordedSource
@@ -15,8 +16,7 @@ from tessera.inspect.dashboard.steps import pause_for
 from tessera.inspect.dashboard.waiting import WaitingPods
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.resources import PODS
-from tessera.scheduler.engine_view import EngineView, held_gang
-from tessera.scheduler.features.gangs.holds import HOLD_PREFIX
+from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.service import Service
 from tessera.wire import journal
 from tests.support.builders import NOW, PodBuilder, cluster, gpu_pod, node
@@ -163,7 +163,7 @@ async def test_places_that_are_held_name_their_gang_and_their_end() -> None:
     world.chosen(first)
     page = of_scheduler(world)
     state = await page.get("/api/state")
-    (held,) = [pod for uid, pod in state["pods"].items() if uid.startswith(HOLD_PREFIX)]
+    (held,) = [pod for uid, pod in state["pods"].items() if is_hold(uid)]
     assert held == ["default", "g (held)", "Gang", "g", "held", None, "g", PLAN_ENDS]
     (row,) = await judged(page)
     assert row["gang"]["until"] == PLAN_ENDS
@@ -213,8 +213,10 @@ async def test_a_gang_that_others_leave_for_waits_and_claims_in_its_own_name() -
 
 
 def test_the_gang_of_a_hold_is_read_from_its_uid() -> None:
-    assert held_gang("gang/default/a/b/7") == "a/b", "a name may have a slash, where it is an annotation"
-    assert held_gang("7b2e") == ""
+    pod = gpu_pod().on("n1", "G,NVIDIA,100,0:;").facts()
+    held = pod._replace(uid="gang/default/a/b/7")
+    assert held_gang(held) == "a/b", "a name may have a slash, where it is an annotation"
+    assert held_gang(pod) == ""
 
 
 # -- time

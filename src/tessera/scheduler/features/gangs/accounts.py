@@ -8,8 +8,9 @@ This module ends nothing: `lifecycle` and `nominations` release what an account 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tessera.core.devices import Device
 from tessera.core.holdings import Holding
@@ -21,10 +22,10 @@ RESERVE_S = 20.0
 """for which an account must still pay for everything that is held: the next look follows after 15 s"""
 
 
-@dataclass(slots=True, eq=False)
-class Span:
+class _Span(NamedTuple):
     """Something that is held, since when."""
 
+    namespace: str
     cards: float
     since: float
 
@@ -54,18 +55,25 @@ class HoldAccounts:
         self._cards = cards
         self._share = share
         self._accounts: dict[str, _Account] = {}
+        self._spans: dict[Hashable, _Span] = {}
+        """by what is held: the uid of a hold or of a member"""
 
-    def open(self, namespace: str, cards: float) -> Span:
-        """So much is held from now on."""
+    def open(self, namespace: str, key: Hashable, cards: float) -> None:
+        """So much is held under this key from now on, if nothing is."""
+        if key in self._spans:
+            return
         account, now = self._settled(namespace), self._time()
         account.cards += cards
         account.started += cards * now
         account.spans += 1
-        return Span(cards, now)
+        self._spans[key] = _Span(namespace, cards, now)
 
-    def close(self, namespace: str, span: Span, *, bound: bool = False) -> None:
-        """It is held no longer; `bound`: because its member is bound there."""
-        account, now = self._settled(namespace), self._time()
+    def close(self, key: Hashable, *, bound: bool = False) -> None:
+        """Nothing is held under this key any longer; `bound`: because its member is bound there."""
+        span = self._spans.pop(key, None)
+        if span is None:
+            return
+        account, now = self._settled(span.namespace), self._time()
         account.cards -= span.cards
         account.started -= span.cards * span.since
         account.spans -= 1
@@ -73,6 +81,18 @@ class HoldAccounts:
             account.cards = account.started = 0.0  # Sums of fractions leave a rest.
         if not bound:
             account.left -= span.cards * (now - span.since)
+
+    def rename(self, key: Hashable, new: Hashable) -> None:
+        """The same goes on under another key."""
+        self.close(new)
+        span = self._spans.pop(key, None)
+        if span is not None:
+            self._spans[new] = span
+
+    def cards_of(self, key: Hashable) -> float | None:
+        """None if the account pays for nothing under this key."""
+        span = self._spans.get(key)
+        return None if span is None else span.cards
 
     def pays_for(self, namespace: str) -> bool:
         """Whether the account pays for what the namespace holds, until the next look."""

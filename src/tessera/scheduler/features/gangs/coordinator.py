@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from tessera.core.grants import Placement
+from tessera.core.holders import Holder, HolderKind, owner_of
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
@@ -97,6 +98,7 @@ class GangCoordinator:
         self._planner = GangPlanner(holds, cycles, self.lifecycle, turns=turns, outlook=outlook, reports=reports)
         self._round = _Round(deque(), None)
         self._is_ticking = False
+        cycles.on_overdue[HolderKind.GANG] = self._end_overdue
 
     def count(self, *states: GangState) -> int:
         return sum(1 for gang in self.registry if gang.state in states)
@@ -143,7 +145,7 @@ class GangCoordinator:
         if gang is None:
             return
         gang.end_wait(uid, "the pod is gone")
-        self.holds.drop_taken(gang, uid)
+        self.holds.accounts.close(uid)
         self._look_again(gang)
         if not gang.members:
             self.holds.release(gang)
@@ -161,7 +163,7 @@ class GangCoordinator:
             return False
         gang = self.registry.get(pod.metadata.namespace, group.name)
         if gang is not None:
-            self._end_if_overdue(gang)
+            self.lifecycle.end_if_overdue(gang)
         if gang is not None and gang.state is not WAITING:
             return False
         return self._is_sliced(group if gang is None else gang.group, gang)
@@ -218,7 +220,7 @@ class GangCoordinator:
                 return placement
             problem = placement
         elif problem is None:
-            if not gang.free_holds:
+            if not self.holds.count(gang):
                 return None
             return self.holds.take(gang, request, named) or self.holds.exchange(gang, request, named, at_any_cost=True)
         member.is_refused = True
@@ -295,14 +297,14 @@ class GangCoordinator:
         overdrawn, holding, is_waiting = self.holds.accounts.overdrawn(), list[Gang](), False
         for gang in self.registry:
             self._look_again(gang)
-            self._end_if_overdue(gang)
-            if gang.nominations:
+            self.lifecycle.end_if_overdue(gang)
+            if gang.nomination is not None:
                 self.holds.pay_for_nominations(gang)
             if gang.fitting is not None and gang.state is WAITING:
                 # Other pods may have become victims since.
                 self.registry.note_short(gang)
             is_waiting = is_waiting or gang.state is WAITING
-            if overdrawn and gang.namespace in overdrawn and gang.is_holding:
+            if overdrawn and gang.namespace in overdrawn and self.holds.is_holding(gang):
                 holding.append(gang)
             yield
         for gang in sorted(holding, key=lambda gang: gang.since):
@@ -327,7 +329,7 @@ class GangCoordinator:
                 await asyncio.sleep(0)
             if not self._is_known(gang):
                 continue
-            if gang.nominations:
+            if gang.nomination is not None:
                 self.holds.pay_for_nominations(gang)
             if gang.state is NOMINATED or any(member.is_refused for member in gang.members.values()):
                 planned += 1
@@ -361,7 +363,7 @@ class GangCoordinator:
         if gang.state is WAITING:
             if gang.is_unfinished:
                 await self.holds.prepare(gang)
-            self._end_if_overdue(gang)
+            self.lifecycle.end_if_overdue(gang)
             is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
             problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
             if problem is not None and gang.fitting is not None and gang.state is WAITING:
@@ -414,7 +416,7 @@ class GangCoordinator:
 
     def _follow_moves(self, gang: Gang, workload: Workload) -> bool:
         """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held."""
-        if not len(self.cycles.moves) or self.lifecycle.is_begun(gang):
+        if not self.cycles.ledger.holds.has_moves or self.lifecycle.is_begun(gang):
             return False
         is_held = self.holds.hold_moved(gang, workload)
         if is_held:
@@ -427,15 +429,20 @@ class GangCoordinator:
             self.nominations.renounce(gang, "its members are others now")
         self.lifecycle.observe(gang)
 
-    def make_way(self, uid: str) -> None:
-        """Moves are made for this pod: what its gang holds in its turn must not be in the way of what they need."""
-        gang = self.registry.of(uid)
-        if gang is not None and gang.state is WAITING:
+    def _end_overdue(self, holder: Holder) -> None:
+        """A nomination, or what is held for the rest of a gang that is bound in part."""
+        namespace, _, name = owner_of(holder.uid).partition("/")
+        gang = self.registry.get(namespace, name)
+        if gang is not None and gang.state is NOMINATED:
+            self.nominations.end_overdue(gang)
+        elif gang is not None:
             self.holds.release(gang)
 
-    def _end_if_overdue(self, gang: Gang) -> None:
-        self.lifecycle.end_if_overdue(gang)
-        self.nominations.end_if_overdue(gang)
+    def make_way(self, pod: str) -> None:
+        """What the gang of the pod holds in its turn must not be in the way of what is held for the pod itself."""
+        gang = self.registry.of(pod)
+        if gang is not None and gang.state is WAITING:
+            self.holds.release(gang)
 
     def _meet(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
         """kube-scheduler asks for a member."""
@@ -443,7 +450,7 @@ class GangCoordinator:
         gang, member = self._join(group, prepared)
         member.request, member.is_refused = request, False
         self._look_again(gang)
-        self._end_if_overdue(gang)
+        self.lifecycle.end_if_overdue(gang)
         return gang, member
 
     def _join(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:

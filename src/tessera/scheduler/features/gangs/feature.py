@@ -129,7 +129,7 @@ class Gangs(Feature):
         gang = self.registry.of(request.uid)
         if gang is None or gang.state is GangState.WHOLE:
             return None
-        return frozenset(hold.placement.node for hold in gang.holds.get(request.shape, ()))
+        return frozenset(hold.node for hold in self.coordinator.holds.alike(gang, request))
 
     def make_way(self, uid: str) -> None:
         self.coordinator.make_way(uid)

@@ -22,8 +22,9 @@
       |               v
       '------------ WHOLE
 
-A *hold* is a place in the ledger for one member, kept under a name of its own. A member takes its hold at its filter
-call (`assignment`). There are holds for members that do not exist yet: the next one of that shape takes one.
+A *hold* is a place in the ledger for one member (`core.holders`), which has the gang as its owner. A member takes its
+hold at its filter call (`holds`). There are holds for members that do not exist yet: the next one of that shape takes
+one.
 
     WAITING       nothing is held (except for the gang whose turn it is, see `turns`); members are refused
     NOMINATED     every member is nominated for what victims still hold; members are refused
@@ -46,11 +47,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from tessera.core.gang_trial import Placed
-from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
-from tessera.scheduler.features.gangs.accounts import Span
 from tessera.wire.pod_groups import PodGroup
 
 
@@ -109,16 +108,16 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
-    """A place that is held for a member."""
+class GangNomination:
+    """All members are nominated for what victims still hold; the places are in the ledger. Another object each time."""
 
-    uid: str
-    request: PodRequest
-    placement: Placement
-    member: str = ""
-    """uid of the pod that it is meant for; another one of its shape may take it if that is no member which waits"""
-    span: Span | None = None
-    """of the account that pays for it"""
+    victims: frozenset[str]
+    """uids of pods that are waited for"""
+    deadline: float
+    is_complete: bool = False
+    """all members have their nominations"""
+    shown: dict[str, PodRequest] = field(default_factory=dict)
+    """members whose nominated node the API shows, by uid"""
 
 
 class Outlook(NamedTuple):
@@ -148,20 +147,8 @@ class Gang:
     """by uid, in the order in which they were met"""
     counts: Counter[MemberState] = field(default_factory=Counter)
     """of the members, by state"""
-    holds: dict[Hashable, list[Hold]] = field(default_factory=dict)
-    """free ones, by shape"""
-    nominations: list[Hold] = field(default_factory=list)
-    """places whose victims have not left yet"""
-    taken: dict[str, Span] = field(default_factory=dict)
-    """what members have reserved while the gang is planned, by uid: the account pays until all are bound"""
-    claim: Span | None = None
-    """what has become free for the nominations"""
-    victims: frozenset[str] = frozenset()
-    """uids of pods that the nominations wait for"""
-    is_nominated: bool = False
-    """all members have their nominations"""
-    shown: dict[str, PodRequest] = field(default_factory=dict)
-    """members whose nominated node the API shows, by uid"""
+    nomination: GangNomination | None = None
+    """while it is NOMINATED"""
     waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     """by uid; the result is empty, or why the gang was given up"""
     released: set[str] = field(default_factory=set)
@@ -213,15 +200,6 @@ class Gang:
         return min((member.request.priority for member in self.pending()), default=0)
 
     @property
-    def is_holding(self) -> bool:
-        """Whether the account of its namespace pays for something."""
-        return bool(self.holds or self.taken or self.nominations)
-
-    @property
-    def free_holds(self) -> int:
-        return sum(map(len, self.holds.values()))
-
-    @property
     def progress(self) -> str:
         """How many members have come."""
         come = len(self.waiting_binds)
@@ -261,28 +239,12 @@ class Gang:
         """A ResourceClaim that is not allocated, and not made for the member that names it; empty if there is none."""
         return next((member.shared_claim for member in self.pending() if member.shared_claim), "")
 
-    def remove_hold(self, hold: Hold) -> None:
-        shape = hold.request.shape
-        self.holds[shape].remove(hold)
-        if not self.holds[shape]:
-            del self.holds[shape]
-
-    def take_from(self, node: str) -> list[Hold]:
-        """Remove all free holds on a node."""
-        found = [hold for holds in self.holds.values() for hold in holds if hold.placement.node == node]
-        for hold in found:
-            self.remove_hold(hold)
-        return found
-
     def forget_narrowed(self) -> bool:
         """Whether a plan depended on what filter calls of an earlier plan allowed; the next one does not."""
         narrowed = [member for member in self.members.values() if member.narrowed is not None]
         for member in narrowed:
             member.narrowed = None
         return bool(narrowed)
-
-    def put(self, hold: Hold) -> None:
-        self.holds.setdefault(hold.request.shape, []).append(hold)
 
     def end_wait(self, uid: str, result: str) -> None:
         """Let a bind that waits go on, with an empty result, or fail."""

@@ -1,17 +1,20 @@
 """The places in the ledger that are kept for members of gangs: how they are found, taken and released.
 
-A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `lifecycle` ends it. A
-member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
-nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
-The account of the namespace (`accounts`) pays for everything that is held, until it ends or is bound.
+The ledger's book has them (`core.holders`), with the gang as owner. A member takes its hold in one step of the event
+loop (the hold is released and the pod's own reservation made), so nothing can come between. Every plan sees what is
+held for other gangs, so two gangs never hold parts of each other. The account of the namespace (`accounts`) pays for
+everything that is held, until it ends or is bound.
+
+A plan has a hold for each member. If kube-scheduler does not allow the node of a member's hold, members that ask for
+the same exchange their holds, each within the candidates that it had last. Members that have taken theirs stay where
+they are: kube-scheduler counts their cpu and memory there.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Hashable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -20,17 +23,18 @@ from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import Domains, GangMember, Placed
 from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
+from tessera.core.holders import GrantState, Holder, HolderKind, owner_of
+from tessera.core.matching import find_path
+from tessera.core.relocation import take_moved
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
-from tessera.scheduler.features.gangs.accounts import HoldAccounts, Span, cards_taken
-from tessera.scheduler.features.gangs.assignment import take_any_hold, take_hold
-from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold, Member
+from tessera.core.steps import finish
+from tessera.scheduler.features.gangs.accounts import HoldAccounts, cards_taken
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
 from tessera.wire.objects import Node, Workload
 
-HOLD_PREFIX = "gang/"
-"""of the uids of holds; no pod's uid has a slash"""
 MEMBERS_AT_ONCE = 24
 """placed between two pauses of a plan: 4 ms for one card each, 8 ms for eight"""
 PLAN_AGAIN = 3
@@ -82,10 +86,25 @@ class GangHolds:
         self._selector = selector
         self._cycles = cycles
         self._labels = labels
-        self._serial = count(1)
-        """of names: a gang may go and come again under its name while its last plan pauses"""
-        self._displaced: list[tuple[Gang, Hold]] = []
+        self._ledger = cycles.ledger
+        self._displaced: list[tuple[Gang, Holder, Placement]] = []
         """with their new places, which count as soon as the member that takes their old ones is placed"""
+
+    def of(self, gang: Gang) -> list[Holder]:
+        """The free ones."""
+        return self._ledger.holds.of_gang(gang.name)
+
+    def count(self, gang: Gang) -> int:
+        return self._ledger.holds.count_of_gang(gang.name)
+
+    def nominations(self, gang: Gang) -> list[Holder]:
+        """Places whose victims have not left yet."""
+        return self._ledger.holds.of_gang(gang.name, GrantState.NOMINATED)
+
+    def is_holding(self, gang: Gang) -> bool:
+        """Whether the account of its namespace pays for something."""
+        is_paid = self.accounts.cards_of
+        return self.count(gang) > 0 or gang.nomination is not None or any(is_paid(uid) for uid in gang.members)
 
     def is_placed(self, uid: str) -> bool:
         """Whether the pod has a placement of its own that the API does not show yet."""
@@ -123,14 +142,14 @@ class GangHolds:
             required=min(max(gang.required - placed, 0), len(members)),
             domains=self._labels.domains(gang.group.topology),
             work=work,
-            name=partial(self.named, gang),
+            name=partial(self._ledger.name_hold, gang.name),
         )
         answer = yield from self._make(gang, planning)
         if isinstance(answer, GangPlan):
-            for place, (held, placement) in zip(answer.places, planning.keep(), strict=True):
-                self._add(gang, Hold(held.uid, held, placement, place.request.uid))
+            for place, (held, _) in zip(answer.places, planning.keep(), strict=True):
+                self._pay(gang, self._ledger.keep_for(held, place.request.uid))
             if not self.accounts.pays_for(gang.namespace):
-                cards = sum(hold.span.cards for found in gang.holds.values() for hold in found if hold.span)
+                cards = sum(self.accounts.cards_of(hold.uid) or 0.0 for hold in self.of(gang))
                 self.release(gang)
                 return Unpaid(cards)
         else:
@@ -178,70 +197,70 @@ class GangHolds:
             self.release(gang)
         return is_paid
 
-    def hold_one(self, gang: Gang, request: PodRequest, placement: Placement, span: Span | None = None) -> None:
-        """For the member that asks for it."""
-        held = self.named(gang, request)
-        self.put(gang, Hold(held.uid, held, placement, request.uid, span))
+    def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
+        """For the member that asks for it. What the account pays for its place goes on."""
+        held = self._ledger.name_hold(gang.name, request)
+        self.accounts.rename(request.uid, held.uid)
+        self.put(gang, held, placement, request.uid)
 
     def hold_moved(self, gang: Gang, workload: Workload) -> bool:
-        """Hold for the gang what is held because pods are moved (`move_holds`): whether it is enough for the gang. That
-        is held for its members by name, and taken once all of it is free; or for the successors of its members, which
-        are alike because one workload made them."""
-        moves, members = self._cycles.moves, self.unplaced(gang)
-        if not moves.are_free({member.request.uid for member in members}):
+        """Hold for the gang what is held because pods are moved: whether it is enough for the gang. That is held for
+        its members by name, and taken once all of it is free; or for the successors of its members, which are alike
+        because one workload made them."""
+        ledger, members = self._ledger, self.unplaced(gang)
+        if not all(map(ledger.is_free, self._moved_for(members))):
             return False
         for member in members:
             named = member.candidates
-            while len(moves) and named and (found := moves.take(workload, member.request, named)) is not None:
-                held = self.named(gang, member.request)
-                self.put(gang, Hold(held.uid, held, found[1]))
-        if gang.free_holds and gang.free_holds + gang.present() - len(self.unplaced(gang)) >= gang.required:
+            while ledger.holds.has_moves and named:
+                found = take_moved(ledger, member.request, workload, named)
+                if found is None:
+                    break
+                self.put(gang, ledger.name_hold(gang.name, member.request), found[1], "")
+        held = self.count(gang)
+        if held and held + gang.present() - len(self.unplaced(gang)) >= gang.required:
             return True
         self.release(gang)
         return False
 
-    def named(self, gang: Gang, request: PodRequest) -> PodRequest:
-        """The request under the next name of the gang's holds and nominations."""
-        uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{next(self._serial)}"
-        return request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
+    def has_moves_for(self, gang: Gang) -> bool:
+        """Whether moves are made for one of its members."""
+        return self._ledger.holds.has_moves and bool(self._moved_for(gang.members.values()))
 
-    def put(self, gang: Gang, hold: Hold) -> None:
-        self._cycles.hold(hold.request, hold.placement)
-        self._add(gang, hold)
+    def _moved_for(self, members: Iterable[Member]) -> list[Holder]:
+        return self._ledger.holds.meant_for(HolderKind.MOVE, *(member.request.uid for member in members))
 
-    def _add(self, gang: Gang, hold: Hold) -> None:
-        """What is in the ledger: the account pays for it from now on, if it does not already."""
-        if hold.span is None:
-            entry = self._cycles.ledger.pod(hold.uid)
-            devices = self._cycles.ledger.devices(hold.placement.node)
-            cards = cards_taken(entry.holdings, devices) if entry is not None else 0.0
-            hold.span = self.accounts.open(gang.namespace, cards)
-        gang.put(hold)
+    def put(self, gang: Gang, held: PodRequest, placement: Placement, member: Hashable) -> None:
+        """Hold a place under the uid of this request. The rest of a gang that is bound has its places for a while."""
+        deadline = gang.deadline if gang.state in (GangState.COMPLETING, GangState.WHOLE) else math.inf
+        self._pay(gang, self._ledger.reserve(held, placement, deadline=deadline, meant_for=member))
 
-    def _close(self, gang: Gang, span: Span | None, *, bound: bool = False) -> None:
-        if span is not None:
-            self.accounts.close(gang.namespace, span, bound=bound)
+    def put_again(self, gang: Gang, hold: Holder, placement: Placement | None = None) -> None:
+        """What was released for a moment; in another place, if one is given."""
+        self.put(gang, _request(hold), placement or hold.placement, hold.meant_for)
 
-    def _hand_over(self, gang: Gang, uid: str, span: Span | None) -> None:
-        """A member has got a place for what was held. It is paid for until the gang is bound; a member of a gang that
-        is bound already waits for no other."""
-        if span is None:
-            return
-        if gang.state is GangState.PLANNED:
-            self.drop_taken(gang, uid)
-            gang.taken[uid] = span
+    def _pay(self, gang: Gang, hold: Holder) -> None:
+        """The account pays for it from now on, if it does not already."""
+        devices = self._ledger.devices(hold.node)
+        self.accounts.open(gang.namespace, hold.uid, cards_taken(hold.holdings, devices))
+
+    def _hand_over(self, gang: Gang, request: PodRequest, hold: Holder | None) -> None:
+        """A member has got a place, for what was held or without. It is paid for until the gang is bound; a member of a
+        gang that is bound already waits for no other."""
+        if gang.state is not GangState.PLANNED:
+            if hold is not None:
+                self.accounts.close(hold.uid, bound=True)
+        elif hold is not None:
+            self.accounts.rename(hold.uid, request.uid)
         else:
-            self._close(gang, span, bound=True)
-
-    def drop_taken(self, gang: Gang, uid: str) -> None:
-        """What the member had reserved is free again."""
-        self._close(gang, gang.taken.pop(uid, None))
+            # Whole cards, since it is not in the ledger yet.
+            self.accounts.close(request.uid)
+            self.accounts.open(gang.namespace, request.uid, sum(asked.count for _, asked in request.requests))
 
     def end_taken(self, gang: Gang, *, bound: bool) -> None:
         """The plan has ended: its members are bound, or given up."""
-        taken, gang.taken = gang.taken, {}
-        for span in taken.values():
-            self._close(gang, span, bound=bound)
+        for uid in gang.members:
+            self.accounts.close(uid, bound=bound)
 
     def take_back(self, gang: Gang, uid: str) -> None:
         """The bind of a member that had its hold has waited too long: it is a hold of the gang again."""
@@ -254,13 +273,10 @@ class GangHolds:
 
     def put_back(self, request: PodRequest, placement: Placement, gang: Gang | None) -> None:
         """A member has given its reservation up: while the gang has a plan, the place is a hold of it again."""
-        span = gang.taken.pop(request.uid, None) if gang is not None else None
-        if gang is None:
-            return
-        if gang.state not in (GangState.WAITING, GangState.NOMINATED):
-            self.hold_one(gang, gang.members[request.uid].request, placement, span)
+        if gang is not None and gang.state not in (GangState.WAITING, GangState.NOMINATED):
+            self.hold_one(gang, gang.members[request.uid].request, placement)
         else:
-            self._close(gang, span)
+            self.accounts.close(request.uid)
 
     def demand(self, gang: Gang, *, priority: int) -> GangDemand:
         """What the gang needs, for a search of victims. All members exist."""
@@ -269,7 +285,7 @@ class GangHolds:
             [GangMember(member.request, member.candidates) for member in waiting],
             required=min(gang.required, len(waiting)),
             priority=priority,
-            free=frozenset(hold.uid for found in gang.holds.values() for hold in found),
+            free=frozenset(hold.uid for hold in self.of(gang)),
             fitting=gang.places or (),
             domains=self._labels.domains(gang.group.topology),
         )
@@ -280,14 +296,33 @@ class GangHolds:
         The node may have changed since it was planned, so the plain rule decides again. A hold that does not fit any
         more is dropped.
         """
-        while (hold := take_hold(gang, request, named)) is not None:
-            self._cycles.release_hold(hold.uid)
-            placement = self._selector.ledger.fit(request, hold.placement.node)
+        while (hold := self._find(gang, request, named)) is not None:
+            self._ledger.release(hold.uid)
+            placement = self._ledger.fit(request, hold.node)
             if isinstance(placement, Placement):
-                self._hand_over(gang, request.uid, hold.span)
+                self._hand_over(gang, request, hold)
                 return placement
-            self._close(gang, hold.span)
+            self.accounts.close(hold.uid)
         return None
+
+    def _find(self, gang: Gang, request: PodRequest, allowed: CandidateNames) -> Holder | None:
+        """A hold for a member on a node that is allowed; None if no exchange makes one free."""
+        own = self._own(gang, request)
+        if own is not None and own.node in allowed:
+            return own
+        moves = finish(_Exchange(gang, self.alike(gang, request), request.uid, allowed).find())
+        for uid, hold in moves or ():
+            self._ledger.keep_for(_request(hold), uid)
+        return moves[0][1] if moves else None
+
+    def _own(self, gang: Gang, request: PodRequest) -> Holder | None:
+        meant = self._ledger.holds.meant_for(HolderKind.GANG, request.uid)
+        mine = (hold for hold in meant if hold.state is GrantState.RESERVED and owner_of(hold.uid) == gang.name)
+        return next((hold for hold in mine if _is_alike(hold, request)), None)
+
+    def alike(self, gang: Gang, request: PodRequest) -> list[Holder]:
+        """Holds for what this member asks for."""
+        return [hold for hold in self.of(gang) if _is_alike(hold, request)]
 
     def exchange(
         self, gang: Gang, request: PodRequest, named: CandidateNames, *, at_any_cost: bool = False
@@ -297,101 +332,96 @@ class GangHolds:
         Holds of other members on it make way if there is room for them elsewhere, or `at_any_cost`. `settle` follows
         once the member is placed.
         """
-        own = take_any_hold(gang, request)
+        own = self._own(gang, request)
+        if own is None:
+            # There may be fewer holds than members, and not all are required.
+            own = min(self.alike(gang, request), key=lambda hold: _is_meant(gang, hold), default=None)
         if own is not None:
-            self._cycles.release_hold(own.uid)
+            self._ledger.release(own.uid)
         answer = self._selector.select(request, named)
-        span = own.span if own is not None else None
         if isinstance(answer, Selected):
-            self._hand_over(gang, request.uid, span or self._asked(gang, request))
+            self._hand_over(gang, request, own)
             return answer.placement
-        nodes = sorted({hold.placement.node for found in gang.holds.values() for hold in found})
+        nodes = sorted({hold.node for hold in self.of(gang)})
         for node in [name for name in nodes if name in named][:MAX_EXCHANGED]:
             placement = self._displace(gang, request, node, at_any_cost=at_any_cost)
             if placement is not None:
-                self._hand_over(gang, request.uid, span or self._asked(gang, request))
+                self._hand_over(gang, request, own)
                 return placement
         if own is not None:
-            self.put(gang, own)
+            self.put_again(gang, own)
         return None
 
     def _displace(self, gang: Gang, request: PodRequest, node: str, *, at_any_cost: bool) -> Placement | None:
         """A place on the node instead of the holds there."""
-        displaced = gang.take_from(node)
+        displaced = [hold for hold in self.of(gang) if hold.node == node]
         for hold in displaced:
-            self._cycles.release_hold(hold.uid)
-        placement = self._selector.ledger.fit(request, node)
-        moved = []
+            self._ledger.release(hold.uid)
+        placement = self._ledger.fit(request, node)
+        moved: dict[str, Placement] = {}
         if isinstance(placement, Placement):
-            taken = self.named(gang, request)
-            self._cycles.hold(taken, placement)
+            taken = self._ledger.name_hold(gang.name, request)
+            self._ledger.reserve(taken, placement, deadline=math.inf)
             for hold in displaced:
-                again = self._selector.select(hold.request, self._candidates_for(gang, hold))
+                again = self._selector.select(_request(hold), self._candidates_for(gang, hold))
                 if isinstance(again, Selected):
-                    self._cycles.hold(hold.request, again.placement)
-                    moved.append(replace(hold, placement=again.placement))
-            self._cycles.release_hold(taken.uid)
-        for hold in moved:
-            self._cycles.release_hold(hold.uid)
+                    self._ledger.reserve(_request(hold), again.placement, deadline=math.inf)
+                    moved[hold.uid] = again.placement
+            for uid in (taken.uid, *moved):
+                self._ledger.release(uid)
         if isinstance(placement, Placement) and (at_any_cost or len(moved) == len(displaced)):
             # The member is decided first, on the ledger without them: a card whose cores are all taken refuses it.
-            self._displaced = [(gang, hold) for hold in moved]
-            stay = {hold.uid for hold in moved}
+            self._displaced = [(gang, hold, moved[hold.uid]) for hold in displaced if hold.uid in moved]
             for hold in displaced:
-                if hold.uid not in stay:
-                    self._close(gang, hold.span)
+                if hold.uid not in moved:
+                    self.accounts.close(hold.uid)
             return placement
         for hold in displaced:
-            self.put(gang, hold)
+            self.put_again(gang, hold)
         return None
 
-    def _asked(self, gang: Gang, request: PodRequest) -> Span:
-        """For a member that gets a place without a hold: whole cards, since it is not in the ledger yet."""
-        return self.accounts.open(gang.namespace, sum(asked.count for _, asked in request.requests))
-
-    def _candidates_for(self, gang: Gang, hold: Hold) -> Candidates:
-        member = gang.members.get(hold.member)
+    def _candidates_for(self, gang: Gang, hold: Holder) -> Candidates:
+        member = _taker(gang, hold)
         known = None if member is None else member.known_candidates
-        return self._selector.candidates(self._selector.ledger.node_names() if known is None else known.names)
+        return self._selector.candidates(self._ledger.node_names() if known is None else known.names)
 
     def settle(self) -> None:
         """The member is placed: hold the new places of those that have made way for it."""
         displaced, self._displaced = self._displaced, []
-        for gang, hold in displaced:
-            self.put(gang, hold)
+        for gang, hold, placement in displaced:
+            self.put_again(gang, hold, placement)
 
     def release(self, gang: Gang) -> None:
-        holds: Sequence[Hold] = [hold for found in gang.holds.values() for hold in found]
-        gang.holds.clear()
+        holds = self.of(gang)
         for hold in holds:
-            self._cycles.release_hold(hold.uid)
-            self._close(gang, hold.span)
+            self._ledger.release(hold.uid)
+            self.accounts.close(hold.uid)
         if holds:
             self._cycles.unschedulable.on_room()
 
     def pay_for_nominations(self, gang: Gang) -> None:
         """From now on, for what is free of the places that the gang is nominated for. What victims still hold is not
         held for the gang."""
-        span, gang.claim = gang.claim, None
-        self._close(gang, span)
-        if gang.nominations:
-            gang.claim = self.accounts.open(gang.namespace, self._claimed(gang))
+        key, nominations = (gang.namespace, gang.group.name), self.nominations(gang)
+        self.accounts.close(key)
+        if nominations and gang.nomination is not None:
+            self.accounts.open(gang.namespace, key, self._claimed(nominations, gang.nomination.victims))
 
-    def _claimed(self, gang: Gang) -> float:
-        ledger = self._cycles.ledger
+    def _claimed(self, nominations: Iterable[Holder], victims: Iterable[str]) -> float:
         found: dict[tuple[str, str], float] = {}
-        for nomination in gang.nominations:
-            claim = ledger.nominations.get(nomination.uid)
-            for uuid, holding in claim.holdings.items() if claim is not None else ():
-                part = cards_taken({uuid: holding}, ledger.devices(nomination.placement.node))
-                found[nomination.placement.node, uuid] = found.get((nomination.placement.node, uuid), 0.0) + part
-        for uid in gang.victims:
-            entry = ledger.pod(uid)
-            for uuid, holding in entry.holdings.items() if entry is not None else ():
-                if entry is not None and (entry.facts.node, uuid) in found:
-                    part = cards_taken({uuid: holding}, ledger.devices(entry.facts.node))
-                    found[entry.facts.node, uuid] -= part
+        for place, cards in self._cards(nominations):
+            found[place] = found.get(place, 0.0) + cards
+        for place, cards in self._cards(entry for uid in victims if (entry := self._ledger.pod(uid)) is not None):
+            if place in found:
+                found[place] -= cards
         return sum(max(0.0, cards) for cards in found.values())
+
+    def _cards(self, holders: Iterable[Holder]) -> Iterator[tuple[tuple[str, str], float]]:
+        """The part of each card that each of these has, by node and uuid."""
+        for holder in holders:
+            devices = self._ledger.devices(holder.node)
+            for uuid, holding in holder.holdings.items():
+                yield (holder.node, uuid), cards_taken({uuid: holding}, devices)
 
     def give_up(self, gang: Gang) -> None:
         """Release the holds, and what members have reserved and is not being written."""
@@ -412,4 +442,59 @@ def _candidates(member: Member, asking: Member | None) -> Candidates | None:
 
 
 def _to_come(gang: Gang, model: PodRequest, position: int) -> PodRequest:
-    return model.called(uid=f"to-come/{position}", namespace=gang.namespace, name=f"{gang.group.name}-{position}")
+    return model.called(uid="", namespace=gang.namespace, name=f"{gang.group.name}-{position}")
+
+
+class _Exchange:
+    """Of holds that are alike, for one member."""
+
+    def __init__(self, gang: Gang, holds: Sequence[Holder], asking: str, allowed: CandidateNames) -> None:
+        self._gang = gang
+        self._holds = holds
+        self._asking = asking
+        self._allowed = allowed
+
+    def find(self) -> Generator[None, None, list[tuple[str, Holder]] | None]:
+        return find_path(self._asking, kind=self._kind, free=self._free, taken=self._taken)
+
+    def _kind(self, uid: str) -> Hashable:
+        return "" if uid == self._asking else id(self._gang.members[uid].known_candidates)
+
+    def _free(self, uid: str) -> Generator[None, None, Holder | None]:
+        """The hold of the member that asks is free for others."""
+        yield from ()
+        return next((hold for hold in self._usable(uid) if not self._belongs_to_another(hold)), None)
+
+    def _taken(self, uid: str) -> Iterator[tuple[Holder, str]]:
+        return ((hold, str(hold.meant_for)) for hold in self._usable(uid) if self._belongs_to_another(hold))
+
+    def _belongs_to_another(self, hold: Holder) -> bool:
+        return hold.meant_for != self._asking and _is_meant(self._gang, hold)
+
+    def _usable(self, uid: str) -> Iterator[Holder]:
+        if uid == self._asking:
+            return (hold for hold in self._holds if hold.node in self._allowed)
+        candidates = self._gang.members[uid].known_candidates
+        if candidates is None:
+            return iter(self._holds)
+        names = frozenset(candidates.names)
+        return (hold for hold in self._holds if hold.node in names)
+
+
+def _request(hold: Holder) -> PodRequest:
+    assert hold.request is not None  # every hold for a gang has one
+    return hold.request
+
+
+def _is_alike(hold: Holder, request: PodRequest) -> bool:
+    return hold.request is not None and hold.request.shape == request.shape
+
+
+def _taker(gang: Gang, hold: Holder) -> Member | None:
+    return gang.members.get(str(hold.meant_for))
+
+
+def _is_meant(gang: Gang, hold: Holder) -> bool:
+    """Whether the hold is meant for a member that waits for its place."""
+    member = _taker(gang, hold)
+    return member is not None and member.state is MemberState.PENDING

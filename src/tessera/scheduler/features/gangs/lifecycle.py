@@ -68,7 +68,7 @@ class GangLifecycle:
         gang.deadline, gang.ends = now + patience, now + LONGEST_PLAN * patience
         gang.refused_at = None
         self._turns.end(gang)
-        self._reports.tell(gang, f"a place for each of {gang.free_holds} members is held")
+        self._reports.tell(gang, f"a place for each of {self._holds.count(gang)} members is held")
 
     def extend_plan(self, gang: Gang) -> None:
         """The plan has made progress."""
@@ -86,13 +86,9 @@ class GangLifecycle:
         return misfit
 
     def end_if_overdue(self, gang: Gang) -> None:
-        """The plan, or what is held for the rest of a gang that is bound in part."""
-        now = self._now()
-        if gang.state is PLANNED and now >= min(gang.deadline, gang.ends):
+        if gang.state is PLANNED and self._now() >= min(gang.deadline, gang.ends):
             gang.must_ask = True
             self.give_up(gang, f"{gang.progress} in time")
-        elif gang.state in (COMPLETING, WHOLE) and gang.holds and now >= gang.deadline:
-            self._holds.release(gang)
 
     def end_unpaid(self, gang: Gang) -> None:
         """The account of the namespace does not pay for what is held any longer."""
@@ -166,7 +162,7 @@ class GangLifecycle:
 
     def _open(self, gang: Gang) -> None:
         """PLANNED -> COMPLETING: no bind waits any more."""
-        gang.state, gang.deadline = COMPLETING, self._now() + HELD_S
+        self._begin_completing(gang)
         self._holds.end_taken(gang, bound=True)
         gang.end_waits("")
 
@@ -199,7 +195,7 @@ class GangLifecycle:
                 return  # Something else has happened to it in a pause.
         if isinstance(answer, GangMisfit):
             self._holds.hold(gang, answer.places)
-        gang.state, gang.deadline = COMPLETING, self._now() + HELD_S
+        self._begin_completing(gang)
         bound = gang.count(MemberState.BOUND)
         self._reports.tell(gang, f"{bound} of {gang.required} members are bound; the rest goes first")
 
@@ -225,6 +221,11 @@ class GangLifecycle:
 
     # -- inside
 
+    def _begin_completing(self, gang: Gang) -> None:
+        gang.state, gang.deadline = COMPLETING, self._now() + HELD_S
+        for hold in self._holds.of(gang):
+            self._cycles.ledger.extend(hold.uid, gang.deadline)
+
     def _now(self) -> float:
         return self._cycles.clock.monotonic()
 
@@ -232,9 +233,7 @@ class GangLifecycle:
         cycle = self._cycles.get(uid)
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
-        gang = self._registry.of(uid)
-        if gang is not None:
-            self._holds.drop_taken(gang, uid)
+        self._holds.accounts.close(uid)
 
 
 def _come(gang: Gang) -> int:

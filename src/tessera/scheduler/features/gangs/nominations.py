@@ -4,23 +4,23 @@
        ^                                                   |
        '--- renounce: a victim stays, a member is gone, the time is over, or this replica stops deciding
 
-Each is a nomination in the ledger (`core.nominations`) under a uid that no pod has, like a hold. So no other pod takes
-what it is for, and what fits beside it goes in. Nominations live in this process only.
+Each is a nomination in the ledger (`core.nominations`), which the gang owns like a hold. So no other pod takes what it
+is for, and what fits beside it goes in. Nominations live in this process only.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 
 from tessera.core.gang_preemption import GangVictims
 from tessera.core.grants import Placement
-from tessera.core.ledger import GrantState, facts_of
+from tessera.core.holders import GrantState
+from tessera.core.ledger import facts_of
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
-from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold
+from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.features.gangs.reports import GangReports
 from tessera.scheduler.nominated_nodes import NominatedNodes
@@ -59,37 +59,36 @@ class GangNominations:
         gone = frozenset((*found.victims, *found.leaving))
         victims, leaving = self._book.traits_of(found.victims), self._book.traits_of(found.leaving)
         grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
-        gang.state, gang.tried, gang.is_nominated = GangState.NOMINATED, None, False
-        gang.deadline = self._cycles.clock.monotonic() + grace + seconds
-        gang.victims = frozenset(uid for uid in gone if self._ledger.pod(uid) is not None)
-        nominations = gang.nominations
+        gang.state, gang.tried = GangState.NOMINATED, None
+        nomination = gang.nomination = GangNomination(
+            frozenset(uid for uid in gone if self._ledger.pod(uid) is not None),
+            deadline=self._cycles.clock.monotonic() + grace + seconds,
+        )
+        nodes: list[str] = []
         for number, (request, placement) in enumerate(found.places, 1):
-            if not self._nominate_one(gang, request, placement.node, gone):
+            if not self._nominate_one(gang, request, placement.node, gone, deadline=nomination.deadline):
                 break
+            nodes.append(placement.node)
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-                if gang.nominations is not nominations:
-                    return False  # They were renounced.
-        if len(nominations) < len(found.places) or not self._may_leave(found.victims, priority, own=nominations):
+                if gang.nomination is not nomination:
+                    return False  # It was renounced.
+        is_whole = len(nodes) == len(found.places) and self._may_leave(gang, found.victims, priority)
+        if is_whole:
+            self._holds.pay_for_nominations(gang)
+        if not is_whole or not self._holds.accounts.pays_for(gang.namespace):
             self._withdraw(gang)
-            gang.state, gang.victims = GangState.WAITING, frozenset()
             return False
-        self._holds.pay_for_nominations(gang)
-        if not self._holds.accounts.pays_for(gang.namespace):
-            self._withdraw(gang)
-            gang.state, gang.victims = GangState.WAITING, frozenset()
-            return False
-        gang.is_nominated = True
-        count = len(gang.victims)
+        nomination.is_complete = True
+        count = len(nomination.victims)
         text = f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit"
         self._reports.wait(gang, text, gang.places)
-        nodes = [nomination.placement.node for nomination in nominations]
         self._report(gang, nodes, victims=victims, waits_for=leaving, seconds=searched)
         return True
 
-    def _may_leave(self, victims: Iterable[str], priority: int, *, own: Sequence[Hold] = ()) -> bool:
-        """Whether all of these may still be evicted, and their groups leave whole; `own` are the gang's nominations."""
-        chosen, mine = frozenset(victims), {nomination.uid for nomination in own}
+    def _may_leave(self, gang: Gang, victims: Iterable[str], priority: int) -> bool:
+        """Whether all of these may still be evicted, and their groups leave whole."""
+        chosen, mine = frozenset(victims), {nomination.uid for nomination in self._holds.nominations(gang)}
         spent: Counter[str] = Counter()
         others = (each for each in self._ledger.nominations.all() if each.facts.uid not in mine)
         promised = {uid for each in others for uid in each.victims}
@@ -108,9 +107,11 @@ class GangNominations:
                 return False
         return True
 
-    def _nominate_one(self, gang: Gang, request: PodRequest, node: str, gone: frozenset[str]) -> bool:
+    def _nominate_one(
+        self, gang: Gang, request: PodRequest, node: str, gone: frozenset[str], *, deadline: float
+    ) -> bool:
         ledger = self._ledger
-        held = self._holds.named(gang, request)
+        held = ledger.name_hold(gang.name, request)
         placement = ledger.fit_after(held, node, gone)
         if not isinstance(placement, Placement):
             return False
@@ -120,39 +121,42 @@ class GangNominations:
             # What holds other cards may stay or leave: the nomination does not depend on it.
             here = [entry for entry in here if not cards.isdisjoint(entry.holdings)]
         victims = frozenset(entry.facts.uid for entry in here)
-        self._cycles.nominate_hold(facts_of(held, placement), victims, deadline=gang.deadline)
-        gang.nominations.append(Hold(held.uid, held, placement, request.uid))
+        facts = facts_of(held, placement)
+        ledger.nominate(facts, victims, deadline=deadline, request=held, meant_for=request.uid)
         return True
 
     def show(self, gang: Gang) -> None:
         """The victims leave: kube-scheduler is told where the members go, as far as they are still nominated."""
-        for nomination in gang.nominations:
-            member = gang.members.get(nomination.member)
-            if member is not None:
-                gang.shown[nomination.member] = member.request
-                self._nominated_nodes.set(member.request, nomination.placement.node)
+        for nomination in self._holds.nominations(gang):
+            member = gang.members.get(str(nomination.meant_for))
+            if member is not None and gang.nomination is not None:
+                gang.nomination.shown[member.request.uid] = member.request
+                self._nominated_nodes.set(member.request, nomination.node)
 
     # -- redeem, renounce
 
     def has_left(self, gang: Gang) -> bool:
         """Whether all members are nominated, and nothing that they rely on is there any more."""
-        return gang.is_nominated and all(self._ledger.pod(uid) is None for uid in gang.victims)
+        nomination = gang.nomination
+        if nomination is None or not nomination.is_complete:
+            return False
+        return all(self._ledger.pod(uid) is None for uid in nomination.victims)
 
     async def redeem(self, gang: Gang) -> bool:
         """Turn all nominations into holds, in slices; False if one place is gone, and then all are renounced."""
-        nominations = gang.nominations
-        for number, nomination in enumerate(list(nominations), 1):
-            placement = self._ledger.fit(nomination.request, nomination.placement.node)
+        nomination = gang.nomination
+        for number, place in enumerate(self._holds.nominations(gang), 1):
+            assert place.request is not None  # every hold for a gang has one
+            placement = self._ledger.fit(place.request, place.node)
             if not isinstance(placement, Placement):
-                self.renounce(gang, f"a place on node {nomination.placement.node} is gone")
+                self.renounce(gang, f"a place on node {place.node} is gone")
                 return False
-            nominations.remove(nomination)
-            self._holds.put(gang, replace(nomination, placement=placement))
+            self._holds.put_again(gang, place, placement)
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-                if gang.nominations is not nominations:
-                    return False  # They were renounced.
-        gang.victims, gang.shown = frozenset(), {}
+                if gang.nomination is not nomination:
+                    return False  # It was renounced.
+        gang.nomination = None
         self._holds.pay_for_nominations(gang)
         return True
 
@@ -160,33 +164,31 @@ class GangNominations:
         """NOMINATED -> WAITING: what it was nominated for is free for other pods."""
         if gang.state is not GangState.NOMINATED:
             return
-        nodes = [nomination.placement.node for nomination in gang.nominations]
-        self._withdraw(gang)
-        gang.state, gang.tried, gang.victims = GangState.WAITING, None, frozenset()
-        self._hide(gang)
-        self._reports.wait(gang, f"its places over other pods were given up: {why}", gang.places)
-        self._report(gang, nodes, problem=why)
-
-    def _hide(self, gang: Gang) -> None:
-        shown, gang.shown = gang.shown, {}
+        nodes = [nomination.node for nomination in self._holds.nominations(gang)]
+        shown = self._withdraw(gang)
+        gang.tried = None
         for uid, request in shown.items():
             if uid in gang.members:
                 self._nominated_nodes.set(request, None)
+        self._reports.wait(gang, f"its places over other pods were given up: {why}", gang.places)
+        self._report(gang, nodes, problem=why)
 
-    def end_if_overdue(self, gang: Gang) -> None:
-        if gang.state is GangState.NOMINATED and self._cycles.clock.monotonic() >= gang.deadline:
-            for uid in gang.victims:
-                self._book.note_stuck(uid)
-            self.renounce(gang, "The devices were held for too long: the nomination ends")
+    def end_overdue(self, gang: Gang) -> None:
+        for uid in gang.nomination.victims if gang.nomination is not None else ():
+            self._book.note_stuck(uid)
+        self.renounce(gang, "The devices were held for too long: the nomination ends")
 
-    def _withdraw(self, gang: Gang) -> None:
-        nominations, gang.nominations = gang.nominations, []
-        for nomination in nominations:
-            self._cycles.release_hold(nomination.uid)
+    def _withdraw(self, gang: Gang) -> Mapping[str, PodRequest]:
+        """NOMINATED -> WAITING: what kube-scheduler was told, by member."""
+        nominations, nomination = self._holds.nominations(gang), gang.nomination
+        gang.state, gang.nomination = GangState.WAITING, None
+        for each in nominations:
+            self._ledger.withdraw(each.uid)
         self._holds.pay_for_nominations(gang)
         self._holds.release(gang)
         if nominations:
             self._cycles.unschedulable.on_room()
+        return nomination.shown if nomination is not None else {}
 
     def report_none(self, gang: Gang, seconds: float) -> None:
         """No set of victims makes the gang fit."""

@@ -144,7 +144,7 @@ class GangPlanner:
         if isinstance(answer, GangMisfit):
             text = never or answer.text
             text = f"{present} of {required} members exist; {text}" if missing else text
-            if self._turns.has(gang) and not self._cycles.moves.has_any_for(gang.members):
+            if self._turns.has(gang) and not self._holds.has_moves_for(gang):
                 self._turns.hold(gang, answer.places)
         else:
             self._cycles.unschedulable.on_room()
@@ -191,7 +191,7 @@ class GangPlanner:
         placement = self._holds.exchange(gang, request, named)
         if placement is not None:
             return placement
-        if not gang.free_holds and len(self._holds.unplaced(gang)) <= gang.present() - gang.required:
+        if not self._holds.count(gang) and len(self._holds.unplaced(gang)) <= gang.present() - gang.required:
             return None
         gang.replans += 1
         self._holds.release(gang)

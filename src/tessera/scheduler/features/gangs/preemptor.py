@@ -17,10 +17,9 @@ from collections.abc import Callable
 from tessera.core import gang_preemption
 from tessera.core.gang_preemption import GangVictims
 from tessera.core.preemption import Preemption
-from tessera.core.victims import PodTraits
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.features.gangs.coordinator import GangCoordinator
-from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold, MemberState
+from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState, MemberState
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.preemption_loop import (
     AGAIN_S,
@@ -130,7 +129,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         return any(entry is None or entry.facts.node in changed for entry in entries)
 
     async def _evict(self, gang: Gang, found: GangVictims) -> bool:
-        nominations = gang.nominations
+        nomination = gang.nomination
         members = [member.request for member in gang.pending()]
         if not members:
             return True  # They are gone, and so are the nominations.
@@ -139,22 +138,22 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             self._book.traits_of(found.victims),
             preemptor=least,
             gang=gang.name,
-            obstacle=lambda victim: self._obstacle(victim, gang, nominations),
+            obstacle=lambda _: self._obstacle(gang, nomination),
         )
-        if problem and gang.nominations is nominations:
+        if problem and gang.nomination is nomination:
             self._gangs.nominations.renounce(gang, problem)
         if problem:
             return False
-        if gang.nominations is nominations:
+        if gang.nomination is nomination:
             self._gangs.nominations.show(gang)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
 
-    def _obstacle(self, victim: PodTraits, gang: Gang, nominations: list[Hold]) -> str:
+    def _obstacle(self, gang: Gang, nomination: GangNomination | None) -> str:
         """Why a victim must not be evicted any more; empty if it may."""
         if not self._is_ready():
             return NOT_DECIDING
-        if gang.nominations is not nominations or gang.state is not GangState.NOMINATED:
+        if gang.nomination is not nomination or gang.state is not GangState.NOMINATED:
             return f"gang {gang.name} is not nominated any more"
         return ""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
@@ -22,10 +22,11 @@ import structlog
 from tessera.core.evaluation import work_per_card
 from tessera.core.gang_trial import Placed
 from tessera.core.grants import Placement
+from tessera.core.holders import Holder
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
-from tessera.scheduler.features.gangs.gang import Gang, GangState, Hold
+from tessera.scheduler.features.gangs.gang import Gang, GangState
 from tessera.scheduler.features.gangs.holds import GangHolds
 from tessera.scheduler.features.gangs.outlook import GangOutlook
 from tessera.scheduler.pod_cycle import PodCycles
@@ -169,27 +170,27 @@ class GangTurns:
         if favoured is None or favoured is gang or not self._is_holding() or favoured.priority >= gang.priority:
             yield False
             return
-        held = [hold for found in favoured.holds.values() for hold in found]
+        held = self._holds.of(favoured)
         for hold in held:
-            self._cycles.release_hold(hold.uid)
-        favoured.holds.clear()
+            self._cycles.ledger.release(hold.uid)
         try:
             yield True
         finally:
             self._resume(favoured, held)
 
-    def _resume(self, gang: Gang, held: Sequence[Hold]) -> None:
+    def _resume(self, gang: Gang, held: Sequence[Holder]) -> None:
         for hold in held:
-            placement = self._cycles.ledger.fit(hold.request, hold.placement.node)
+            assert hold.request is not None  # every hold for a gang has one
+            placement = self._cycles.ledger.fit(hold.request, hold.node)
             if self.favoured is gang and gang.state is GangState.WAITING and isinstance(placement, Placement):
-                self._holds.put(gang, replace(hold, placement=placement))
-            elif hold.span is not None:
-                self._holds.accounts.close(gang.namespace, hold.span)
+                self._holds.put_again(gang, hold, placement)
+            else:
+                self._holds.accounts.close(hold.uid)
         gang.tried = None
 
     def _is_holding(self) -> bool:
         gang = self.favoured
-        return gang is not None and gang.state is GangState.WAITING and bool(gang.holds)
+        return gang is not None and gang.state is GangState.WAITING and self._holds.count(gang) > 0
 
     def _freed_for(self, request: PodRequest, named: CandidateNames) -> tuple[str, ...]:
         """Candidates on which the pod would fit without what is held."""
@@ -206,9 +207,8 @@ class GangTurns:
     def _find_freed(self, request: PodRequest) -> Generator[str, None, None]:
         assert self.favoured is not None  # callers have looked
         by_node: dict[str, list[str]] = {}
-        for found in self.favoured.holds.values():
-            for hold in found:
-                by_node.setdefault(hold.placement.node, []).append(hold.uid)
+        for hold in self._holds.of(self.favoured):
+            by_node.setdefault(hold.node, []).append(hold.uid)
         ledger, work = self._cycles.ledger, 0
         for node in sorted(by_node, key=lambda name: (-len(by_node[name]), name)):
             if work >= MAX_TRIED:

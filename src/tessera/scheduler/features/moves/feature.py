@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+from tessera.core.relocation import take_moved
 from tessera.core.requests import PodRequest
 from tessera.scheduler.features.moves.holds import MoveHolds
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place
@@ -15,14 +16,12 @@ class Moves(Feature):
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
-        self._moves, self._unschedulable = pipeline.cycles.moves, pipeline.cycles.unschedulable
+        self._ledger, self._unschedulable = pipeline.cycles.ledger, pipeline.cycles.unschedulable
         self._holds = MoveHolds(
-            self._moves,
+            pipeline.cycles,
             pipeline.api,
-            clock=pipeline.clock,
             spawn=pipeline.spawn,
             is_ready=lambda: not pipeline.missing(),
-            on_room=self._unschedulable.on_room,
             make_way=pipeline.make_way,
         )
 
@@ -33,20 +32,22 @@ class Moves(Feature):
         self._holds.drop_node(name)
 
     def place(self, attempt: Attempt) -> Place | None:
-        found = self._moves.take(attempt.pod.workload, attempt.request, attempt.candidates) if self._moves else None
+        if not self._ledger.holds.has_moves:
+            return None
+        found = take_moved(self._ledger, attempt.request, attempt.pod.workload, attempt.candidates)
         return None if found is None else Place(*found)
 
     def recover(self) -> None:
         self._holds.recover()
 
     def tick(self) -> None:
-        self._holds.end_overdue()
+        self._holds.tick()
 
     async def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
         """Pods for which others were moved away, each once until it is refused again."""
-        for uid in self._moves.ready():
-            pod = self._unschedulable.get(uid)
-            if pod is not None and not pod.is_woken:
+        for holder in self._ledger.holds.of_moves():
+            pod = self._unschedulable.get(str(holder.meant_for))
+            if pod is not None and not pod.is_woken and self._ledger.is_free(holder):
                 pod.is_woken = True
                 yield [pod.request]
 

@@ -1,4 +1,4 @@
-"""Places that are held because pods are moved: who may take them, and how they end.
+"""Places that are held because pods are moved: asked for by annotations of nodes (`wire.moves`).
 
     asked: an annotation of the node
       │    └──▶ refused: it is not free
@@ -6,33 +6,33 @@
     held in the ledger ──▶ taken by the next pod of the workload, or by the pod that waits for it
            └─────────────▶ released: the annotation is gone, or the time is over
 
-`HeldMoves` is the record, under a uid that no pod has: a reservation in the ledger, for a successor; or a nomination
-(`core.nominations`) over the pods that are moved away, for the pod that waits. That one is woken once they have left.
-`MoveHolds` follows the annotations (`wire.moves`) and answers them while this replica decides. What an earlier process
-has answered with `held` is held again before the first decision. How long a place is asked for is read once, when the
-annotation is first seen: a wall clock that is set neither ends a hold nor makes it last.
+The ledger's book of holds (`core.holders`) is the record: a reservation for a successor; or a nomination over the pods
+that are moved away, for the pod that waits. That one is woken once they have left. Annotations are answered while this
+replica decides. What an earlier process has answered with `held` is held again before the first decision. How long a
+place is asked for is read once, when the annotation is first seen: a wall clock that is set neither ends a hold nor
+makes it last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from msgspec import structs
 
 from tessera.core.devices import MIG, MigPlacement, MigSlot
-from tessera.core.grants import Grant, Placement, Span
+from tessera.core.grants import Grant, Span
+from tessera.core.holders import Holder, HolderKind, move_hold_uid, owner_of
 from tessera.core.holdings import Holding, PodFacts, holdings
-from tessera.core.ledger import GrantState, Ledger
+from tessera.core.ledger import Ledger
 from tessera.core.node_info import Card
-from tessera.core.relocation import cards_of, fit_held, hold_uid
-from tessera.core.requests import PodRequest, Role
-from tessera.core.selection import CandidateNames
+from tessera.core.relocation import cards_of
+from tessera.core.requests import Role
 from tessera.kube.errors import KubeError
-from tessera.scheduler.clock import Clock
 from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.pod_cycle import PodCycles
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.moves import HeldCard, HoldState, MoveHold, decode_move_hold, encode_move_hold
@@ -47,119 +47,21 @@ LONGEST_S = 86_400.0
 """that a place is held, whatever the annotation says"""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One place."""
-
-    facts: PodFacts
-    workload: Workload
-    until: float
-    """on the monotonic clock"""
-    pod: str = ""
-    """uid of the pod that it is held for; empty: any of the workload"""
-    leaving: frozenset[str] = frozenset()
-    """uids of pods that are moved first: they have the place, or what another member of the gang waits for"""
-
-
-class HeldMoves:
-    """The places that are held now, by the uid of the pod that moves."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._held: dict[str, Held] = {}
-        self._taken: set[str] = set()
-        """moves whose successor has its place, while the annotation is there"""
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def get(self, uid: str) -> Held | None:
-        return self._held.get(uid)
-
-    def is_over(self, uid: str) -> bool:
-        """Whether the place is taken, or the pod that it is held for has another."""
-        held = self._held.get(uid)
-        return uid in self._taken or (held is not None and self.has_place(held.pod))
-
-    def has_place(self, pod: str) -> bool:
-        """Whether this pod needs no place any more, as after a restart that follows its bind."""
-        return self._ledger.pod(pod) is not None
-
-    def obstacle(self, held: Held) -> str:
-        """Why this cannot be held as the ledger is; empty if it can."""
-        facts, ledger = held.facts, self._ledger
-        if held.leaving and not ledger.nominations.victims_on(facts.node) <= held.leaving:
-            return CONTESTED
-        after = ledger.node_after(facts.node, held.leaving, claimant=facts.uid) if held.leaving else None
-        view = after or ledger.node(facts.node)
-        cards = {} if view is None or view.facts.problem else {card.device.uuid: card for card in view.cards}
-        parts = holdings(facts, ledger.devices(facts.node), ledger.rules)
-        for uuid in cards_of(facts):
-            card = cards.get(uuid)
-            if card is None or card.cordoned or card.held or not card.device.healthy or parts[uuid].held:
-                return f"card {uuid} takes no such pods"
-            if not _has_room(card, parts[uuid]):
-                return ELSEWHERE
-        return ""
-
-    def hold(self, uid: str, held: Held) -> None:
-        self._held[uid] = held
-        if held.leaving:
-            self._ledger.nominate(held.facts, held.leaving)
-        else:
-            self._ledger.put_pod(held.facts, GrantState.RESERVED)
-
-    def extend(self, uid: str, until: float) -> None:
-        """Hold a place for longer, or for less long."""
-        held = self._held.get(uid)
-        if held is not None:
-            self._held[uid] = replace(held, until=until)
-
-    def release(self, uid: str) -> bool:
-        """Give a place back; whether there was one."""
-        self._taken.discard(uid)
-        held = self._held.pop(uid, None)
-        if held is None:
-            return False
-        return self._ledger.withdraw(held.facts.uid) or self._ledger.give_up(held.facts.uid)
-
-    def take(
-        self, workload: Workload, request: PodRequest, named: CandidateNames
-    ) -> tuple[PodRequest, Placement] | None:
-        """The place that is held for this pod or its workload, on one of these nodes, with the request that leads to
-        it; it is free for the pod from now on.
-
-        The plain rule decides again: on the cards that were held, else on their node. A place that does not fit any
-        more is dropped.
-        """
-        for uid, held in sorted(self._held.items()):
-            is_meant = held.pod == request.uid if held.pod else bool(workload.kind) and held.workload == workload
-            if not is_meant or held.facts.node not in named or not self._is_free(held):
-                continue
-            self.release(uid)
-            self._taken.add(uid)
-            found = fit_held(self._ledger, request, held.facts)
-            if found is not None:
-                return found
-        return None
-
-    def are_free(self, pods: Collection[str]) -> bool:
-        """Whether all pods have left that hold places of these pods; true if these have none."""
-        return all(self._is_free(held) for held in self._held.values() if held.pod in pods)
-
-    def has_any_for(self, pods: Collection[str]) -> bool:
-        """Whether moves are made for one of these pods."""
-        return any(held.pod in pods for held in self._held.values())
-
-    def ready(self) -> list[str]:
-        """Uids of pods whose places are free for them."""
-        return sorted(held.pod for held in self._held.values() if held.pod and self._is_free(held))
-
-    def _is_free(self, held: Held) -> bool:
-        return all(self._ledger.pod(uid) is None for uid in held.leaving)
-
-    def overdue(self, now: float) -> list[str]:
-        return sorted(uid for uid, held in self._held.items() if held.until <= now)
+def obstacle(ledger: Ledger, facts: PodFacts, leaving: frozenset[str]) -> str:
+    """Why this place cannot be held as the ledger is, once these pods have left; empty if it can."""
+    if leaving and not ledger.nominations.victims_on(facts.node) <= leaving:
+        return CONTESTED
+    after = ledger.node_after(facts.node, leaving, claimant=facts.uid) if leaving else None
+    view = after or ledger.node(facts.node)
+    cards = {} if view is None or view.facts.problem else {card.device.uuid: card for card in view.cards}
+    parts = holdings(facts, ledger.devices(facts.node), ledger.rules)
+    for uuid in cards_of(facts):
+        card = cards.get(uuid)
+        if card is None or card.cordoned or card.held or not card.device.healthy or parts[uuid].held:
+            return f"card {uuid} takes no such pods"
+        if not _has_room(card, parts[uuid]):
+            return ELSEWHERE
+    return ""
 
 
 def _has_room(card: Card, part: Holding) -> bool:
@@ -178,28 +80,29 @@ class MoveHolds:
 
     def __init__(
         self,
-        moves: HeldMoves,
+        cycles: PodCycles,
         api: KubeApi,
         *,
-        clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         is_ready: Callable[[], bool],
-        on_room: Callable[[], None],
         make_way: Callable[[str], None],
     ) -> None:
         """`is_ready`: whether this replica decides now, on complete lists. `make_way`: called with the uid of a pod
-        before a place is held for it, to release what is held for its gang in other ways."""
-        self._moves = moves
+        before a place is held for it."""
+        self._make_way = make_way
+        self._ledger = cycles.ledger
+        self._clock = cycles.clock
+        self._on_room = cycles.unschedulable.on_room
         self._api = api
-        self._clock = clock
         self._spawn = spawn
         self._is_ready = is_ready
-        self._on_room = on_room
-        self._make_way = make_way
         self._asked: dict[str, dict[str, MoveHold]] = {}
         """by node, then by the uid of the pod that moves"""
         self._ends: dict[str, dict[str, tuple[float, float]]] = {}
         """the same: the time that the annotation gives, and when that is on the monotonic clock"""
+        self._held: set[str] = set()
+        """moves for which a place was held and not released: if the ledger has it no more, it was taken"""
+        cycles.on_overdue[HolderKind.MOVE] = self._end_overdue
 
     def put_node(self, node: Node) -> None:
         found: dict[str, MoveHold] = {}
@@ -224,19 +127,18 @@ class MoveHolds:
         """This replica does not decide any more; the annotations stay for the one that does."""
         for asked in self._asked.values():
             for uid in asked:
-                self._moves.release(uid)
+                self._release(uid)
 
-    def end_overdue(self) -> None:
-        """Release what was held for too long, and remove what is asked for no longer; called at every tick. The process
-        that asked has ended by then, or does not need it any more."""
+    def _end_overdue(self, holder: Holder) -> None:
+        """The process that asked has ended by then, or does not need it any more."""
+        self._release(owner_of(holder.uid))
+        self._on_room()
+
+    def tick(self) -> None:
+        """Remove the annotations of what is asked for no longer."""
         now = self._clock.monotonic()
-        overdue = self._moves.overdue(now)
-        for uid in overdue:
-            self._moves.release(uid)
-        if overdue:
-            self._on_room()
         for name, asked in self._asked.items():
-            late = [uid for uid in asked if self._ends[name][uid][1] <= now or self._moves.is_over(uid)]
+            late = [uid for uid, hold in asked.items() if self._ends[name][uid][1] <= now or self._is_over(uid, hold)]
             if late and self._is_ready():
                 self._spawn(self._write(name, {keys.MOVE_PREFIX + uid: None for uid in late}))
 
@@ -249,7 +151,7 @@ class MoveHolds:
         else:
             self._ends.pop(name, None)
             self._asked.pop(name, None)
-        released = [uid for uid in gone if self._moves.release(uid)]
+        released = [uid for uid in gone if self._release(uid)]
         if released:
             self._on_room()
         if self._is_ready():
@@ -264,34 +166,46 @@ class MoveHolds:
     def _answer(self, node: str, uid: str, hold: MoveHold) -> None:
         _, until = self._ends[node][uid]
         is_asked = hold.state is HoldState.ASKED
+        known, refusal = self._ledger.holder(move_hold_uid(uid)), ""
         if hold.state is HoldState.REFUSED or until <= self._clock.monotonic():
-            self._moves.extend(uid, until)
+            self._ledger.extend(move_hold_uid(uid), until)
             return
-        workload = Workload(hold.namespace, hold.kind, hold.name)
-        held = Held(_facts(node, uid, hold), workload, until, hold.pod, frozenset(hold.leaving))
-        known, obstacle = self._moves.get(uid), ""
-        if self._moves.is_over(uid):
-            obstacle = TAKEN
-        elif known is not None and known.facts == held.facts:
-            self._moves.extend(uid, until)  # A process that goes on where another one was killed asks again.
+        facts = _facts(node, uid, hold)
+        if self._is_over(uid, hold):
+            refusal = TAKEN
+        elif known is not None and known.facts == facts:
+            self._ledger.extend(facts.uid, until)  # A process that goes on where another one was killed asks again.
         elif known is None or is_asked:
-            obstacle = self._hold(uid, held, is_promised=not is_asked)
+            refusal = self._hold(uid, hold, facts, until)
         if is_asked:
-            answer = structs.replace(hold, state=HoldState.REFUSED if obstacle else HoldState.HELD, reason=obstacle)
+            answer = structs.replace(hold, state=HoldState.REFUSED if refusal else HoldState.HELD, reason=refusal)
             self._spawn(self._write(node, {keys.MOVE_PREFIX + uid: encode_move_hold(answer)}))
 
-    def _hold(self, uid: str, held: Held, *, is_promised: bool) -> str:
+    def _hold(self, uid: str, hold: MoveHold, facts: PodFacts, until: float) -> str:
         """Hold a place, instead of the one that an older plan has for the same pod; empty, or why not. What was
         promised by an earlier process is held in any case."""
-        self._moves.release(uid)
-        if held.pod:
-            self._make_way(held.pod)
-        obstacle = "" if is_promised else self._moves.obstacle(held)
-        if not obstacle and not self._moves.has_place(held.pod):
-            self._moves.hold(uid, held)
-            if held.pod:
+        self._release(uid)
+        if hold.pod:
+            self._make_way(hold.pod)
+        leaving = frozenset(hold.leaving)
+        refusal = obstacle(self._ledger, facts, leaving) if hold.state is HoldState.ASKED else ""
+        if not refusal and self._ledger.pod(hold.pod) is None:
+            workload = Workload(hold.namespace, hold.kind, hold.name) if hold.kind else ""
+            self._ledger.hold(facts, taker=hold.pod or workload, deadline=until, victims=leaving)
+            self._held.add(uid)
+            if hold.pod:
                 self._on_room()  # The pod is woken, if its place is free already.
-        return obstacle
+        return refusal
+
+    def _is_over(self, uid: str, hold: MoveHold) -> bool:
+        """Whether the place is taken, or the pod that it is held for has another."""
+        held = self._ledger.holder(move_hold_uid(uid))
+        return uid in self._held if held is None else self._ledger.pod(hold.pod) is not None
+
+    def _release(self, uid: str) -> bool:
+        """Give a place back; whether there was one."""
+        self._held.discard(uid)
+        return self._ledger.release(move_hold_uid(uid))
 
     async def _write(self, node: str, annotations: dict[str, str | None]) -> None:
         try:
@@ -306,7 +220,7 @@ def _facts(node: str, uid: str, hold: MoveHold) -> PodFacts:
     for card in hold.cards:
         by_vendor.setdefault(card.vendor, []).extend(_grants(card))
     return PodFacts(
-        hold_uid(uid),
+        move_hold_uid(uid),
         "",
         f"{hold.name} (moves here)",
         node,

@@ -52,7 +52,7 @@ class PodPreemption(Feature):
         return self._ledger.nominations.has(uid)
 
     def tick(self) -> None:
-        self.preemptor.end_overdue()
+        self.preemptor.tick()
 
     async def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
         for pod in self.preemptor.ready():

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 
 from tessera.core.grants import Placement
+from tessera.core.holders import Holder, HolderKind
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.node_preemption import NodeSearch
 from tessera.core.preemption import Preemption
@@ -69,6 +70,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
         """pod -> until when kube-scheduler preempts for it"""
         self._victims_left: dict[str, int] = {}
         """nominated pod -> victims that were there when it was looked at last"""
+        cycles.on_overdue[HolderKind.POD] = self._end_overdue
 
     # -- over time
 
@@ -79,17 +81,18 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
     def _look_again(self, pod: UnschedulablePod) -> None:
         pod.may_preempt = True
 
-    def end_overdue(self) -> None:
-        """Give up nominations whose time is over; called at every tick. Other refused pods are looked at again."""
+    def tick(self) -> None:
+        """Other refused pods are looked at again."""
         self._tidy()
-        for uid in self._ledger.nominations.expired(self._clock.monotonic()):
-            cycle, pod = self._cycles.get(uid), self._cycles.unschedulable.get(uid)
-            nomination = self._ledger.nominations.get(uid)
-            for victim in nomination.victims if nomination is not None else ():
-                self._book.note_stuck(victim)
-            if cycle is not None and cycle.state is CycleState.NOMINATED and pod is not None:
-                self._renounce(cycle, pod.request, "The devices were held for too long: the nomination ends")
         self._cycles.unschedulable.reconsider()
+
+    def _end_overdue(self, holder: Holder) -> None:
+        """The nomination of a pod."""
+        cycle, pod = self._cycles.get(holder.uid), self._cycles.unschedulable.get(holder.uid)
+        for victim in holder.victims:
+            self._book.note_stuck(victim)
+        if cycle is not None and cycle.state is CycleState.NOMINATED and pod is not None:
+            self._renounce(cycle, pod.request, "The devices were held for too long: the nomination ends")
 
     def ready(self) -> Iterator[PodRequest]:
         """Nominated pods that fit now, each once until it is refused again."""
