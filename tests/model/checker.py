@@ -215,7 +215,7 @@ class Checker:
         for uid, pod in pending.items():
             if machines.STOCK in (pod.metadata.labels or {}):
                 continue
-            prepared, names = engine.requests.read(pod), candidates(pod)
+            prepared, names = engine.request_reader.read(pod), candidates(pod)
             if self._waits_for_gang(pod):
                 continue
             if isinstance(prepared, ClaimNotReady):
@@ -298,7 +298,7 @@ class Checker:
                 continue
             if any(map(self._may_share, pods)):
                 continue  # Such a gang is refused.
-            prepared = [engine.requests.read(pod) for pod in pods]
+            prepared = [engine.request_reader.read(pod) for pod in pods]
             members = [
                 GangMember(each.request, engine.selector.candidates(self._allowed(candidates(pod), each)))
                 for each, pod in zip(prepared, pods, strict=True)

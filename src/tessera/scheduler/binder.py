@@ -89,7 +89,7 @@ class Binder:
         self._pre_bind = methods(features, Feature.pre_bind)
         self._post_bind = methods(features, Feature.post_bind)
         self._api = api
-        self._vendors = filter_.requests.vendors
+        self._vendors = filter_.request_reader.vendors
         self._tenure = tenure
         self._observer = observer
         self._before_write = failpoint(Failpoint.BEFORE_WRITE)
@@ -143,7 +143,7 @@ class Binder:
         if pod.spec.node_name:
             is_here = pod.spec.node_name == args.node
             return Outcome(WriteResult.BOUND, "" if is_here else f"pod is bound to {pod.spec.node_name} already")
-        prepared = self._filter.requests.read(pod)
+        prepared = self._filter.request_reader.read(pod)
         if isinstance(prepared, BadPod):
             return Outcome(WriteResult.VOID, prepared.text)
         if self._tenure.is_taken_over(prepared.fence, known=""):
@@ -380,7 +380,7 @@ class _BindingWrite:
         if pod.metadata.resource_version == self._prepared.version:
             return None
         binder, name = self._binder, f"pod {pod.metadata.namespace}/{pod.metadata.name}"
-        fresh = binder._filter.requests.read(pod)
+        fresh = binder._filter.request_reader.read(pod)
         if isinstance(fresh, BadPod) or not fresh.asks_the_same(self._prepared):
             return Outcome(WriteResult.VOID, f"{name} was changed after it was placed")
         if binder._tenure.is_taken_over(fresh.fence, known=self._prepared.fence):

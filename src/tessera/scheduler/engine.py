@@ -94,19 +94,21 @@ class Engine:
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
-        self.requests = RequestReader(self.vendors, settings.policies, self._demand)
+        self.request_reader = RequestReader(self.vendors, settings.policies, self._demand)
         self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
         self.budgets = BudgetInformer(self.victims)
         self.preemption = Preemption(self.selector, self.victims)
         self.evictor = Evictor(api, self.victims, observer=observer)
         self.nominated_nodes = NominatedNodes(api)
         self.features = made = tuple(make(self) for make in features)
-        self.requests.joins = methods(made, Feature.join_pod)
+        self.request_reader.joins = methods(made, Feature.join_pod)
         self._on_pod, self._on_pod_gone = methods(made, Feature.on_pod), methods(made, Feature.on_pod_gone)
         self._on_node, self._on_node_gone = methods(made, Feature.on_node), methods(made, Feature.on_node_gone)
         self._missing = methods(made, Feature.missing)
         self._is_nominated = methods(made, Feature.is_nominated)
-        self.filter = Filter(self.selector, self.cycles, self.requests, made, demand=self._demand, observer=observer)
+        self.filter = Filter(
+            self.selector, self.cycles, self.request_reader, made, demand=self._demand, observer=observer
+        )
         self.binder = Binder(self.cycles, self.filter, made, api=api, tenure=tenure, observer=observer)
         self.waker = Waker(self, made)
         self.pods = PodInformer(
@@ -178,7 +180,7 @@ class Engine:
         """Whether a scheduler with these settings, or earlier ones, may have decided about a pod that is not bound."""
         if pod.spec.scheduling_gates:
             return False  # kube-scheduler has never asked for it.
-        prepared = self.requests.read(pod)
+        prepared = self.request_reader.read(pod)
         asks = isinstance(prepared, BadPod) or prepared.needs_placement
         return asks or pod.spec.scheduler_name == self.settings.scheduler_name
 
@@ -289,7 +291,7 @@ class Engine:
             self._demand.note_listed(pod)
 
     def _read_request(self, pod: Pod) -> PodRequest | None:
-        prepared = self.requests.read(pod)
+        prepared = self.request_reader.read(pod)
         return None if isinstance(prepared, BadPod) or not prepared.request.asks_for_devices else prepared.request
 
     # -- over time

@@ -192,7 +192,7 @@ class EngineView:
 
     def read(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod's request, with its claims, as filter reads it."""
-        return self._engine.requests.read(pod)
+        return self._engine.request_reader.read(pod)
 
     def state_of(self, uid: str) -> CycleState | None:
         """How far a pod is; None if it is over, or no pod."""

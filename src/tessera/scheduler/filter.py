@@ -51,7 +51,7 @@ class Filter:
         self,
         selector: Selector,
         cycles: PodCycles,
-        requests: RequestReader,
+        request_reader: RequestReader,
         features: Sequence[Feature],
         *,
         demand: DemandTracker,
@@ -60,7 +60,7 @@ class Filter:
         self._selector = selector
         self._ledger = selector.ledger
         self._cycles = cycles
-        self.requests = requests
+        self.request_reader = request_reader
         self._demand = demand
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
@@ -146,7 +146,7 @@ class Filter:
 
     def forget(self) -> None:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
-        self.requests.forget()
+        self.request_reader.forget()
         self._selector.forget()
 
     # -- decisions
@@ -166,7 +166,7 @@ class Filter:
 
     def _attempt(self, args: FilterArgs) -> Attempt | PreparedRequest | BadPod:
         """What is to be decided; the request alone if that is nothing."""
-        prepared = self.requests.read(args.pod)
+        prepared = self.request_reader.read(args.pod)
         if isinstance(prepared, BadPod) or not prepared.needs_placement or args.nodes is not None:
             return prepared
         if args.node_names is None:
@@ -360,10 +360,10 @@ class Filter:
     def _simulate(self, request: PodRequest, nodes: Raw) -> bytes:
         """The given nodes as if they were empty: what an autoscaler wants to know about a new node."""
         given = {entry.node.name: entry for entry in decode_nodes(nodes)}
-        ledger = Ledger(self.requests.vendors)
+        ledger = Ledger(self.request_reader.vendors)
         ledger.quotas = self._ledger.quotas  # No new node helps a namespace whose quota is used up.
         for entry in given.values():
-            facts = node_facts(entry.node, self.requests.vendors)
+            facts = node_facts(entry.node, self.request_reader.vendors)
             if facts.devices or facts.problem:
                 ledger.observe_node(facts)
         answer = Selector(ledger).select(request, list(given))

@@ -96,7 +96,7 @@ class Pipeline(Protocol):
     """and its ledger"""
     cycles: PodCycles
     """with the pods that were refused"""
-    requests: RequestReader
+    request_reader: RequestReader
     preemption: Preemption
     """the search for victims"""
     evictor: Evictor

@@ -913,5 +913,5 @@ async def test_a_pod_is_woken_when_one_of_its_alternatives_fits() -> None:
 
 def test_without_dra_claims_are_another_scheduler_s() -> None:
     world = ClaimWorld(agent_node().gpus(1), node("plain"))
-    world.engine.requests.joins = ()
+    world.engine.request_reader.joins = ()
     assert world.filtered(USER)["NodeNames"] == ["n1", "plain"]

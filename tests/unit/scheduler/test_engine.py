@@ -279,7 +279,7 @@ async def test_observers_hear_of_cards_and_of_the_begin_of_a_tenure() -> None:
 
 
 def forecast(engine: Engine) -> DemandForecast | None:
-    prepared = engine.requests.read(gpu_pod("next").api())
+    prepared = engine.request_reader.read(gpu_pod("next").api())
     assert isinstance(prepared, PreparedRequest)
     return prepared.request.forecast
 

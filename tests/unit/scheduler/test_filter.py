@@ -120,7 +120,7 @@ def test_a_request_without_candidates_gets_no_node_and_no_reasons() -> None:
     [(gpu_pod(), False), (using_downward_api(gpu_pod()), True), (pod().container(), False)],
 )
 def test_a_prepared_request_knows_whether_its_pod_uses_the_downward_api(asking: PodBuilder, downward_api: bool) -> None:
-    prepared = world().engine.requests.read(asking.api())
+    prepared = world().engine.request_reader.read(asking.api())
     assert isinstance(prepared, PreparedRequest)
     assert prepared.uses_downward_api is downward_api
 

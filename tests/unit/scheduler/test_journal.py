@@ -198,7 +198,7 @@ def test_a_decision_that_takes_too_long_is_recorded_as_unfinished(monkeypatch: p
 
 def test_denials_wake_ups_evictions_and_tenures_are_recorded() -> None:
     world = JournalledWorld(machine("n1"))
-    request = world.engine.requests.read(gpu_pod().api())
+    request = world.engine.request_reader.read(gpu_pod().api())
     journal = world.journal
     journal.on_tenure()
     journal.on_denied("team", "web-", "no")

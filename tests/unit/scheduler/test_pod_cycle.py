@@ -61,7 +61,7 @@ def reach(here: World, state: CycleState) -> PodCycle:
 
 
 def prepared(here: World) -> PreparedRequest:
-    found = here.engine.requests.read(POD.api())
+    found = here.engine.request_reader.read(POD.api())
     assert isinstance(found, PreparedRequest)
     return found
 

@@ -77,7 +77,7 @@ class GangCoordinator:
         self,
         holds: GangHolds,
         cycles: PodCycles,
-        requests: RequestReader,
+        request_reader: RequestReader,
         *,
         book: VictimBook,
         nominated_nodes: NominatedNodes,
@@ -86,7 +86,7 @@ class GangCoordinator:
     ) -> None:
         self.holds = holds
         self.cycles = cycles
-        self._requests = requests
+        self._request_reader = request_reader
         self.registry = GangRegistry()
         self.recovering = ""
         """why nothing is decided; empty if it is"""
@@ -121,7 +121,7 @@ class GangCoordinator:
         prepared = None
         if isinstance(group, PodGroup) and not is_over:
             # Of a pod that is bound, claims say nothing any more: they may be gone.
-            prepared = self._requests.read(pod, with_claims=not is_bound)
+            prepared = self._request_reader.read(pod, with_claims=not is_bound)
         if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
             self.forget(uid)
             return

@@ -49,7 +49,7 @@ class Gangs(Feature):
         self.coordinator = GangCoordinator(
             GangHolds(pipeline.selector, pipeline.cycles, self.labels, accounts),
             pipeline.cycles,
-            pipeline.requests,
+            pipeline.request_reader,
             book=pipeline.evictor.book,
             nominated_nodes=pipeline.nominated_nodes,
             settings=settings,

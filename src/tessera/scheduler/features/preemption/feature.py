@@ -29,7 +29,7 @@ class PodPreemption(Feature):
         )
         self._verb = PreemptVerb(
             pipeline.cycles,
-            pipeline.requests,
+            pipeline.request_reader,
             pipeline.evictor.book,
             only_nodes=pipeline.preemption_nodes,
             preemptor=self.preemptor,

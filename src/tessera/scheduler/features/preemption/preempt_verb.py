@@ -35,7 +35,7 @@ class PreemptVerb:
     def __init__(
         self,
         cycles: PodCycles,
-        requests: RequestReader,
+        request_reader: RequestReader,
         book: VictimBook,
         *,
         only_nodes: Callable[[PodRequest], frozenset[str] | None],
@@ -45,7 +45,7 @@ class PreemptVerb:
         """`only_nodes`: on which room helps a pod; None if any does. Not `adds_victims`: only nodes on which
         kube-scheduler's victims are enough."""
         self._cycles = cycles
-        self._requests = requests
+        self._request_reader = request_reader
         self._book = book
         self._only_nodes = only_nodes
         self._preemptor = preemptor
@@ -57,7 +57,7 @@ class PreemptVerb:
             args = decode_preemption_args(body)
         except WireError:
             return encode_preemption_result({})
-        prepared = self._requests.read(args.pod)
+        prepared = self._request_reader.read(args.pod)
         if isinstance(prepared, BadPod):
             return encode_preemption_result({})
         if not prepared.needs_placement:
