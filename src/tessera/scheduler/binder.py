@@ -3,8 +3,8 @@
     RESERVED, UNCERTAIN, or placed again after a restart
       -> permit: a member of a gang waits for the others
       -> BINDING: the reservation no longer expires
-      -> turn and node lock, where the plugin needs them
       -> pre-bind: its ResourceClaims are written; a pod whose claims are not its own is not bound
+      -> turn and node lock, where the plugin needs them
       -> Binding with all annotations; the pod's uid, and the version that the decision saw, are its preconditions
     written                                      BOUND
     the pod has another version (409)            read; sent again for that version while this replica decides
@@ -25,6 +25,7 @@ from enum import Enum
 import msgspec
 import structlog
 
+from tessera.core.grants import Placement
 from tessera.kube.errors import KubeError, Unreachable, is_not_found
 from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.filter import Filter
@@ -87,6 +88,7 @@ class Binder:
         self._filter = filter_
         self._permit = methods(features, Feature.permit)
         self._pre_bind = methods(features, Feature.pre_bind)
+        self._before_binding = methods(features, Feature.before_binding)
         self._post_bind = methods(features, Feature.post_bind)
         self._api = api
         self._vendors = filter_.request_reader.vendors
@@ -177,35 +179,22 @@ class Binder:
         assert placement is not None
         is_writing = False
         try:
-            problem = ""
-            if ticket is not None and cycles.has_cards(placement):
-                problem = await cycles.queue.enter(ticket)
-            if cycle.state is not CycleState.BINDING:
-                outcome = self._overtaken(args)
-            elif problem:
-                outcome = Outcome(WriteResult.NOT_BOUND, problem)
-            elif not cycles.may_be_written(cycle):
-                outcome = Outcome(WriteResult.NOT_BOUND, NOT_LEADING)
-            elif not cycles.has_cards(placement):
-                outcome = self._given_up(cycle, f"node {args.node} lost its devices")
-            else:
-                added: dict[str, str] = {}
-                for pre_bind in self._pre_bind:
-                    problem = problem or await pre_bind(cycle, added)
-                if problem:
-                    outcome = self._given_up(cycle, problem)
-                elif cycle.state is not CycleState.BINDING:
-                    outcome = self._overtaken(args)
-                else:
-                    annotations, labels = added, {}
-                    own = prepared.classic_part(placement)
-                    if own.grants or prepared.claims is None:
-                        now = cycles.clock.now()
-                        annotations = binding_annotations(prepared.classic, own, vendors=self._vendors, now=now)
-                        annotations |= slice_annotations(own, self._vendors) | added
-                        labels = {keys.ASSIGNED_NODE: args.node}
-                    is_writing = True
-                    outcome = await self._write(cycle, args, prepared, annotations, labels)
+            annotations: dict[str, str] = {}
+            outcome = self._obstacle(cycle, args, placement)
+            if outcome is None:
+                outcome = await self._pre_bind_all(cycle, annotations) or self._obstacle(cycle, args, placement)
+            if outcome is None:
+                outcome = await self._take_turn(ticket) or self._obstacle(cycle, args, placement)
+            if outcome is None:
+                labels = {}
+                own = prepared.classic_part(placement)
+                if own.grants or prepared.claims is None:
+                    now = cycles.clock.now()
+                    annotations |= binding_annotations(prepared.classic, own, vendors=self._vendors, now=now)
+                    annotations |= slice_annotations(own, self._vendors)
+                    labels = {keys.ASSIGNED_NODE: args.node}
+                is_writing = True
+                outcome = await self._write(cycle, args, prepared, annotations, labels)
         except KubeError as error:
             outcome = Outcome(WriteResult.NOT_BOUND, str(error))
         except BaseException:
@@ -215,6 +204,28 @@ class Binder:
             raise
         await self._finish(cycle, ticket, outcome.result)
         return outcome
+
+    def _obstacle(self, cycle: PodCycle, args: BindingArgs, placement: Placement) -> Outcome | None:
+        """Why the Binding is not sent; None if it may be."""
+        if cycle.state is not CycleState.BINDING:
+            return self._overtaken(args)
+        if not self._cycles.may_be_written(cycle):
+            return Outcome(WriteResult.NOT_BOUND, NOT_LEADING)
+        if not self._cycles.has_cards(placement):
+            return self._given_up(cycle, f"node {args.node} lost its devices")
+        return None
+
+    async def _pre_bind_all(self, cycle: PodCycle, annotations: dict[str, str]) -> Outcome | None:
+        problem = ""
+        for pre_bind in self._pre_bind:
+            problem = problem or await pre_bind(cycle, annotations)
+        for before_binding in self._before_binding:
+            problem = problem or await before_binding(cycle)
+        return self._given_up(cycle, problem) if problem else None
+
+    async def _take_turn(self, ticket: Ticket | None) -> Outcome | None:
+        problem = await self._cycles.queue.enter(ticket) if ticket is not None else ""
+        return Outcome(WriteResult.NOT_BOUND, problem) if problem else None
 
     async def _write(
         self,

@@ -1,8 +1,9 @@
 """The extension points of the pipeline, with kube-scheduler's names and in its order.
 
     filter   pre_filter ─▶ place ─▶ (the selector) ─▶ post_filter ─▶ reserve
-                                        └─ no place: on_refused          │ unreserve: in reverse order
-    bind     permit ─▶ pre_bind ─▶ (the Binding) ─▶ post_bind  ◀─────────┘
+                                                      │              unreserve, in reverse order: asked for again
+                                                      └─ on_refused: there is no place
+    bind     permit ─▶ pre_bind ─▶ before_binding ─▶ (the Binding) ─▶ post_bind
     always   what the API shows (on_pod, on_node, ...), recover, tick, wake, run, end_term
 
 A feature overrides the methods of the points that it needs, and is not called at the others (`methods`). Features are
@@ -206,6 +207,10 @@ class Feature:
 
     async def pre_bind(self, cycle: PodCycle, annotations: dict[str, str]) -> str:
         """Write what has to be there before the Binding, and add to its annotations; empty, or why it is not sent."""
+        return ""
+
+    async def before_binding(self, cycle: PodCycle) -> str:
+        """Everything of the pod is written but its Binding: wait until that may be; empty, or why it may not."""
         return ""
 
     def post_bind(self, cycle: PodCycle, error: str) -> None:

@@ -141,6 +141,7 @@ class GangCoordinator:
 
     def forget(self, uid: str) -> None:
         """The pod is gone, has failed, or belongs to no gang any more."""
+        self.lifecycle.leave_bind(uid)
         gang = self.registry.leave(uid)
         if gang is None:
             return

@@ -118,6 +118,9 @@ class Gangs(Feature):
     async def permit(self, uid: str) -> str:
         return await self.coordinator.lifecycle.enter_bind(uid)
 
+    async def before_binding(self, cycle: PodCycle) -> str:
+        return await self.coordinator.lifecycle.await_claims(cycle.uid)
+
     def post_bind(self, cycle: PodCycle, error: str) -> None:
         self.coordinator.lifecycle.leave_bind(cycle.uid)
 

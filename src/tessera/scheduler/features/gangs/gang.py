@@ -132,6 +132,17 @@ class Outlook(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class ClaimBarrier:
+    """Members whose claims are written before any of them is bound: a claim may turn out to be another pod's."""
+
+    pending: set[str]
+    """uids of those whose claims are not written yet"""
+    opened: asyncio.Future[bool]
+    """whether enough members go on"""
+    ready: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Gang:
     """Changed by `coordinator` and its parts only."""
 
@@ -153,6 +164,8 @@ class Gang:
     """by uid; the result is empty, or why the gang was given up"""
     released: set[str] = field(default_factory=set)
     """uids of members whose bind goes on since the gang was complete"""
+    writing: ClaimBarrier | None = None
+    """while claims of those members are written"""
     reason: str = ""
     """why it waits"""
     misfit: Misfit | None = None

@@ -2,7 +2,8 @@
 
     planned      every member has a hold; a plan ends if no member comes for `--gang-timeout`, and after a while anyway
     given up     everything is released, and binds that wait fail; the next plan follows after a pause that grows
-    the barrier  binds of members wait until every required member has come, then all are written together
+    the barrier  binds of members wait until every required member has come, and then until the claims of all are
+                 written; then all are bound together
     completing   what is bound is shown by the API, which is the memory: a process that finds a gang bound in part makes
                  holds for the rest before it decides about anything else
 
@@ -19,7 +20,7 @@ from collections.abc import Generator
 from tessera.core.gangs import GangMisfit
 from tessera.core.misfits import Misfit
 from tessera.kube.backoff import Backoff
-from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
+from tessera.scheduler.features.gangs.gang import ClaimBarrier, Gang, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import PLAN_AGAIN, GangHolds
 from tessera.scheduler.features.gangs.registry import GangRegistry
 from tessera.scheduler.features.gangs.reports import GangReports
@@ -133,11 +134,36 @@ class GangLifecycle:
             if gang.waiting_binds.get(uid) is turn:
                 del gang.waiting_binds[uid]
 
+    async def await_claims(self, uid: str) -> str:
+        """Wait until the claims of all members that are bound together are written; empty, or why they are not."""
+        gang = self._registry.of(uid)
+        barrier = gang.writing if gang is not None else None
+        if gang is None or barrier is None or uid not in barrier.pending:
+            return ""
+        barrier.ready += 1
+        self._pass(gang, barrier, uid)
+        if not barrier.opened.done():
+            await asyncio.wait([barrier.opened], timeout=self._settings.gang_seconds)
+        is_open = barrier.opened.done() and barrier.opened.result()
+        return "" if is_open else f"gang {gang.name}: claims of other members are not theirs"
+
+    def _pass(self, gang: Gang, barrier: ClaimBarrier, uid: str) -> None:
+        """The claims of a member are written, or never will be."""
+        barrier.pending.discard(uid)
+        if not barrier.pending and not barrier.opened.done():
+            gang.writing = None
+            barrier.opened.set_result(barrier.ready + gang.count(MemberState.BOUND) >= gang.required)
+
     def leave_bind(self, uid: str) -> None:
         """The bind has ended."""
         gang = self._registry.of(uid)
         if gang is not None:
+            was_released = uid in gang.released
             gang.released.discard(uid)
+            if gang.writing is not None:
+                self._pass(gang, gang.writing, uid)
+            if was_released and not gang.released:
+                self.observe(gang)  # Perhaps no member was bound.
 
     def _open_if_complete(self, gang: Gang) -> None:
         """PLANNED -> COMPLETING: every required member has come, and nothing known can make one fail."""
@@ -157,6 +183,10 @@ class GangLifecycle:
         gang.failures, gang.must_ask = 0, False
         gang.released.update(gang.waiting_binds)
         came = len(gang.waiting_binds)
+        cycles = [self._cycles.get(uid) for uid in gang.waiting_binds]
+        if any(each is not None and each.prepared is not None and each.prepared.claim_uids for each in cycles):
+            opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            gang.writing = ClaimBarrier(set(gang.waiting_binds), opened)
         self._open(gang)
         self._reports.tell(gang, f"all of {came} members have come: they are bound")
 
