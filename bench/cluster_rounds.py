@@ -292,7 +292,7 @@ class Bench:
                 return
 
     async def _clear(self, watcher: asyncio.Task[None]) -> None:
-        await self.api.delete(PODS.path(MEASURED), grace_seconds=0)
+        await self.api.delete(PODS.path(MEASURED), grace_s=0)
         await self.bound.until(lambda: not self.bound.known, what="the end of the pods", watcher=watcher)
         await self.is_clear()
 

@@ -156,9 +156,9 @@ def _run_plans(
         progress(f"{name}: {case}")
         began = process_time()
         if goal is None:
-            plan = plan_whole_cards(filled.ledger, filled.book, filled.movable, most_moves=most)
+            plan = plan_whole_cards(filled.ledger, filled.book, filled.movable, max_moves=most)
         else:
-            plan = plan_room(filled.ledger, filled.book, filled.movable, goal, most_moves=most)
+            plan = plan_room(filled.ledger, filled.book, filled.movable, goal, max_moves=most)
         seconds = process_time() - began
         figures = {"cluster": name, "case": case, "seconds": round(seconds, 2)}
         write(json.dumps({**figures, "moves": plan.moves, "gained": len(plan.gained), "pods": len(filled.movable)}))

@@ -20,7 +20,7 @@ from tessera.maintenance.defragmenter.controller import MAX_PLANS, Defragmenter,
 from tests.support.builders import PodBuilder, gpu_pod, node
 
 NOW = 1_700_000_000.0
-OPTIONS = RoundOptions(patience_s=120.0, most_moves=5, step_timeout_s=600.0, dry_run=True)
+OPTIONS = RoundOptions(patience_s=120.0, max_moves=5, step_timeout_s=600.0, dry_run=True)
 """the defaults of the command"""
 
 

@@ -73,7 +73,7 @@ async def churn(found: Bench, count: int) -> None:
 
 async def _delete(found: Bench, namespace: str, name: str) -> None:
     try:
-        await found.api.delete(PODS.path(namespace, name), grace_seconds=0)
+        await found.api.delete(PODS.path(namespace, name), grace_s=0)
     except ApiError as error:
         if error.status != 404:
             raise

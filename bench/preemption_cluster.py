@@ -83,7 +83,7 @@ class Kubelets:
         left = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp() - time.time()
         await asyncio.sleep(max(left, 0.0))
         path = PODS.path(metadata["namespace"], metadata["name"])
-        await self._api.delete(path, uid=metadata["uid"], grace_seconds=0)
+        await self._api.delete(path, uid=metadata["uid"], grace_s=0)
 
 
 def full_node_pods(found: Bench) -> list[Json]:

@@ -80,7 +80,7 @@ async def check_mps(report: Report, hardware: NvmlHardware) -> None:
         seen = (await mps_client(on_host(answer), gib=(2, 6))).found
         report.check("torch gets 2 GiB of 4096 MiB and not 6", seen.get("2") is True and seen.get("6") is False, seen)
         # No slice is held any more: the next agent, in another mode, restores the card.
-        await node.plane.client.delete("/api/v1/namespaces/default/pods/one", grace_seconds=0)
+        await node.plane.client.delete("/api/v1/namespaces/default/pods/one", grace_s=0)
         await restore(node, hardware)
         report.check("in another mode the card is put back", True, hardware.compute_mode(node.card(0).uuid).name)
 
@@ -101,7 +101,7 @@ async def check_mig(report: Report, hardware: NvmlHardware) -> None:
         torch = await mig_client(handed)
         report.check("torch computes on it", torch.found.get("product") is True, torch.found)
         await torch.end()
-        await node.plane.client.delete("/api/v1/namespaces/default/pods/one", grace_seconds=0)
+        await node.plane.client.delete("/api/v1/namespaces/default/pods/one", grace_s=0)
         await node.until(lambda: hardware.instances(card) == [], what="the instance to be destroyed")
         report.check("without its pod the instance goes", True, hardware.instances(card))
 

@@ -106,7 +106,7 @@ async def granted(node: AgentNode, name: str, cores: int) -> Mapping[str, str]:
 
 
 async def ended(node: AgentNode, name: str) -> None:
-    await node.plane.client.delete(f"/api/v1/namespaces/default/pods/{name}", grace_seconds=0)
+    await node.plane.client.delete(f"/api/v1/namespaces/default/pods/{name}", grace_s=0)
     node.resources.held.pop(("default", name, "c0"), None)
 
 

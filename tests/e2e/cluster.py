@@ -313,7 +313,7 @@ async def clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> Non
     await api.delete(NAMESPACES.path(name=namespace))
 
     async def no_pods() -> bool:
-        await api.delete(PODS.path(namespace), grace_seconds=0)
+        await api.delete(PODS.path(namespace), grace_s=0)
         return not (await api.list(PODS.path(namespace), dict[str, Any])).items
 
     await until(no_pods, what=f"the end of the pods of {namespace}")

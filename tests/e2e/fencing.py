@@ -155,7 +155,7 @@ class Bench:
         self.refusals[refusal] = self.refusals.get(refusal, 0) + 1
         print(f"{number}: {' and '.join(holders) or 'no pod'} on one card; late: {refusal or 'no error'}", flush=True)
         for pod in pods:
-            await self.api.delete(PODS.path(NAMESPACE, pod["metadata"]["name"]), grace_seconds=0)
+            await self.api.delete(PODS.path(NAMESPACE, pod["metadata"]["name"]), grace_s=0)
 
     # -- the three ways
 

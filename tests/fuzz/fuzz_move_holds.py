@@ -44,7 +44,7 @@ def one_input(data: bytes) -> None:
         cast("AllocationQueue", None),
         UnschedulablePods(),
         clock=Clock(lambda: NOW, lambda: 0.0, UTC),
-        reservation_seconds=60.0,
+        reservation_s=60.0,
         observer=SchedulerObserver(),
     )
     holds = MoveHolds(cycles, cast("KubeApi", None), spawn=_never, is_ready=lambda: True, make_way=lambda _: None)

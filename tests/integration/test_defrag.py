@@ -60,7 +60,7 @@ async def spread_out(cluster: Product) -> DefragmentationReport:
     for name, mem in (("small", 10_000), ("large", 20_000)):
         await cluster.plane.client.create(DEPLOYMENTS, deployment(name, mem=mem))
         await cluster.until(partial(pod_of, cluster, name), what=f"{name} runs")
-    plan = plan_cards(await look(cluster), most_moves=9, with_bare=False)
+    plan = plan_cards(await look(cluster), max_moves=9, with_bare=False)
     assert (len(plan.moves), plan.gained) == (1, 1)
     return plan
 
@@ -104,7 +104,7 @@ async def test_a_gang_moves_in_one_step_and_its_members_go_where_the_plan_says(t
         await cluster.plane.client.create(DEPLOYMENTS, deployment("gang", mem=10_000, members=2))
         await cluster.until(lambda: len(running(cluster, "gang")) == 2, what="the gang runs")
         before = {pod["metadata"]["uid"] for pod in running(cluster, "gang")}
-        plan = plan_cards(await look(cluster), most_moves=9, with_bare=False)
+        plan = plan_cards(await look(cluster), max_moves=9, with_bare=False)
         assert [(move.step, move.controller) for move in plan.moves] == [(1, "Deployment/gang")] * 2
         said: list[str] = []
         run = PlanRun(
@@ -171,7 +171,7 @@ async def test_an_instance_moves_to_the_card_of_another_node(tmp_path: Path) -> 
         for name, mem in (("small", 9_000), ("large", 19_000)):
             await mig_pod(cluster, name, mem=mem)
         assert {place_of(cluster, name)[0] for name in ("small", "large")} == {"n1", "n2"}
-        plan = plan_cards(await look(cluster), most_moves=9, with_bare=False)
+        plan = plan_cards(await look(cluster), max_moves=9, with_bare=False)
         [move] = plan.moves
         assert plan.gained == 1
         moving = move.controller.removeprefix("Deployment/")
@@ -195,7 +195,7 @@ async def test_an_instance_moves_to_another_place_of_its_card_and_not_back_to_it
         half = gpu_pod("half", gpu=1, mem=39_000)
         half["metadata"]["annotations"] = MIG
         manifest = Manifest("default", "half", half, 1)
-        plan = plan_copies(await look(cluster), manifest, most_moves=9, with_bare=False)
+        plan = plan_copies(await look(cluster), manifest, max_moves=9, with_bare=False)
         progress, said = await apply(cluster, plan)
         assert progress.stage is MoveStage.MOVED, said
         await cluster.until(lambda: pod_of(cluster, "last"), what="it runs again")

@@ -196,7 +196,7 @@ async def clear(cluster: DemoCluster) -> None:
         await cluster.plane.server.verbs.delete_all(collection, EVERYTHING, BACKGROUND, RequestContext())
     for pod in cluster.pods():
         with gone_is_fine():  # The garbage collector deletes pods of workloads meanwhile.
-            await cluster.plane.delete_pod(pod["metadata"]["namespace"], name_of(pod), grace_seconds=0)
+            await cluster.plane.delete_pod(pod["metadata"]["namespace"], name_of(pod), grace_s=0)
     client = cluster.plane.client
     for quota in (await client.list(RESOURCE_QUOTAS.path(), dict[str, Any])).items:
         await client.delete(RESOURCE_QUOTAS.path(quota["metadata"]["namespace"], name_of(quota)))
@@ -249,7 +249,7 @@ def test_every_module_and_folder_that_a_page_names_exists(page: Path) -> None:
 async def test_the_picture_of_moves_is_the_plan_of_its_snapshot() -> None:
     file = ROOT / "docs/images/defragmentation.yaml"
     cluster = OfflineCluster(decode_snapshot(file.read_bytes(), file=file.name))
-    drawn = plan_picture(cluster, plan_cards(cluster, most_moves=50, with_bare=False))
+    drawn = plan_picture(cluster, plan_cards(cluster, max_moves=50, with_bare=False))
     kept = file.with_suffix(".svg").read_text(encoding="utf-8")
     assert drawn == kept, "tessera defrag plan --snapshot docs/images/defragmentation.yaml --plot ...svg"
 

@@ -242,7 +242,7 @@ async def test_what_happens_while_a_watch_is_down_is_known_afterwards(
         await cluster.at_rest()
         stop = faults.cut_watches if how == "cut" else faults.end_watches
         assert stop(kind, agent=US) == 1
-        await plane.delete_pod("default", "goes", grace_seconds=0)
+        await plane.delete_pod("default", "goes", grace_s=0)
         await plane.nodes["n1"].set_cards(gpu_cards("n1", 3))
         if compacted:
             faults.compact()

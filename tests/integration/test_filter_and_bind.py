@@ -297,7 +297,7 @@ async def test_a_pod_asked_for_again_without_its_node_moves_its_reservation(tmp_
 
 async def test_a_decision_that_is_never_bound_expires_and_the_card_goes_to_others(tmp_path: Path) -> None:
     """HAMi keeps such a reservation until the pod is deleted."""
-    async with product([node(count=1)], tmp_path, scheduling=False, reservation_seconds=0.01) as cluster:
+    async with product([node(count=1)], tmp_path, scheduling=False, reservation_s=0.01) as cluster:
         held = await cluster.plane.create_pod(gpu_pod("held", gpu=1))
         async with cluster.extender() as extender:
             assert (await extender.filter(held, ["n1"])).nodes == ("n1",)
@@ -360,6 +360,6 @@ async def test_a_terminating_pod_counts_until_it_is_gone_also_after_a_restart(tm
         await plane.create_pod(gpu_pod("q", gpu=1))
         assert "CardInsufficientMemory" in await cluster.refused("q")
         await cluster.at_rest()
-        await plane.delete_pod("default", "p", grace_seconds=0)
+        await plane.delete_pod("default", "p", grace_s=0)
         await cluster.running_pods("q")
         await cluster.at_rest()

@@ -157,7 +157,7 @@ async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others
 ) -> None:
     """HAMi removes any lock that names no owner."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
-    async with product([node], tmp_path, turn_seconds=0.1) as cluster:
+    async with product([node], tmp_path, turn_s=0.1) as cluster:
         plane = cluster.plane
         await plane.create_pod(owner())
         text = lock.format(now=now())
@@ -172,7 +172,7 @@ async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others
 
 async def test_waiting_for_a_turn_is_bounded(tmp_path: Path) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="answer")
-    async with product([node], tmp_path, turn_seconds=0.05) as cluster:
+    async with product([node], tmp_path, turn_s=0.05) as cluster:
         node.kubelet.pause()
         await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=100))
         await cluster.plane.create_pod(gpu_pod("q", gpu=1, mem=200))
@@ -226,7 +226,7 @@ async def test_a_pod_deleted_in_handover_frees_its_turn(tmp_path: Path, agent: s
         await cluster.until(lambda: cluster.service.engine.queue.active == 1)
         await plane.create_pod(gpu_pod("q", gpu=1, mem=200))
         await cluster.until(lambda: cluster.service.engine.queue.waiting == 1)
-        await plane.delete_pod("default", "p", grace_seconds=0)
+        await plane.delete_pod("default", "p", grace_s=0)
         node.kubelet.resume()
         await cluster.running_pods("q")
         await cluster.at_rest()

@@ -299,7 +299,7 @@ async def test_a_mig_instance_of_a_pod_is_shown_until_the_pod_is_gone(monkeypatc
         patch = {"metadata": {"annotations": {keys.MIG_ALLOCATIONS: encode_mig_allocations([instance])}}}
         await world.plane.client.patch(PODS.path("default", "p"), patch)
         await world.shows(hami_node_gpu_mig_instance_info=1)
-        await world.plane.delete_pod("default", "p", grace_seconds=0)
+        await world.plane.delete_pod("default", "p", grace_s=0)
         await until(lambda: not world.process.service.ledger.pods())
         assert "hami_node_gpu_mig_instance_info" not in (await scrape(world.process)).names
 

@@ -182,7 +182,7 @@ async def test_a_pod_that_is_gone_is_shown_no_more(tmp_path: Path) -> None:
     async with monitored(tmp_path) as node:
         await node.pod("p", region())
         await node.until(lambda text: 'pod="p"' in text)
-        await node.plane.delete_pod("default", "p", grace_seconds=0)
+        await node.plane.delete_pod("default", "p", grace_s=0)
         await node.until(lambda text: 'pod="p"' not in text)
 
 

@@ -241,7 +241,7 @@ async def test_a_node_deleted_with_its_pods_and_back_again_has_its_pods(tmp_path
         await plane.fleet.add(gone)
         await cluster.at_rest()
         assert "CardInsufficientMemory" in await refuse(cluster, "r", gpu=1, mem=5000)
-        await plane.delete_pod("default", "p", grace_seconds=0)
+        await plane.delete_pod("default", "p", grace_s=0)
         await cluster.running_pods("q", "r")
         await cluster.at_rest()
 

@@ -131,7 +131,7 @@ async def test_a_pod_is_bound_when_a_cordon_is_lifted(tmp_path: Path) -> None:
 
 
 async def test_a_pod_is_bound_when_a_reservation_that_was_never_used_expires(tmp_path: Path) -> None:
-    async with product([node()], tmp_path, scheduling=False, reservation_seconds=0.0) as cluster:
+    async with product([node()], tmp_path, scheduling=False, reservation_s=0.0) as cluster:
         gated = gpu_pod("held", gpu=1)
         gated["spec"]["schedulingGates"] = GATES
         held = await cluster.plane.create_pod(gated)
@@ -154,7 +154,7 @@ async def test_a_pod_refused_because_our_watch_lagged_is_woken_when_the_news_com
         plane = cluster.plane
         await run(cluster)
         release = plane.server.faults.hold_watches(POD_KIND, agent=US)
-        await plane.delete_pod("default", "running", grace_seconds=0)
+        await plane.delete_pod("default", "running", grace_s=0)
         await refuse(cluster)
         assert wakings(cluster) == []
         release()
@@ -168,7 +168,7 @@ async def test_a_pod_that_could_not_be_woken_is_tried_again(tmp_path: Path) -> N
         plane = cluster.plane
         await run(cluster)
         release = plane.server.faults.hold_watches(POD_KIND, agent=US)
-        await plane.delete_pod("default", "running", grace_seconds=0)
+        await plane.delete_pod("default", "running", grace_s=0)
         await refuse(cluster)
         plane.server.faults.next(Fail(500), method="PATCH", path="/pods/waiting$", agent=US)
         release()
@@ -242,7 +242,7 @@ async def test_no_pod_is_woken_for_room_that_is_too_small(tmp_path: Path) -> Non
         await run(cluster, "small", gpu=1, mem=100)
         await run(cluster, "large", gpu=1, mem=80000)
         await refuse(cluster, gpu=1, mem=70000)
-        await cluster.plane.delete_pod("default", "small", grace_seconds=0)
+        await cluster.plane.delete_pod("default", "small", grace_s=0)
         await cluster.at_rest()
         assert asleep(cluster) == 1
         assert wakings(cluster) == []

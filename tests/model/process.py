@@ -55,9 +55,7 @@ class Process:
         self._is_taking_over = False
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
         # At rest nothing is left behind: what is held for a starving gang would be.
-        settings = Settings(
-            journal=JournalSettings(memory_bytes=JOURNAL_BYTES), gang_starving_seconds=0.0, dra=reads_claims
-        )
+        settings = Settings(journal=JournalSettings(memory_bytes=JOURNAL_BYTES), gang_starving_s=0.0, dra=reads_claims)
         self.journal = CheckedJournal(settings, now=now, identity=name)
         self._replayed = 0
         """number of the last record whose decision was made again"""

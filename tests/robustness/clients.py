@@ -141,7 +141,7 @@ class Client:
 
     async def delete(self, key: str, *, grace_s: int | None = None) -> None:
         path = PODS.path(*key.split("/"))
-        deleting = self._api.delete(path) if grace_s is None else self._api.delete(path, grace_seconds=grace_s)
+        deleting = self._api.delete(path) if grace_s is None else self._api.delete(path, grace_s=grace_s)
         await self._act("delete", key, deleting, DELETED)
 
     async def _act(self, action: str, key: str, work: Any, status: int) -> None:

@@ -124,9 +124,7 @@ class World:
         self.leads: int | None = 0
         """the tenure that the lease gives the engine"""
         self._tenures = 0
-        self.settings = Settings(
-            node_lock=mode, reservation_seconds=RESERVATION, turn_seconds=TURN, node_lock_seconds=LOCK
-        )
+        self.settings = Settings(node_lock=mode, reservation_s=RESERVATION, turn_s=TURN, node_lock_s=LOCK)
         self.api = FakeCluster()
         self.start()
         for node in nodes:

@@ -94,9 +94,9 @@ def plan(
                 raise InspectionError(f"{file}: {len(manifests)} pods or workloads; give one at a time")
         cluster = OfflineCluster(await sources.read_state(source, for_preemption=True))
         if manifests:
-            found = plan_copies(cluster, manifests[0], most_moves=max_moves, with_bare=bare_pods)
+            found = plan_copies(cluster, manifests[0], max_moves=max_moves, with_bare=bare_pods)
         else:
-            found = plan_cards(cluster, most_moves=max_moves, with_bare=bare_pods)
+            found = plan_cards(cluster, max_moves=max_moves, with_bare=bare_pods)
         if plot is not None:
             sources.write_output(plot, plan_picture(cluster, found))
         lines = plan_lines(found, width=sources.terminal_width())

@@ -231,8 +231,8 @@ def _within_quota(ask: Ask, fitting: Fitting) -> Fitting:
     """
     room, count = ask.room, ask.request.count
     dearest = max((grant.memory for _, grant in fitting), default=0)
-    most_cores = max((counted_cores(grant.cores) for _, grant in fitting), default=0)
-    if room.allows(dearest * count, most_cores * count):
+    max_cores = max((counted_cores(grant.cores) for _, grant in fitting), default=0)
+    if room.allows(dearest * count, max_cores * count):
         return fitting
     best = _paid_one_by_one(ask, fitting)
     if len(best) == count:

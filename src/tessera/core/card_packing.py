@@ -76,21 +76,21 @@ def pack(
     cards: Sequence[PackingCard],
     pods: Sequence[PackingPod],
     *,
-    most_moves: float,
+    max_moves: float,
     only: Collection[int] | None = None,
-    most_work: int = MAX_WORK,
+    max_work: int = MAX_WORK,
 ) -> Packing:
     """The best moves; none if no card can be emptied, or if there are too many ways to tell. `only`: the cards that are
     to be emptied, if not any."""
     work = 0
     for extra, with_idle in ((len(pods), True), (FEW_EXTRA, False)):
-        search = _Search(cards, pods, only, most_work, with_idle=with_idle)
+        search = _Search(cards, pods, only, max_work, with_idle=with_idle)
         try:
-            moves = search.run(most_moves, extra)
+            moves = search.run(max_moves, extra)
         except _OutOfWork:
-            work += most_work
+            work += max_work
             continue
-        return Packing(moves, work + most_work - search.left)
+        return Packing(moves, work + max_work - search.left)
     return Packing([], work)
 
 
@@ -104,13 +104,13 @@ class _Search:
         cards: Sequence[PackingCard],
         pods: Sequence[PackingPod],
         only: Collection[int] | None,
-        most_work: int,
+        max_work: int,
         *,
         with_idle: bool,
     ) -> None:
         self._cards = cards
         self._pods = pods
-        self.left = most_work
+        self.left = max_work
         self._on: list[list[int]] = [[] for _ in cards]
         self._used = [card.fixed for card in cards]
         for number, pod in enumerate(pods):
@@ -121,14 +121,14 @@ class _Search:
         self._in_use = frozenset(i for i, used in enumerate(self._used) if used != PackingUse())
         self._idle = [i for i in range(len(cards)) if i not in self._in_use] if with_idle else []
 
-    def run(self, most_moves: float, most_extra: int) -> list[PackingMove]:
+    def run(self, max_moves: float, max_extra: int) -> list[PackingMove]:
         for gain in range(len(self._emptiable), 0, -1):
             sets = sorted((self._leaving(emptied), len(idle), emptied, idle) for idle, emptied in self._sets(gain))
             for moves in range(gain, len(self._pods) + 1):
-                if moves > most_moves:
+                if moves > max_moves:
                     break
                 for (count, _), _, emptied, idle in sets:
-                    if not moves - most_extra <= count <= moves:
+                    if not moves - max_extra <= count <= moves:
                         continue
                     found = self._empty(frozenset(emptied), self._in_use.difference(emptied).union(idle), moves - count)
                     if found is not None:

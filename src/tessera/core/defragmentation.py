@@ -22,13 +22,13 @@ def plan_whole_cards(
     book: PodBook,
     pods: Mapping[str, MovablePod],
     *,
-    most_moves: float = math.inf,
+    max_moves: float = math.inf,
     depth: int = DEPTH,
 ) -> DefragmentationPlan:
     """As many cards as possible without any pod, by the fewest moves. A pod moves to a card that no pod uses only where
     that empties two others, and only an exact search finds that."""
     with ledger.begin() as transaction:
-        planner = Planner(transaction, book, pods, most_moves=most_moves)
+        planner = Planner(transaction, book, pods, max_moves=max_moves)
         cards = WholeCards(planner)
         cards.take_idle()
         cards.pack()
@@ -48,12 +48,12 @@ def plan_room(
     pods: Mapping[str, MovablePod],
     goal: Goal,
     *,
-    most_moves: float = math.inf,
+    max_moves: float = math.inf,
     depth: int = DEPTH,
 ) -> DefragmentationPlan:
     """Room for the goal's copies, as many as possible. Those that fit already need no move."""
     with ledger.begin() as transaction:
-        planner = Planner(transaction, book, pods, most_moves=most_moves)
+        planner = Planner(transaction, book, pods, max_moves=max_moves)
         planner.place_fitting(goal)
         planner.run(goal, depth)
     return planner.finish()

@@ -135,7 +135,7 @@ class Planner:
     """One plan in the making, on the ledger itself."""
 
     def __init__(
-        self, transaction: Transaction, book: PodBook, pods: Mapping[str, MovablePod], *, most_moves: float
+        self, transaction: Transaction, book: PodBook, pods: Mapping[str, MovablePod], *, max_moves: float
     ) -> None:
         """The transaction is not kept: a plan changes nothing."""
         self.relocation = Relocation(transaction)
@@ -147,7 +147,7 @@ class Planner:
         if bare:
             self.book = _BookView(book, lambda t: t._replace(priority=BARE_PRIORITY) if t.uid in bare else t)
         self.pods = pods
-        self.most_moves = most_moves
+        self.max_moves = max_moves
         self.steps: list[tuple[Move, ...]] = []
         self._gained: list[tuple[PodRequest, PodFacts]] = []
         self._placed: list[PodFacts] = []
@@ -167,7 +167,7 @@ class Planner:
     @property
     def may_go_on(self) -> bool:
         """Whether more moves and more work are allowed."""
-        return self.moves < self.most_moves and self._work < MAX_WORK
+        return self.moves < self.max_moves and self._work < MAX_WORK
 
     def spend(self, work: int) -> None:
         self._work += work
@@ -244,7 +244,7 @@ class Planner:
         done = False
         while queue.heap and tries > 0 and not done and self._work < MAX_WORK:
             cost, node, version, found = entry = heapq.heappop(queue.heap)
-            if version != queue.versions.get(node) or self.moves + max(cost.pods, 1) > self.most_moves:
+            if version != queue.versions.get(node) or self.moves + max(cost.pods, 1) > self.max_moves:
                 continue
             if found is None:
                 found = self._search(request, node, queue, depth)
@@ -282,7 +282,7 @@ class Planner:
         if stuck is None:
             moves = tuple(self.move(uid) for uid in found.victims)
             self.steps += [moves] if self._is_gang(moves) else [(move,) for move in moves]
-            if self.relocation.has_host_room(found.node, host) and self.moves <= self.most_moves:
+            if self.relocation.has_host_room(found.node, host) and self.moves <= self.max_moves:
                 self.relocation.put(facts_of(request, found.placement), host)
                 return None
             stuck = ""

@@ -75,7 +75,7 @@ class NodeSearch:
         priority: int,
         node: str,
         given: Iterable[str] = (),
-        most_trials: int = MAX_TRIALS,
+        max_trials: int = MAX_TRIALS,
         fewest_first: bool = False,
     ) -> None:
         """`given` are pods that leave anyway, because kube-scheduler has chosen them. `fewest_first`: the number of
@@ -90,7 +90,7 @@ class NodeSearch:
         self._gone = leaving_pods(ledger, book, node, claimant=pod.uid).union(given)
         self._budgets = Budgets(book, promised=self._promised)
         self._pace = Pace()
-        self._trials = TrialSearch(self._pace, place=self._place, allow=self._budgets.allow, most=most_trials)
+        self._trials = TrialSearch(self._pace, place=self._place, allow=self._budgets.allow, most=max_trials)
 
     @property
     def trials(self) -> int:

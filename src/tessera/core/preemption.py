@@ -63,7 +63,7 @@ class Preemption:
             if best is not None and trials <= 0:
                 break
             most = max(0, min(trials, MAX_TRIALS_ON_A_NODE))
-            on_node = NodeSearch(self.ledger, self.book, pod, priority=priority, node=bound.node, most_trials=most)
+            on_node = NodeSearch(self.ledger, self.book, pod, priority=priority, node=bound.node, max_trials=most)
             found = yield from on_node.steps()
             trials -= on_node.trials
             if found is not None and (best is None or found.rank < best.rank):

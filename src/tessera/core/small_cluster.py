@@ -85,7 +85,7 @@ class SmallCluster:
         if cards and all(card is not None and self._is_known(card) for card in cards):
             self._entries.append((entry, cost))
 
-    def moves(self, *, most_moves: float) -> list[SmallMove]:
+    def moves(self, *, max_moves: float) -> list[SmallMove]:
         """The best moves in order; none if it is too large."""
         if self.is_too_large or not self._entries:
             return []
@@ -109,9 +109,9 @@ class SmallCluster:
         found = pack(
             [_packing_card(card) for _, card in cards],
             pods,
-            most_moves=most_moves,
+            max_moves=max_moves,
             only=[where[self._only]] if self._only else None,
-            most_work=WINDOW_WORK if self._only else MAX_WORK,
+            max_work=WINDOW_WORK if self._only else MAX_WORK,
         )
         self.work = found.work
         return [

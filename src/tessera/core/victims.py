@@ -41,7 +41,7 @@ class PodTraits(NamedTuple):
     """why it is never evicted; empty if it may be"""
     group: str = ""
     """pods of one group are evicted together or not at all; empty: it stands alone"""
-    grace_seconds: float = 30.0
+    grace_s: float = 30.0
     """that it may take to end"""
 
     @property

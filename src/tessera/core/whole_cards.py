@@ -150,7 +150,7 @@ class WholeCards:
         """Whether all its moves could be made, and there are some; else nothing has changed."""
         planner, relocation = self._planner, self._planner.relocation
         mark, steps = planner.transaction.mark(), len(planner.steps)
-        moves = small.moves(most_moves=planner.most_moves - planner.moves)
+        moves = small.moves(max_moves=planner.max_moves - planner.moves)
         used = self._idle.keys() & {move.uuid for move in moves}
         for uuid in used:
             relocation.remove(self._idle[uuid])

@@ -156,16 +156,16 @@ def _obstacle(pod: Pod, prepared: object, *, with_bare: bool) -> str:
     return ""
 
 
-def plan_cards(cluster: OfflineCluster, *, most_moves: float, with_bare: bool) -> DefragmentationReport:
+def plan_cards(cluster: OfflineCluster, *, max_moves: float, with_bare: bool) -> DefragmentationReport:
     """As many whole cards as possible. Raises ListForbidden if nodes could not be listed."""
     cluster.state.require_nodes()
     pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_whole_cards(cluster.ledger, victim_book(cluster), pods, most_moves=most_moves)
+    plan = plan_whole_cards(cluster.ledger, victim_book(cluster), pods, max_moves=max_moves)
     return _report(cluster, plan, stays, goal="whole cards", wanted=None)
 
 
 def plan_copies(
-    cluster: OfflineCluster, manifest: Manifest, *, most_moves: float, with_bare: bool
+    cluster: OfflineCluster, manifest: Manifest, *, max_moves: float, with_bare: bool
 ) -> DefragmentationReport:
     """Room for the copies of a manifest. Raises InspectionError if they request no devices or are refused."""
     cluster.state.require_nodes()
@@ -179,7 +179,7 @@ def plan_copies(
     names = cluster.candidates(document)[0]
     goal = Goal(prepared.request, manifest.count, cluster.view.selector.candidates(names), host_ask(pod))
     pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, most_moves=most_moves)
+    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, max_moves=max_moves)
     copies = f"{manifest.count} x {manifest.namespace}/{manifest.name}"
     return _report(cluster, plan, stays, goal=copies, wanted=manifest.count)
 
@@ -190,7 +190,7 @@ def plan_for_waiting(
     names: Sequence[str],
     *,
     count: int = 1,
-    most_moves: float = FEW_MOVES,
+    max_moves: float = FEW_MOVES,
     highest_priority: int | None = None,
     movable: MovablePods | None = None,
 ) -> DefragmentationReport | None:
@@ -207,7 +207,7 @@ def plan_for_waiting(
     if highest_priority is not None:
         above = {pod.metadata.uid for pod in cluster.pods.values() if (pod.spec.priority or 0) > highest_priority}
         pods = {uid: pod for uid, pod in pods.items() if uid not in above}
-    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, most_moves=most_moves)
+    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, max_moves=max_moves)
     report = _report(cluster, plan, stays, goal=key, wanted=count)
     return report if plan.steps and report.is_reached else None
 

@@ -205,15 +205,15 @@ class KubeClient:
         *,
         uid: str | None = None,
         resource_version: str | None = None,
-        grace_seconds: int | None = None,
+        grace_s: int | None = None,
     ) -> None:
         """With `uid` or `resource_version`, only if the object is still that one, or unchanged (409 otherwise)."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         wanted = {"uid": uid, "resourceVersion": resource_version}
         if preconditions := {name: value for name, value in wanted.items() if value is not None}:
             options["preconditions"] = preconditions
-        if grace_seconds is not None:
-            options["gracePeriodSeconds"] = grace_seconds
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
         await self._transport.request("DELETE", path, _encode(options))
 
     async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:

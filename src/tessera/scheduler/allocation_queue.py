@@ -55,7 +55,7 @@ class Ticket:
     depends_on_allocate: bool
     device_counts: frozenset[int]
     """of its containers"""
-    lock_seconds: Mapping[str, float] = field(default_factory=dict)
+    lock_s: Mapping[str, float] = field(default_factory=dict)
     """the node locks that its plugin needs, in the order of taking them, and the age at which each has expired"""
     since: float = 0.0
     """when it asked, became active, or its binding was written"""
@@ -133,17 +133,17 @@ class AllocationQueue:
         vendors: Mapping[str, Vendor],
         *,
         mode: NodeLockMode,
-        turn_seconds: float,
-        lock_seconds: float,
+        turn_s: float,
+        lock_s: float,
         time: Callable[[], float],
     ) -> None:
-        """`turn_seconds`: longest wait inside bind. `lock_seconds`: after which a node lock has expired, unless it has
+        """`turn_s`: longest wait inside bind. `lock_s`: after which a node lock has expired, unless it has
         a time of its own, and a pod's turn ends by itself."""
         self._locks = locks
         self._vendors = vendors
         self._mode = mode
-        self._turn_seconds = turn_seconds
-        self._lock_seconds = lock_seconds
+        self._turn_s = turn_s
+        self._lock_s = lock_s
         self._time = time
         self._agents: dict[str, frozenset[str]] = {}
         """by node: what its agent, if it is ours, says about itself"""
@@ -205,12 +205,12 @@ class AllocationQueue:
 
         A bind that fails or is cancelled gives back what it has by now with `give_back`.
         """
-        deadline = self._time() + self._turn_seconds
+        deadline = self._time() + self._turn_s
         if ticket.state is not TicketState.ACTIVE and not await self._take_turn(ticket, deadline):
             return f"node {ticket.node} is still handing devices to another pod"
         if ticket.state is TicketState.OUT:
             return ""  # The pod was deleted or bound meanwhile, which the bind sees itself.
-        for key, expire_after in ticket.lock_seconds.items():
+        for key, expire_after in ticket.lock_s.items():
             if any(held.key == key for held in ticket.locks):
                 continue
             ticket.is_locking = key == keys.NODE_LOCK
@@ -306,7 +306,7 @@ class AllocationQueue:
         """End turns that no plugin ever ended; their locks have expired. A bind that runs ends its turn itself."""
         now = self._time()
         for ticket in [each for queue in self._queues.values() for each in queue.active]:
-            longest = max(ticket.lock_seconds.values(), default=self._lock_seconds)
+            longest = max(ticket.lock_s.values(), default=self._lock_s)
             if ticket.since + longest <= now and ticket.uid not in binding:
                 self.leave(ticket)
 
@@ -338,8 +338,8 @@ class AllocationQueue:
 
     def _locks_of(self, placement: Placement) -> dict[str, float]:
         """One per vendor, sorted by key; HAMi's common one for a vendor without its own."""
-        needed = {each.keys.lock or keys.NODE_LOCK: each.keys.lock_seconds for each in self._vendors_of(placement)}
-        return {key: self._lock_seconds if own is None else own for key, own in sorted(needed.items())}
+        needed = {each.keys.lock or keys.NODE_LOCK: each.keys.lock_s for each in self._vendors_of(placement)}
+        return {key: self._lock_s if own is None else own for key, own in sorted(needed.items())}
 
     def _vendors_of(self, placement: Placement) -> list[Vendor]:
         """Without those that left the configuration since the pod was placed: the bind finds their cards gone."""

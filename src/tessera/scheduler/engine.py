@@ -79,8 +79,8 @@ class Engine:
             NodeLocks(api, now=clock.now, time=clock.monotonic),
             self.vendors,
             mode=settings.node_lock,
-            turn_seconds=settings.turn_seconds,
-            lock_seconds=settings.node_lock_seconds,
+            turn_s=settings.turn_s,
+            lock_s=settings.node_lock_s,
             time=clock.monotonic,
         )
         self.cycles = PodCycles(
@@ -88,7 +88,7 @@ class Engine:
             self.queue,
             self.unschedulable,
             clock=clock,
-            reservation_seconds=settings.reservation_seconds,
+            reservation_s=settings.reservation_s,
             observer=observer,
         )
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)

@@ -166,14 +166,14 @@ class PodCycles:
         unschedulable: UnschedulablePods,
         *,
         clock: Clock,
-        reservation_seconds: float,
+        reservation_s: float,
         observer: SchedulerObserver,
     ) -> None:
         self.ledger = ledger
         self.queue = queue
         self.unschedulable = unschedulable
         self.clock = clock
-        self._reservation_seconds = reservation_seconds
+        self._reservation_s = reservation_s
         self._observer = observer
         self.term = 0
         """grows when this replica stops leading: another one may then give away what was reserved here"""
@@ -527,4 +527,4 @@ class PodCycles:
             self._cycles.pop(cycle.uid, None)
 
     def _deadline(self) -> float:
-        return self.clock.monotonic() + self._reservation_seconds
+        return self.clock.monotonic() + self._reservation_s

@@ -156,9 +156,9 @@ class Process(SchedulerObserver):
             await asyncio.gather(*work, *journal, stop, return_exceptions=True)
             raise
         code = 0 if stop in done else 1
-        if code == 0 and self.settings.shutdown_delay_seconds:
+        if code == 0 and self.settings.shutdown_delay_s:
             await self._announce_end()
-        deadline = asyncio.get_running_loop().time() + self.settings.grace_seconds
+        deadline = asyncio.get_running_loop().time() + self.settings.grace_s
         log.info("stopping", binds=self.service.engine.cycles.checked_out)
         self.service.journal.close()
         await self.close_listeners()
@@ -177,7 +177,7 @@ class Process(SchedulerObserver):
     async def _announce_end(self) -> None:
         """Not ready from now on, and still served for a while: the apiserver calls the webhook over connections that
         it keeps, and does not repeat a call that is cut off."""
-        seconds = self.settings.shutdown_delay_seconds
+        seconds = self.settings.shutdown_delay_s
         log.info("ending soon", seconds=seconds)
         for listener in self.listeners.values():
             listener.announce_end()
@@ -229,7 +229,7 @@ class Process(SchedulerObserver):
                 limits=self.settings.listeners.limits,
                 headers=headers,
                 iteration=self._iteration,
-                grace=self.settings.grace_seconds * (1 - EVENTS_SHARE),
+                grace=self.settings.grace_s * (1 - EVENTS_SHARE),
             )
 
     async def close_listeners(self) -> None:

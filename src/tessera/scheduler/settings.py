@@ -232,25 +232,25 @@ class Settings(ClusterAccess):
         "Which card, where the pod does not say.")
     node_selector: Mapping[str, str] = Group.PLACEMENT("node-label-selector", LABELS, {},
         "Only nodes with these labels.", default_text="all")
-    reservation_seconds: float = Group.PLACEMENT("reservation-timeout", SPAN, 300.0,
+    reservation_s: float = Group.PLACEMENT("reservation-timeout", SPAN, 300.0,
         "How long a decision waits for its bind.")
     preemption: bool = Group.PLACEMENT("preemption", SWITCH, True,
         "Evict pods of lower priority for a pod that fits on no node.")
-    preemption_delay_seconds: float = Group.PLACEMENT("preemption-delay", DURATION, 0.0,
+    preemption_delay_s: float = Group.PLACEMENT("preemption-delay", DURATION, 0.0,
         "Time after a pod's first refusal before pods are evicted for it, so that an autoscaler may add a node first.")
-    nomination_seconds: float = Group.PLACEMENT("nomination-timeout", SPAN, 300.0,
+    nomination_s: float = Group.PLACEMENT("nomination-timeout", SPAN, 300.0,
         "How long devices are held for a pod after the grace of the pods that were evicted for it.")
-    turn_seconds: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
+    turn_s: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
         "Longest wait inside bind; below the extender's httpTimeout (30s in the chart).")
-    gang_seconds: float = Group.PLACEMENT("gang-timeout", SPAN, 20.0,
+    gang_s: float = Group.PLACEMENT("gang-timeout", SPAN, 20.0,
         "How long the plan of a gang waits for its next member.")
-    gang_starving_seconds: float = Group.PLACEMENT("gang-starvation-timeout", DURATION, 300.0,
+    gang_starving_s: float = Group.PLACEMENT("gang-starvation-timeout", DURATION, 300.0,
         "How long a gang waits before what becomes free is held for it; 0: it never is.")
     gang_hold_percent: int = Group.PLACEMENT("gang-hold-share", PERCENT, 10,
         "Per cent of all cards that gangs of one namespace may hold without being bound, on average over hours.")
     node_lock: NodeLockMode = Group.PLACEMENT("node-lock", choice(NodeLockMode), NodeLockMode.AUTO,
         "Use of the node-lock annotation; auto: on nodes whose plugin needs it.")
-    node_lock_seconds: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,
+    node_lock_s: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,
         "Age at which another pod's lock counts as forgotten.", env=("HAMI_NODELOCK_EXPIRE",))
     dra: bool = Group.DEVICES("dra", SWITCH, False,
         "Place pods with ResourceClaims too, on cards whose agents leave them to Tessera (--dra-allocator=tessera); "
@@ -269,9 +269,9 @@ class Settings(ClusterAccess):
         "Publish HAMi's metrics under their old names too.")
     hami_events: bool = Group.OPERATION("hami-events", SWITCH, False,
         "Tell refusals in HAMi's coded texts, several events for each pod, instead of one sentence.")
-    shutdown_delay_seconds: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,
+    shutdown_delay_s: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,
         "Time after SIGTERM in which everything is still served, so that apiservers turn to another replica.")
-    grace_seconds: float = Group.OPERATION("grace-period", DURATION, 20.0,
+    grace_s: float = Group.OPERATION("grace-period", DURATION, 20.0,
         "Time for running binds and events after that.")
 
     @property

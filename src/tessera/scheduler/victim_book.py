@@ -209,7 +209,7 @@ def read_traits(pod: Pod) -> PodTraits:
         is_leaving=bool(metadata.deletion_timestamp),
         protection=protection,
         group=group_of(pod),
-        grace_seconds=float(DEFAULT_GRACE_S if grace is None else grace),
+        grace_s=float(DEFAULT_GRACE_S if grace is None else grace),
     )
 
 

@@ -94,7 +94,7 @@ class Neuron(Vendor):
             return BadRequest(self.names.cores, str(cores), advice)
         return NeuronRequest(vendor=self.key, count=cores // USUAL_CORES, cores=USUAL_CORES)
 
-    def most_cores(self, cards: int) -> int:
+    def max_cores(self, cards: int) -> int:
         """Cores are a number, and how many a device has depends on the node."""
         return INT32_MAX * USUAL_CORES
 

@@ -94,7 +94,7 @@ class AnnotationKeys:
     """node annotations that `node_score` or `fit` read (`NodeFacts.traits`)"""
     lock: str = ""
     """node annotation that serialises handover where this vendor's plugin needs it"""
-    lock_seconds: float | None = None
+    lock_s: float | None = None
     """age at which that lock has expired; None = the scheduler's --node-lock-timeout"""
 
     @cached_property
@@ -178,7 +178,7 @@ class Vendor(Rules):
             advice = f"{part} of no card is nothing: write 1 or more, or remove {part}"
             return BadRequest(names.count, "0", advice) if part is not None else None
         cores, memory = resources.amount(names.cores), self.memory_asked(resources)
-        most = self.most_cores(count if isinstance(count, int) else 1)
+        most = self.max_cores(count if isinstance(count, int) else 1)
         if isinstance(cores, int) and cores > most:
             return BadRequest(names.cores, str(cores), f"a whole card is {most}: write a number from 1 to {most}")
         if isinstance(memory, int) and LEAST_ASK < memory < self.least_memory(annotations):
@@ -191,7 +191,7 @@ class Vendor(Rules):
         """Resources that say how much of each card a container wants."""
         return self.names.memory, self.names.cores
 
-    def most_cores(self, cards: int) -> int:
+    def max_cores(self, cards: int) -> int:
         """What a container may write for the cores of so many cards."""
         return WHOLE_CARD_CORES
 

@@ -43,7 +43,7 @@ class Cambricon(Vendor):
         use_uuids=("cambricon.com/use-gpuuuid",),
         avoid_uuids=("cambricon.com/nouse-gpuuuid",),
         lock="cambricon.com/dsmlu.lock",
-        lock_seconds=LOCK_S,
+        lock_s=LOCK_S,
     )
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:

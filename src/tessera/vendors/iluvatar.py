@@ -50,7 +50,7 @@ class Iluvatar(Vendor):
             container.set_both(self.names.cores, count * CORES_PER_CARD)
         return count is not None
 
-    def most_cores(self, cards: int) -> int:
+    def max_cores(self, cards: int) -> int:
         return cards * CORES_PER_CARD
 
 

@@ -66,7 +66,7 @@ class MThreads(Vendor):
         if self.names.memory:
             container.set_both(self.names.memory, count * UNITS_PER_CARD)
 
-    def most_cores(self, cards: int) -> int:
+    def max_cores(self, cards: int) -> int:
         return cards * CORES_PER_CARD
 
     def request(self, resources: Resources) -> Request | BadRequest | None:

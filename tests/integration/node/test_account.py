@@ -81,7 +81,7 @@ async def refusal(node: ClaimNode, name: str) -> str:
 
 
 async def force_delete(node: ClaimNode, name: str) -> None:
-    await node.agent.plane.client.delete(PODS.path("default", name), grace_seconds=0)
+    await node.agent.plane.client.delete(PODS.path("default", name), grace_s=0)
     pods = node.agent.process.around.handover.pods
     await node.agent.until(lambda: pods.named("default", name) is None)
 

@@ -51,7 +51,7 @@ def taints(device: Json) -> list[str]:
 
 
 async def delete_pod(node: ClaimNode, name: str) -> None:
-    await node.agent.plane.client.delete(f"/api/v1/namespaces/default/pods/{name}", grace_seconds=0)
+    await node.agent.plane.client.delete(f"/api/v1/namespaces/default/pods/{name}", grace_s=0)
 
 
 async def test_cards_are_registered_and_published_for_tessera_only(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ async def test_a_card_that_a_pod_without_claims_holds_is_tainted(tmp_path: Path)
         await node.agent.bound_pod("unreadable", [[node.agent.slice(0, memory=1000)]], annotations=unreadable)
         await node.published(lambda devices: all(taints(each) == [HELD] for each in devices.values()))
         for name in ("classic", "unreadable"):
-            await node.agent.plane.client.delete(f"/api/v1/namespaces/default/pods/{name}", grace_seconds=0)
+            await node.agent.plane.client.delete(f"/api/v1/namespaces/default/pods/{name}", grace_s=0)
         await node.published(lambda devices: not any(taints(each) for each in devices.values()))
 
 

@@ -53,7 +53,7 @@ async def test_a_node_that_leaves_mode_mig_gives_its_cards_back_when_their_pods_
         node.configure(operatingmode="hami-core")
         await node.until(lambda: enabled(node) == [True, False], what="the card without pods to be given back")
         assert node.hardware.instances(node.card(0).uuid) == [made]
-        await node.plane.delete_pod("default", "p", grace_seconds=0)
+        await node.plane.delete_pod("default", "p", grace_s=0)
         await node.until(lambda: enabled(node) == [False, False], what="the other card to be given back")
 
 
@@ -74,7 +74,7 @@ async def test_specs_of_a_strategy_that_is_left_go_with_the_last_pod_that_began_
             await node.start()
             await logs.until("CDI specs of an earlier strategy stay for now")
             assert spec.exists()
-            await node.plane.delete_pod("default", "p", grace_seconds=0)
+            await node.plane.delete_pod("default", "p", grace_s=0)
             await node.until(lambda: not spec.exists(), what="the spec to be gone")
 
 

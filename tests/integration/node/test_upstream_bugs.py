@@ -184,13 +184,13 @@ async def test_a_pod_that_terminates_keeps_its_instance_until_it_is_gone(tmp_pat
             return {each.mig_uuid for each in node.hardware.instances(node.card(0).uuid)}
 
         slow, done = await instance(node, "slow", start=0), await instance(node, "done", start=1)
-        await node.plane.delete_pod("default", "slow", grace_seconds=30)
+        await node.plane.delete_pod("default", "slow", grace_s=30)
         assert "deletionTimestamp" in node.pod("slow")["metadata"]
-        await node.plane.delete_pod("default", "done", grace_seconds=0)
+        await node.plane.delete_pod("default", "done", grace_s=0)
         # Settled after both were told: the one that is gone has none any more.
         await node.until(lambda: done not in there())
         assert there() == {slow}
-        await node.plane.delete_pod("default", "slow", grace_seconds=0)
+        await node.plane.delete_pod("default", "slow", grace_s=0)
         await node.until(lambda: not there())
 
 

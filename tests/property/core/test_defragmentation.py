@@ -252,9 +252,9 @@ def test_only_pods_that_may_move_are_moved_and_gangs_move_whole(
 ) -> None:
     ledger, book, movable, waiting = drawn
     before = ledger.state()
-    plans = [plan_whole_cards(ledger, book, movable, most_moves=most)]
+    plans = [plan_whole_cards(ledger, book, movable, max_moves=most)]
     if waiting.asks_for_devices:
-        plans.append(plan_room(ledger, book, movable, Goal(waiting, count=2), most_moves=most))
+        plans.append(plan_room(ledger, book, movable, Goal(waiting, count=2), max_moves=most))
     assert ledger.state() == before
     for plan in plans:
         event(f"{plan.moves} moves")

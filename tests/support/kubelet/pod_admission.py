@@ -104,7 +104,7 @@ class Admission:
         """The pod is deleted, and stopped at once."""
         pod = self.node.pod(name)
         self._release(pod)
-        await self.node.plane.delete_pod("default", name, grace_seconds=0)
+        await self.node.plane.delete_pod("default", name, grace_s=0)
 
     # -- what containers see
 

@@ -54,7 +54,7 @@ def test_the_service_runs_with_what_flags_environment_and_file_say(
     assert result.exit_code == 0, result.output
     (told,) = service.told
     assert told.device_config_file == str(file)
-    assert (told.node_lock_seconds, told.trusted_users) == (120.0, frozenset({"a"}))
+    assert (told.node_lock_s, told.trusted_users) == (120.0, frozenset({"a"}))
     assert told.listeners.metrics is None
 
 

@@ -46,8 +46,8 @@ class World:
         self.movable[uid] = MovablePod(pod.request(), host=host or HostRequest())
         return self
 
-    def cards(self, *, most_moves: float = math.inf) -> DefragmentationPlan:
-        return plan_whole_cards(self.ledger, self.book, self.movable, most_moves=most_moves)
+    def cards(self, *, max_moves: float = math.inf) -> DefragmentationPlan:
+        return plan_whole_cards(self.ledger, self.book, self.movable, max_moves=max_moves)
 
     def room(self, *annotations: tuple[str, str], mem: int, count: int = 1, gpu: int = 1) -> DefragmentationPlan:
         goal = Goal(gpu_pod("new", gpu=gpu, mem=mem).annotate(*annotations).request(), count)
@@ -186,7 +186,7 @@ def test_the_largest_number_of_moves_is_kept() -> None:
     world = World(*(node(name).gpus(2, memory=CARD) for name in ("n1", "n2", "n3")))
     for number, card in enumerate(("n1-0", "n1-1", "n2-0", "n2-1", "n3-0", "n3-1")):
         world.put(f"p{number}", card, 10_000)
-    assert (world.cards().moves, world.cards(most_moves=2).moves) == (4, 2)
+    assert (world.cards().moves, world.cards(max_moves=2).moves) == (4, 2)
 
 
 def test_a_full_host_takes_no_pod() -> None:

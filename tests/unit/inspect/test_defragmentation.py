@@ -75,7 +75,7 @@ async def test_a_waiting_pod_is_told_nothing_if_no_move_helps() -> None:
 )
 async def test_a_plan_says_why_pods_stay(changed: PodBuilder, reason: str) -> None:
     kept = notebooks()[1].annotate(("tessera.io/preemptible", "false"))
-    found = plan_cards(OfflineCluster(state(changed, kept)), most_moves=9, with_bare=False)
+    found = plan_cards(OfflineCluster(state(changed, kept)), max_moves=9, with_bare=False)
     text = "\n".join(line.text for line in plan_lines(found))
     assert "no move frees another one" in text
     assert reason in found.stays
@@ -86,13 +86,13 @@ async def test_a_budget_that_allows_no_eviction_keeps_pods() -> None:
     pods = frozenset({"uid-notebook-3", "uid-server"})
     for allowed, moves in ((0, 0), (1, 1)):
         cluster = OfflineCluster(replace(found, budgets={"default/keep": BudgetState(allowed, pods)}))
-        assert len(plan_cards(cluster, most_moves=9, with_bare=False).moves) == moves
+        assert len(plan_cards(cluster, max_moves=9, with_bare=False).moves) == moves
 
 
 async def test_bare_pods_move_if_that_is_asked() -> None:
     cluster = OfflineCluster(state(held("a", "n1"), held("b", "n2", 40000)))
-    assert plan_cards(cluster, most_moves=9, with_bare=False).moves == ()
-    [move] = plan_cards(cluster, most_moves=9, with_bare=True).moves
+    assert plan_cards(cluster, max_moves=9, with_bare=False).moves == ()
+    [move] = plan_cards(cluster, max_moves=9, with_bare=True).moves
     assert (move.name, move.source.text, move.target.text, move.controller) == ("a", "n1/0", "n2/0", "")
 
 
@@ -136,7 +136,7 @@ def test_a_plan_is_drawn_with_the_cards_before_and_after(snapshot: str, tmp_path
 
 async def test_a_plan_without_moves_is_drawn_too() -> None:
     cluster = OfflineCluster(state())
-    ElementTree.fromstring(plan_picture(cluster, plan_cards(cluster, most_moves=9, with_bare=False)))
+    ElementTree.fromstring(plan_picture(cluster, plan_cards(cluster, max_moves=9, with_bare=False)))
 
 
 def test_a_plan_for_a_pod_is_a_document(snapshot: str) -> None:

@@ -125,7 +125,7 @@ Call = Callable[[KubeClient], Any]
             {"apiVersion": "v1", "kind": "DeleteOptions"},
         ),
         (
-            lambda c: c.delete(POD, uid="u1", grace_seconds=0),
+            lambda c: c.delete(POD, uid="u1", grace_s=0),
             "DELETE",
             POD,
             "application/json",

@@ -38,7 +38,7 @@ def cluster(*pods: PodBuilder) -> OfflineCluster:
 
 
 def plan() -> DefragmentationReport:
-    found = plan_cards(cluster(SMALL, LARGE), most_moves=9, with_bare=False)
+    found = plan_cards(cluster(SMALL, LARGE), max_moves=9, with_bare=False)
     assert [move.name for move in found.moves] == ["small"]
     return found
 

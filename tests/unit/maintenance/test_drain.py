@@ -62,7 +62,7 @@ class Stage:
 
     async def end(self, name: str) -> None:
         """As kubelet does when the containers have stopped."""
-        await self.client.delete(PODS.path("default", name), grace_seconds=0)
+        await self.client.delete(PODS.path("default", name), grace_s=0)
 
     async def end_terminating(self) -> None:
         for pod in (await self.client.list(PODS.path("default"), dict[str, Any])).items:

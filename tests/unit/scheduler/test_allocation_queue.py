@@ -72,8 +72,8 @@ class Line:
             NodeLocks(FakeCluster(), now=lambda: NOW + time(), time=time),
             vendors(),
             mode=NodeLockMode.AUTO,
-            turn_seconds=TURN,
-            lock_seconds=OVERDUE,
+            turn_s=TURN,
+            lock_s=OVERDUE,
             time=time,
         )
 

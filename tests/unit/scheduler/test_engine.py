@@ -232,7 +232,7 @@ async def test_a_reservation_that_is_never_bound_makes_room_when_it_expires() ->
         here.filtered(first)
         here.filtered(second)
         here.engine.tick()
-        await asyncio.sleep(Settings().reservation_seconds)
+        await asyncio.sleep(Settings().reservation_s)
         assert here.retried(second) is None
         here.engine.tick()
         await asyncio.sleep(1)

@@ -428,7 +428,7 @@ async def test_victims_are_searched_for_again_once_they_can_be_found(change: str
 @in_fake_time
 async def test_the_preemptor_runs_by_itself_and_waits_for_the_delay() -> None:
     cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
-    cluster.settings = replace(cluster.settings, preemption_delay_seconds=30.0)
+    cluster.settings = replace(cluster.settings, preemption_delay_s=30.0)
     cluster.restart()
     cluster.started()
     await cluster.runs(low("a"), low("b"))

@@ -75,10 +75,10 @@ def test_in_a_cluster_the_webhook_has_certificates_of_our_own() -> None:
         ({"kube-timeout": "7"}, "kube_timeout", 7.0),
         ({"kube-timeout": "1m"}, "kube_timeout", 60.0),
         ({"kube-timeout": "0"}, "kube_timeout", 30.0),
-        ({"reservation-timeout": "1h30m"}, "reservation_seconds", 5400.0),
-        ({"turn-timeout": "0"}, "turn_seconds", 0.0),
+        ({"reservation-timeout": "1h30m"}, "reservation_s", 5400.0),
+        ({"turn-timeout": "0"}, "turn_s", 0.0),
         ({"node-lock": "always"}, "node_lock", NodeLockMode.ALWAYS),
-        ({"node-lock-timeout": "90s"}, "node_lock_seconds", 90.0),
+        ({"node-lock-timeout": "90s"}, "node_lock_s", 90.0),
         ({"privileged": "deny"}, "privileged", PrivilegedMode.DENY),
         ({"inject-identity": "false"}, "injects_downward_api", False),
         ({"hook-path": "/opt"}, "hook_path", "/opt"),
@@ -86,7 +86,7 @@ def test_in_a_cluster_the_webhook_has_certificates_of_our_own() -> None:
         ({"legacy-metrics": "true"}, "legacy_metrics", True),
         ({"trusted-user": ("a", "system:serviceaccount:x:y")}, "trusted_users", {"a", "system:serviceaccount:x:y"}),
         ({"trusted-user": "a,b"}, "trusted_users", {"a,b"}),
-        ({"grace-period": "5s"}, "grace_seconds", 5.0),
+        ({"grace-period": "5s"}, "grace_s", 5.0),
         ({"device-config-file": ""}, "device_sections", None),
         (
             {"debug": "true", "profiling": "true", "node-lock-retry-timeout": "28s", "vmodule": "x=3"},
@@ -113,7 +113,7 @@ def test_the_lock_expires_as_the_flag_says_or_else_the_environment(
     flags: Flags, expired: str | None, seconds: float
 ) -> None:
     environ = {} if expired is None else {"HAMI_NODELOCK_EXPIRE": expired}
-    assert settings(flags, environ).node_lock_seconds == seconds
+    assert settings(flags, environ).node_lock_s == seconds
 
 
 @pytest.mark.parametrize(

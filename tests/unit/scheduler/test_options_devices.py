@@ -160,7 +160,7 @@ def problems(flags: Flags, text: str) -> list[str]:
 
 def test_a_v2_4_0_deployment_starts_on_the_charts_values_with_its_flags_over_them() -> None:
     found = started(V2_4_0)
-    assert (found.listeners, found.tls, found.node_lock_seconds) == (SINGLE, TLS, 240.0)
+    assert (found.listeners, found.tls, found.node_lock_s) == (SINGLE, TLS, 240.0)
     assert found.device_sections is not None
     nvidia = found.device_sections["nvidia"]
     assert nvidia.resource_count_name == "nvidia.com/vgpu"
@@ -190,7 +190,7 @@ def test_a_v2_4_1_deployment_starts_with_its_flags_over_its_file() -> None:
 
 def test_a_v2_10_deployment_starts() -> None:
     found = started(V2_10, "nvidia: {resourceCountName: nvidia.com/gpu}\n")
-    assert (found.listeners, found.tls, found.node_lock_seconds) == (SINGLE, TLS, 240.0)
+    assert (found.listeners, found.tls, found.node_lock_s) == (SINGLE, TLS, 240.0)
     assert found.leadership == Leadership("kube-system", "hami-scheduler", "s-0")
     assert found.node_selector == {"gpu": "on", "zone": "a"}
     assert (found.legacy_metrics, found.force_overwrite_default_scheduler) == (True, True)

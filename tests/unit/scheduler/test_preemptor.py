@@ -360,7 +360,7 @@ async def test_a_group_with_a_member_that_must_stay_is_left_alone() -> None:
 @in_fake_time
 async def test_the_delay_passes_before_the_first_eviction() -> None:
     cluster = Cluster(node("n1").gpus(1))
-    cluster.settings = replace(cluster.settings, preemption_delay_seconds=60.0)
+    cluster.settings = replace(cluster.settings, preemption_delay_s=60.0)
     cluster.restart()
     cluster.started()
     await cluster.runs(low("victim"))

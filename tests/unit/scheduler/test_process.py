@@ -71,7 +71,7 @@ class Started:
 
 @asynccontextmanager
 async def made(**changes: Any) -> AsyncIterator[Started]:
-    settings = Settings(**{"listeners": EXTENDER_ONLY, "grace_seconds": GRACE, **changes})
+    settings = Settings(**{"listeners": EXTENDER_ONLY, "grace_s": GRACE, **changes})
     with socket.create_server(("127.0.0.1", 0)) as silent, captured() as logs:
         async with KubeClient(Access(f"http://127.0.0.1:{silent.getsockname()[1]}")) as client:
             started = Started(Process(settings, client), logs)
@@ -215,7 +215,7 @@ async def test_an_idle_process_needs_no_time_to_end() -> None:
 @in_fake_time
 async def test_a_planned_end_is_announced_before_anything_is_closed() -> None:
     delay = 5.0
-    async with made(shutdown_delay_seconds=delay) as started:
+    async with made(shutdown_delay_s=delay) as started:
         task = await started.listening()
         began = asyncio.get_running_loop().time()
         started.process.stopping.set()
@@ -237,7 +237,7 @@ async def test_a_part_that_fails_ends_the_process_with_an_error(monkeypatch: pyt
     async def fails() -> None:
         raise fault
 
-    async with made(shutdown_delay_seconds=5.0) as started:
+    async with made(shutdown_delay_s=5.0) as started:
         monkeypatch.setattr(started.process.service, "run", fails)
         assert await started.process.run() == 1
         assert started.logs.of("ending soon") == []

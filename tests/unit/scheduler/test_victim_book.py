@@ -158,7 +158,7 @@ def test_the_members_of_a_group_are_known_together() -> None:
 def test_traits_of_a_pod() -> None:
     plain = read_traits(bound("a").api())
     assert (plain.priority, plain.protection, plain.group, plain.is_leaving) == (0, "", "", False)
-    assert plain.grace_seconds == DEFAULT_GRACE_S
+    assert plain.grace_s == DEFAULT_GRACE_S
     assert plain.key == "default/a"
     assert read_traits(bound("a").started("2026-01-01T00:00:10Z").api()).started == 1767225610
     assert read_traits(bound("a").started("never").api()).started == plain.started

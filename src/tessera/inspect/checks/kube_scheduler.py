@@ -142,9 +142,9 @@ def _check_timeout(text: Any, where: str, settings: Settings) -> Iterator[Findin
         seconds = parse_duration(str(text)) if text is not None else 5.0  # kube-scheduler's own default
     except ValueError:
         return
-    if seconds <= settings.turn_seconds:
+    if seconds <= settings.turn_s:
         yield AREA.warning(
-            f"{where}: httpTimeout is {seconds:g} s, but a bind may wait {settings.turn_seconds:g} s for its turn",
+            f"{where}: httpTimeout is {seconds:g} s, but a bind may wait {settings.turn_s:g} s for its turn",
             why="kube-scheduler gives up on binds that are still running, and starts again",
             fix="set httpTimeout: 30s, or lower the scheduler's --turn-timeout",
         )

@@ -164,7 +164,7 @@ def _since(handshake: object, now: float) -> str:
 
 
 def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
-    locks = {each.keys.lock: each.keys.lock_seconds for each in cluster.vendors.values() if each.keys.lock}
+    locks = {each.keys.lock: each.keys.lock_s for each in cluster.vendors.values() if each.keys.lock}
     for key, seconds in locks.items():
         text = node.annotations.get(key)
         if text is None:

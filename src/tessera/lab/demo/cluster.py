@@ -181,7 +181,7 @@ async def _run_scheduler(
         tls=files,
         enable_ascend=SWITCHES.ascend,
         dra=True,
-        grace_seconds=GRACE_S,
+        grace_s=GRACE_S,
     )
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
     async with KubeClient(access, user_agent="tessera-scheduler") as client:

@@ -164,8 +164,8 @@ class ControlPlane:
         body = {"apiVersion": "v1", "kind": "Pod", **manifest}
         return await self.client.create(PODS.path(namespace), body, dict[str, Any])
 
-    async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int | None = None) -> None:
-        await self.client.delete(PODS.path(namespace, name), grace_seconds=grace_seconds)
+    async def delete_pod(self, namespace: str, name: str, *, grace_s: int | None = None) -> None:
+        await self.client.delete(PODS.path(namespace, name), grace_s=grace_s)
 
     async def wait_for(self, predicate: Callable[[], T], timeout: float = WAIT_S, *, what: str = "") -> T:
         """The first true result of `predicate`, which is called again after every change."""

@@ -114,7 +114,7 @@ class Defragmenter:
         if not ask.cards or (known is not None and all(now >= then for now, then in zip(state, known, strict=True))):
             return False
         goal = Goal(make_request(ask), 1, host=HostRequest(ask.cpu, ask.memory))
-        plan = plan_room(self.cluster.ledger, _Book(), self.pods, goal, most_moves=MAX_MOVES, depth=DEPTH)
+        plan = plan_room(self.cluster.ledger, _Book(), self.pods, goal, max_moves=MAX_MOVES, depth=DEPTH)
         if not plan.gained:
             self._given_up[kind] = state
             return False

@@ -112,9 +112,9 @@ class Family:
         dice = Random(f"{self.name} churn {seed}")
         nodes = self._nodes(dice, self.churn_nodes or self.nodes)
         asks = list(self._pods(dice, nodes, CHURNING))
-        mean_seconds = MEDIAN_S * exp(SPREAD**2 / 2.0)
+        mean_s = MEDIAN_S * exp(SPREAD**2 / 2.0)
         capacity = WHOLE * sum(node.cards for node in nodes)
-        span = sum(ask.demand for ask in asks) * mean_seconds / (LOAD * capacity)
+        span = sum(ask.demand for ask in asks) * mean_s / (LOAD * capacity)
         pods, now = [], 0.0
         previous: TraceRequest | None = None
         for number, ask in enumerate(asks):

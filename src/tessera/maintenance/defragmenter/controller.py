@@ -59,7 +59,7 @@ class Outcome(Enum):
 class RoundOptions:
     patience_s: float
     """that a pod waits before others are moved for it"""
-    most_moves: int
+    max_moves: int
     """for one pod or gang"""
     step_timeout_s: float
     dry_run: bool = False
@@ -145,7 +145,7 @@ class Defragmenter:
                 who.keys[0],
                 names,
                 count=len(who.keys),
-                most_moves=min(left, self._options.most_moves),
+                max_moves=min(left, self._options.max_moves),
                 highest_priority=who.priority,
                 movable=movable,
             )
@@ -154,7 +154,7 @@ class Defragmenter:
         return None
 
     def _left(self) -> int:
-        return self._options.most_moves if self._budget is None else self._budget.left()
+        return self._options.max_moves if self._budget is None else self._budget.left()
 
     def _is_left_alone(self, who: Demand) -> bool:
         now = self._now()

@@ -82,7 +82,7 @@ class DefragmenterProcess(Worker):
         self._budget = EvictionBudget(self._election, per_hour=settings.evictions_per_hour, now=now, clock=clock)
         options = RoundOptions(
             patience_s=settings.patience,
-            most_moves=settings.max_moves,
+            max_moves=settings.max_moves,
             step_timeout_s=settings.step_timeout,
             dry_run=settings.dry_run,
         )

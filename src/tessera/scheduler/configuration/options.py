@@ -31,7 +31,7 @@ def build_settings(flags: Flags, environ: Mapping[str, str], read_file: ReadFile
     if "enable-ascend" not in sources:
         settings = replace(settings, enable_ascend=names_ascend(sources))
     settings = replace(settings, device_sections=read_device_sections(sources, settings, read_file))
-    if settings.turn_seconds >= settings.reservation_seconds:
+    if settings.turn_s >= settings.reservation_s:
         sources.blame("turn-timeout", "a bind must not wait longer than its reservation lasts (--reservation-timeout)")
     if settings.dra_convert and not settings.dra:
         sources.blame("dra-convert", "needs --dra, or no claim that it makes would be allocated")

@@ -199,7 +199,7 @@ async def test_nodes_join_and_die() -> None:
         await plane.create_pod(plain_pod("q"))
         await plane.wait_for(lambda: (plane.pod("default", "q") or {})["spec"].get("nodeName") == "n0")
         assert plane.phase("default", "q") == "Pending"
-        await plane.delete_pod("default", "q", grace_seconds=0)
+        await plane.delete_pod("default", "q", grace_s=0)
 
 
 @in_real_time

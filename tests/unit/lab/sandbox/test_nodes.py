@@ -626,7 +626,7 @@ async def test_a_pod_deleted_by_force_is_forgotten_at_once() -> None:
     async with one_node(cards=gpu_cards("n", 1, slots=1)) as plane:
         uid = await bind(plane, "p", [[(1000, 1)]])
         await running(plane, "p")
-        await plane.delete_pod("default", "p", grace_seconds=0)
+        await plane.delete_pod("default", "p", grace_s=0)
         node = plane.nodes["n"]
         await plane.wait_for(lambda: uid not in {pod["metadata"]["uid"] for pod in node.kubelet.pods()})
         await bind(plane, "q", [[(1000, 1)]])
@@ -648,18 +648,16 @@ async def test_a_pod_deleted_while_it_waits_for_admission_is_never_admitted() ->
         assert (uid, "c0") not in node.containers
 
 
-@pytest.mark.parametrize("grace_seconds", [0, 30])
+@pytest.mark.parametrize("grace_s", [0, 30])
 @pytest.mark.parametrize("succeeds", [True, False])
 @in_real_time
-async def test_a_pod_deleted_during_its_allocate_holds_no_devices_afterwards(
-    grace_seconds: int, succeeds: bool
-) -> None:
+async def test_a_pod_deleted_during_its_allocate_holds_no_devices_afterwards(grace_s: int, succeeds: bool) -> None:
     async with one_node("hami", cards=gpu_cards("n", 1, slots=1)) as plane:
         hold = Hold(asyncio.Event(), asyncio.Event())
         plane.server.faults.next(hold, method="PATCH", path="pods/p$")
         uid = await bind(plane, "p", [[(1000, 1)]] if succeeds else [[(1000, 1)], [(1, 1), (2, 2)]], carries=False)
         await hold.reached.wait()
-        await plane.delete_pod("default", "p", grace_seconds=grace_seconds)
+        await plane.delete_pod("default", "p", grace_s=grace_s)
         await plane.wait_for(lambda: plane.pod("default", "p") is None)
         kubelet = plane.nodes["n"].kubelet
         await plane.wait_for(lambda: uid not in {pod["metadata"]["uid"] for pod in kubelet.pods()})
@@ -681,7 +679,7 @@ async def test_a_pod_recreated_under_its_name_is_another_pod() -> None:
     async with one_node() as plane:
         first = await bind(plane, "p", [[(1000, 1)]])
         await running(plane, "p")
-        await plane.delete_pod("default", "p", grace_seconds=0)
+        await plane.delete_pod("default", "p", grace_s=0)
         second = await bind(plane, "p", [[(2000, 2)]])
         await running(plane, "p")
         assert slice_seen(plane, first) == expected([(1000, 1)])

@@ -121,7 +121,7 @@ async def test_a_pod_gets_a_claim_of_its_template_which_goes_with_it() -> None:
         [owner] = metadata["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("Pod", uid, True)
         assert claim["spec"]["devices"]["requests"][0]["name"] == "gpu"
-        await on.plane.delete_pod("default", "p", grace_seconds=0)
+        await on.plane.delete_pod("default", "p", grace_s=0)
         await on.plane.wait_for(lambda: not on.claims())
 
 

@@ -176,7 +176,7 @@ async def test_a_cluster_without_nodes_is_said_to_be_one() -> None:
 
 
 async def _delete_another(plane: ControlPlane) -> None:
-    await plane.delete_pod("default", "other", grace_seconds=0)
+    await plane.delete_pod("default", "other", grace_s=0)
 
 
 async def _end_another(plane: ControlPlane) -> None:

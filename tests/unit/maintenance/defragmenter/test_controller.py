@@ -30,7 +30,7 @@ from tessera.wire.objects import Pod
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 
-OPTIONS = RoundOptions(patience_s=60.0, most_moves=5, step_timeout_s=20.0)
+OPTIONS = RoundOptions(patience_s=60.0, max_moves=5, step_timeout_s=20.0)
 SMALL = gpu_pod("small", mem=10_000).on("n1", "n1-0,NVIDIA,10000,0:;")
 LARGE = gpu_pod("large", mem=20_000).on("n2", "n2-0,NVIDIA,20000,0:;")
 WAITING = gpu_pod("waiting", mem=75_000)
@@ -165,7 +165,7 @@ async def test_a_pod_for_which_evictions_were_in_vain_is_left_alone_for_an_hour(
     async with stage() as on:
         await on.add(SMALL, LARGE, WAITING)
         assert await on.controller.make_round() is Outcome.STOPPED
-        await on.client.delete(PODS.path("default", "small"), grace_seconds=0)
+        await on.client.delete(PODS.path("default", "small"), grace_s=0)
         await on.add(SMALL)
         assert await on.controller.make_round() is Outcome.NO_GAIN
         on.now += LEFT_ALONE_S + 1
@@ -205,7 +205,7 @@ async def test_a_pod_is_bound_or_gone_only_if_the_apiserver_says_so(fault: KubeE
 async def test_no_pod_is_evicted_for_one_that_does_not_wait_any_more() -> None:
     async with stage() as on:
         await on.add(SMALL, LARGE, WAITING)
-        on.on_held = lambda: on.client.delete(PODS.path("default", "waiting"), grace_seconds=0)
+        on.on_held = lambda: on.client.delete(PODS.path("default", "waiting"), grace_s=0)
         assert await on.controller.make_round() is Outcome.STOPPED
         assert (await on.names(), await on.holds()) == (["large", "small"], [])
         assert on.budget.left() == 3

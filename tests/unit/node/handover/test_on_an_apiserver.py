@@ -77,7 +77,7 @@ async def test_a_later_pod_of_the_same_name_is_never_written(tmp_path: Path) -> 
     async with ControlPlane(folder=tmp_path) as plane:
         await create_node(plane)
         old = await create_bound(plane, "p", A)
-        await plane.client.delete(PODS.path("default", "p"), grace_seconds=0)
+        await plane.client.delete(PODS.path("default", "p"), grace_s=0)
         await create_bound(plane, "p", B)
         cluster = KubeCluster(plane.client)
         with pytest.raises(ApiError) as refusal:

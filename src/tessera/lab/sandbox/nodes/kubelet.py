@@ -284,7 +284,7 @@ class Kubelet:
         pod = life.pod
         await self._unprepare(uid_of(pod))
         path = PODS.path(namespace_of(pod), name_of(pod))
-        await self._until_accepted(lambda: self._client.delete(path, uid=uid_of(pod), grace_seconds=0))
+        await self._until_accepted(lambda: self._client.delete(path, uid=uid_of(pod), grace_s=0))
 
     async def _report(self, life: _PodLife, body: Json) -> None:
         path = PODS.path(namespace_of(life.pod), name_of(life.pod), "status")

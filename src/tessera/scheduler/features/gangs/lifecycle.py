@@ -64,7 +64,7 @@ class GangLifecycle:
 
     def begin_plan(self, gang: Gang) -> None:
         """WAITING, NOMINATED -> PLANNED: every member has its hold."""
-        now, patience = self._now(), self._settings.gang_seconds
+        now, patience = self._now(), self._settings.gang_s
         gang.state, gang.tried, gang.misfit, gang.replans = PLANNED, None, None, 0
         gang.deadline, gang.ends = now + patience, now + LONGEST_PLAN * patience
         gang.refused_at = None
@@ -73,7 +73,7 @@ class GangLifecycle:
 
     def extend_plan(self, gang: Gang) -> None:
         """The plan has made progress."""
-        gang.deadline = self._now() + self._settings.gang_seconds
+        gang.deadline = self._now() + self._settings.gang_s
 
     def give_up(self, gang: Gang, why: str, *, pause: bool = True) -> Misfit:
         """PLANNED -> WAITING: release everything; no bind that waits is written."""
@@ -118,7 +118,7 @@ class GangLifecycle:
         gang.waiting_binds[uid] = turn
         self.extend_plan(gang)
         self._open_if_complete(gang)
-        ends = self._now() + self._settings.turn_seconds
+        ends = self._now() + self._settings.turn_s
         try:
             while not turn.done():
                 now = self._now()

@@ -58,7 +58,7 @@ class GangNominations:
         self._holds.release(gang)
         gone = frozenset((*found.victims, *found.leaving))
         victims, leaving = self._book.traits_of(found.victims), self._book.traits_of(found.leaving)
-        grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
+        grace = max((traits.grace_s for traits in (*victims, *leaving)), default=0.0)
         gang.state, gang.tried = GangState.NOMINATED, None
         nomination = gang.nomination = GangNomination(
             frozenset(uid for uid in gone if self._ledger.pod(uid) is not None),

@@ -68,7 +68,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         now = self._clock.monotonic()
         if gang.refused_at is None:
             gang.refused_at = now
-        return max(gang.refused_at + self._settings.preemption_delay_seconds, gang.search_at, gang.not_before) - now
+        return max(gang.refused_at + self._settings.preemption_delay_s, gang.search_at, gang.not_before) - now
 
     def _look_again(self, gang: Gang) -> None:
         gang.may_preempt = True
@@ -109,7 +109,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             # The search may have paused, and nodes may have changed since.
             is_settled = not self._has_changed(found, position)
             if is_settled and await self._gangs.nominations.nominate(
-                gang, found, priority=priority, seconds=self._settings.nomination_seconds, searched=seconds
+                gang, found, priority=priority, seconds=self._settings.nomination_s, searched=seconds
             ):
                 self._before_evict()
                 return found

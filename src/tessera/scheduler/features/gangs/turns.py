@@ -79,7 +79,7 @@ class GangTurns:
         return self._ends if self.favoured is gang else math.inf
 
     def is_starving(self, gang: Gang) -> bool:
-        starving, now = self._settings.gang_starving_seconds, self._now()
+        starving, now = self._settings.gang_starving_s, self._now()
         return (
             bool(starving)
             and gang.state is GangState.WAITING

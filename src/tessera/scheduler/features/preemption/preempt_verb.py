@@ -96,7 +96,7 @@ class PreemptVerb:
                 priority=priority,
                 node=node,
                 given=given.uids,
-                most_trials=MAX_TRIALS - trials,
+                max_trials=MAX_TRIALS - trials,
             )
             best = await finish_in_slices(search.steps())
             await asyncio.sleep(0)

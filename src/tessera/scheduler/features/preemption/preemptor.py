@@ -141,8 +141,8 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
     def _hold(self, cycle: PodCycle, request: PodRequest, found: VictimSet, seconds: float) -> None:
         """REFUSED -> NOMINATED."""
         victims, leaving = self._book.traits_of(found.victims), self._book.traits_of(found.leaving)
-        grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
-        deadline = self._clock.monotonic() + grace + self._settings.nomination_seconds
+        grace = max((traits.grace_s for traits in (*victims, *leaving)), default=0.0)
+        deadline = self._clock.monotonic() + grace + self._settings.nomination_s
         claimed = frozenset((*found.victims, *found.leaving))
         self._cycles.nominate(cycle, facts_of(request, found.placement), claimed, deadline=deadline)
         self._victims_left.pop(request.uid, None)
@@ -213,7 +213,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
     def _wait_of(self, pod: UnschedulablePod) -> float:
         uid, now = pod.request.uid, self._clock.monotonic()
         first = self._refused_at.setdefault(uid, now)
-        due = first + self._settings.preemption_delay_seconds
+        due = first + self._settings.preemption_delay_s
         return max(due, self._fruitless.get(_kind(pod), 0.0), self._deferred.get(uid, 0.0)) - now
 
     def _tidy(self) -> None:
