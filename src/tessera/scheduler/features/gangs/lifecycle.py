@@ -143,7 +143,7 @@ class GangLifecycle:
         barrier.ready += 1
         self._pass(gang, barrier, uid)
         if not barrier.opened.done():
-            await asyncio.wait([barrier.opened], timeout=self._settings.gang_seconds)
+            await asyncio.wait([barrier.opened], timeout=self._settings.gang_s)
         is_open = barrier.opened.done() and barrier.opened.result()
         return "" if is_open else f"gang {gang.name}: claims of other members are not theirs"
 
