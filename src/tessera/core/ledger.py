@@ -34,7 +34,7 @@ from tessera.core.holders import (
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.misfits import UNREGISTERED, Misfit
 from tessera.core.node_info import Card, NodeInfo
-from tessera.core.nominations import NominationBook, Part, claimed, counted, quota_use, shares_of
+from tessera.core.nominations import NominationBook, Part, counted, quota_use, shares_of, with_nominations
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.transaction import Transaction, TransactionError
@@ -616,7 +616,7 @@ class Ledger:
             parts.append(Part(held, shares_of(uuid, ((nomination.facts, nomination.holdings),))))
             named |= nomination.victims
         staying = [share for share in shares if share.tenant.uid not in named]
-        return claimed(card, staying, parts, core_masks=masks)
+        return with_nominations(card, staying, parts, core_masks=masks)
 
     def _later(self, name: str, node: NodeEntry, card: Card, claimant: str, gone: Collection[str]) -> Card:
         claims = self.nominations.on_node(name, without=claimant)

@@ -1,9 +1,9 @@
-"""Nominations: what pods may claim while their victims still hold it.
+"""Nominations: what pods are to get while their victims still hold it.
 
-A nomination is a pod's placement *over* named victims. It claims what is free together with what the victims hold, so
+A nomination is a pod's placement *over* named victims. It takes what is free together with what the victims hold, so
 for a while a card is granted twice on paper, but never in fact. Of each nomination a card counts the larger part, per
-amount: what it claims, or what its victims still hold. So whichever nominations come to nothing, and whichever victims
-stay, no other pod has taken what is claimed; and what fits beside it goes in.
+amount: what it takes, or what its victims still hold. So whichever nominations come to nothing, and whichever victims
+stay, no other pod has what is nominated; and what fits beside it goes in.
 
 A nomination that relies on victims of an earlier one names them too. Each victim is counted once, with the first
 nomination, by uid, that names it. Nominations live in this process only. They end when the pod is placed or gone, when
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
     held: Sequence[Share]
     """by its victims"""
-    claims: Sequence[Share]
+    nominated: Sequence[Share]
 
 
 def counted(card: Card, shares: Iterable[Share], *, core_masks: bool) -> Card:
@@ -55,13 +55,13 @@ def counted(card: Card, shares: Iterable[Share], *, core_masks: bool) -> Card:
     )
 
 
-def claimed(card: Card, staying: Sequence[Share], parts: Sequence[Part], *, core_masks: bool) -> Card:
+def with_nominations(card: Card, staying: Sequence[Share], parts: Sequence[Part], *, core_masks: bool) -> Card:
     """The card with pods that stay, and the larger part of each nomination."""
-    shares = [*staying, *(share for part in parts for share in (*part.held, *part.claims))]
+    shares = [*staying, *(share for part in parts for share in (*part.held, *part.nominated))]
     whole = counted(card, shares, core_masks=core_masks)
     use = _sum(staying)
     for part in parts:
-        use = use.plus(_sum(part.held).peak(_sum(part.claims)))
+        use = use.plus(_sum(part.held).peak(_sum(part.nominated)))
     whole.used, whole.used_memory = use.slots, use.memory
     if not core_masks:
         whole.used_cores = use.cores

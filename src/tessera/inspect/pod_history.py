@@ -7,7 +7,7 @@ of its own. The ledger is followed beside the records, so that a refusal can be 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tessera.core.near_misses import near_miss, near_miss_by_rule
@@ -39,7 +39,7 @@ StepKind = Literal[
 BAD_ENDS = frozenset({"denied", "refused", "not-bound", "evicted"})
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HistoryStep:
     """One thing that happened. Fields that do not belong to its kind are empty."""
 
@@ -166,21 +166,21 @@ class _HistoryReader:
                 nearest = self._nearest(record)
                 said = (record.reasons, nearest)
                 if last is not None and last.what == "refused" and (last.reasons, last.nearest) == said:
-                    last.refusals, last.until = record.refusals, record.time
+                    story.steps[-1] = replace(last, refusals=record.refusals, until=record.time)
                     return
                 step = HistoryStep("refused", record.time, reasons=record.reasons, nearest=nearest)
-                step.refusals, step.candidates = record.refusals, _count(record)
+                step = replace(step, refusals=record.refusals, candidates=_count(record))
             case Placed():
                 step = HistoryStep("placed", record.time, node=record.node, grants=record.grants, score=record.score)
                 asked = next((step.time for step in story.steps if step.what == "asked"), record.time)
-                step.candidates, step.waited = _count(record), record.time - asked
+                step = replace(step, candidates=_count(record), waited=record.time - asked)
             case Unfinished():
                 if last is not None and last.what == "unfinished":
                     return
                 step = HistoryStep("unfinished", record.time, candidates=_count(record))
             case Bind():
-                step = HistoryStep("not-bound" if record.error else "bound", record.time, node=record.node)
-                step.why = record.error
+                what: StepKind = "not-bound" if record.error else "bound"
+                step = HistoryStep(what, record.time, node=record.node, why=record.error)
             case Woken():
                 step = HistoryStep("woken", record.time)
             case Released():
