@@ -34,7 +34,7 @@ class JournalSource(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """What people call it."""
         ...
 
     @property

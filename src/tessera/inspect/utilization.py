@@ -173,7 +173,7 @@ def _utilization(figures: Mapping[str, int], memory: str, busy: str) -> Utilizat
 
 
 async def _find_monitors(client: KubeClient, namespace: str) -> dict[str, MonitorPod]:
-    """By node."""
+    """The monitors' pods, by node."""
     listing = await client.list(PODS.path(namespace or None), dict[str, Any], label_selector=SELECTOR)
     monitors = (_monitor(pod) for pod in listing.items)
     return {monitor.node: monitor for monitor in monitors if monitor is not None}

@@ -61,7 +61,7 @@ class ClaimUsers:
         return problem
 
     def owners(self) -> dict[str, Owner]:
-        """Of the directories, by name."""
+        """The owners of the directories, by name."""
         return {folder: user.owner for folder, user in self._by_folder().items()}
 
     def granted(self, pods: Iterable[SeenPod], cards: Collection[str]) -> dict[Owner, Cards | None]:

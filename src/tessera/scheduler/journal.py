@@ -122,7 +122,7 @@ def start_entry(settings: Settings, *, identity: str, time: float) -> StartEntry
 
 
 def new_identity() -> str:
-    """Of this process, as lease holders are called."""
+    """A name for this process, as lease holders have one."""
     return f"{socket.gethostname()}_{uuid.uuid4()}"
 
 
@@ -206,7 +206,7 @@ class Journal(SchedulerObserver):
 
     @property
     def _ring(self) -> JournalRing:
-        """With all that was told."""
+        """The ring, with everything recorded that was told so far."""
         if self._told:
             self._record_told()
         return self._recorded
@@ -218,7 +218,7 @@ class Journal(SchedulerObserver):
 
     @property
     def identity(self) -> str:
-        """Of the process, as in `Start`."""
+        """The name of the process, as in `Start`."""
         return self._identity
 
     @property

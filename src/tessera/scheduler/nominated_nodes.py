@@ -42,7 +42,7 @@ class NominatedNodes:
         self._left.clear()
 
     async def run(self) -> None:
-        """For ever."""
+        """Writes every change until cancelled."""
         while True:
             await self._changed.wait()
             await self.write()

@@ -104,7 +104,7 @@ class EvictedEvent(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """For the victim."""
+        """The text of the victim's event."""
         who = f"gang {self.gang}" if self.gang else f"pod {self.preemptor.namespace}/{self.preemptor.name}"
         return f"Preempted by {who} (priority {self.priority}) on node {self.node}, which needs its devices"
 
@@ -131,7 +131,7 @@ class PreemptionEvent(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """For the preemptor."""
+        """The text of the preemptor's event."""
         if self.problem:
             return f"Gang {self.gang}: {self.problem}" if self.gang else self.problem
         evicted = _some([f"{pod.key} (priority {pod.priority})" for pod in self.victims])

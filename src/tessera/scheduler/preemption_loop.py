@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class PreemptionLoop(ABC, Generic[Preemptor, Victims]):
-    """Of one scheduler, for one kind of preemptors."""
+    """Looks for victims, for one kind of preemptors."""
 
     def __init__(
         self, refused: asyncio.Event, clock: Clock, *, settings: Settings, is_ready: Callable[[], bool]
@@ -50,7 +50,7 @@ class PreemptionLoop(ABC, Generic[Preemptor, Victims]):
         self._before_evict = failpoint(Failpoint.BEFORE_EVICT)
 
     async def run(self) -> None:
-        """For ever: look for victims."""
+        """Looks for victims until cancelled."""
         async with asyncio.TaskGroup() as evictions:
             while self._settings.preemption:
                 await self._serve(evictions)

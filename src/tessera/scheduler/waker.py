@@ -28,7 +28,7 @@ WAKE_PAUSES = Backoff(initial=WAKE_AGAIN_S, cap=15.0)
 
 
 class Waker:
-    """Of one scheduler."""
+    """Makes kube-scheduler ask again for refused pods that fit now."""
 
     def __init__(self, pipeline: Pipeline, features: Sequence[Feature]) -> None:
         self._pipeline = pipeline

@@ -43,7 +43,7 @@ _decoder = msgspec.json.Decoder(dict[str, tuple[ClaimDevice, ...]])
 
 
 def encode_claim_devices(devices: Mapping[str, Sequence[ClaimDevice]]) -> str:
-    """By the claims' uids."""
+    """Encodes the devices of claims, by their uids."""
     return msgspec.json.encode({uid: devices[uid] for uid in sorted(devices)}).decode()
 
 

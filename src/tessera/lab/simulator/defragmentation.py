@@ -145,7 +145,7 @@ class Defragmenter:
             return before - len(self._cards(parts)) - homeless
 
     def _cards(self, parts: Mapping[str, MovablePod]) -> set[str]:
-        """That these pods use."""
+        """The cards that these pods use."""
         entries = (self.cluster.ledger.pod(uid) for uid in parts)
         return {uuid for entry in entries if entry is not None for uuid in entry.holdings}
 

@@ -126,7 +126,7 @@ def make_leaf(authority: Pair, names: Iterable[str], *, now: float) -> Pair:
 
 
 def facts_of(certificate: bytes) -> Facts:
-    """Of the first certificate of a PEM text."""
+    """What the first certificate of a PEM text says."""
     found = _one(certificate)
     try:
         extensions = found.extensions

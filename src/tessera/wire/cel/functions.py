@@ -101,7 +101,7 @@ def _integer(meter: Meter, value: Value) -> int:
 
 
 def _sum(sign: int) -> Pure:
-    """Of a quantity and another one, or a whole number."""
+    """Adds to a quantity another one, or a whole number, with this sign."""
 
     def apply(meter: Meter, one: Value, other: Value) -> Quantity:
         meter.spend(NUMBERS)

@@ -105,7 +105,7 @@ class Seen(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """Of finding it, and of making values of it."""
+        """What it costs to find it and to make values of it."""
         versions = sum(each.kind == "version" for each in self.attributes)
         return DEVICE + ATTRIBUTE * (len(self.attributes) + len(self.capacity)) + READ_TEXT * versions
 

@@ -110,7 +110,7 @@ class Weights(Value, frozen=True):
 
 
 class Host(Value, frozen=True):
-    """Of a host: thousandths of a core, and MiB."""
+    """What a pod asks of its host: thousandths of a core, and MiB."""
 
     cpu: int = 0
     memory: int = 0

@@ -37,7 +37,7 @@ class ClaimDriver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedPodClaims:
-    """By the pod's own names."""
+    """What was prepared for a pod, by its own names of its claims."""
 
     claims: Mapping[str, Environments] = field(default_factory=dict)
 

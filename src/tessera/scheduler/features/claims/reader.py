@@ -123,7 +123,7 @@ class PodClaimReader:
         return None
 
     def keys(self, pod: Pod) -> list[str]:
-        """Of the pod's claims that exist."""
+        """The keys of those claims of the pod that exist."""
         found = (self._find(pod, own) for own in pod.spec.resource_claims or ())
         return [record.key for record in found if isinstance(record, ClaimRecord)]
 

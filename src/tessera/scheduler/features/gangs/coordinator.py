@@ -60,7 +60,7 @@ UNSEEN_TICKS = 2
 
 @dataclass(slots=True)
 class _Round:
-    """Of all gangs, so that each is looked at once."""
+    """One look at each gang."""
 
     gangs: deque[Gang]
     """that are still to be looked at"""

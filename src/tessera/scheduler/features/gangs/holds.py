@@ -446,7 +446,7 @@ def _to_come(gang: Gang, model: PodRequest, position: int) -> PodRequest:
 
 
 class _Exchange:
-    """Of holds that are alike, for one member."""
+    """Exchanges holds that are alike, for one member."""
 
     def __init__(self, gang: Gang, holds: Sequence[Holder], asking: str, allowed: CandidateNames) -> None:
         self._gang = gang

@@ -24,7 +24,7 @@ REMEMBERED_S = 3600.0
 
 
 class GangOutlook:
-    """For all gangs of a ledger."""
+    """Finds gangs that would not fit an empty cluster either."""
 
     def __init__(self, cycles: PodCycles) -> None:
         self._cycles = cycles

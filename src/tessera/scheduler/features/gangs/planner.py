@@ -44,7 +44,7 @@ def shared_claim_text(key: str) -> str:
 
 
 class GangPlanner:
-    """For all gangs."""
+    """Plans gangs, in slices between other requests."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work
 
 
 class PodPreemption(Feature):
-    """Of single pods."""
+    """Evicts pods for single pods of a higher priority."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
