@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -39,6 +39,7 @@ from tessera.scheduler.demand_tracker import last_turnover
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.features.claims.feature import Claims
+from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -60,33 +61,18 @@ class _NoApi:
         raise AssertionError(f"an inspected cluster is never read again or changed: {name}")
 
 
-class Handler(Protocol):
-    """Takes the objects of one resource, as the scheduler's informers give them."""
-
-    has_synced: bool
-
-    def put(self, key: str, obj: Any) -> None: ...
-
-    def drop(self, key: str) -> None: ...
-
-    def synced(self) -> None: ...
-
-
-class TemplateInformer:
+class TemplateInformer(InformerHandler[ResourceClaimTemplate]):
     """Takes ResourceClaimTemplates, which the scheduler itself reads for admission only."""
 
     def __init__(self, templates: dict[str, ResourceClaimTemplate]) -> None:
+        super().__init__()
         self._templates = templates
-        self.has_synced = False
 
     def put(self, key: str, found: ResourceClaimTemplate) -> None:
         self._templates[key] = found
 
     def drop(self, key: str) -> None:
         self._templates.pop(key, None)
-
-    def synced(self) -> None:
-        self.has_synced = True
 
 
 class OfflineCluster(InspectedCluster):
@@ -113,7 +99,7 @@ class OfflineCluster(InspectedCluster):
         """for a trial: where pools, claims and labels are taken from"""
         self._simulated: list[PodRequest] = []
         claims = self._claims = self._engine.feature(Claims)
-        self.handlers: dict[Resource, tuple[type[Any], Handler]] = {
+        self.handlers: dict[Resource, tuple[type[Any], InformerHandler[Any]]] = {
             # First: nodes have to be read again for every slice that comes later.
             RESOURCE_SLICES: (ResourceSlice, claims.pools),
             DEVICE_CLASSES: (DeviceClass, claims.classes),

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Hashable, Iterator
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Selected, Selector, Unfinished
+from tessera.core.selection import Candidates, Selected, Selector
 
 WAKE_AT_ONCE = 8
 """pods of one shape woken by one change; the next pod that is bound makes kube-scheduler ask for all the others"""
@@ -158,19 +158,17 @@ class UnschedulablePods:
 
 
 async def fits_any(selector: Selector, requests: tuple[PodRequest, ...], candidates: Candidates) -> bool:
-    """Whether one of these alternatives fits."""
-    for request in requests:
-        if await fits(selector, request, candidates):
-            return True
+    """Whether one of these alternatives fits, decided in slices between other work."""
+    steps = selector.select_in_steps(requests, candidates, MAX_WORK)
+    for _ in range(MAX_SLICES):
+        try:
+            next(steps)
+        except StopIteration as end:
+            await asyncio.sleep(0)
+            return isinstance(end.value[1], Selected)
+        await asyncio.sleep(PAUSE_S)
     return False
 
 
 async def fits(selector: Selector, request: PodRequest, candidates: Candidates) -> bool:
-    """Whether a pod fits one of these nodes, decided in slices between other work."""
-    for _ in range(MAX_SLICES):
-        answer = selector.select_within(request, candidates, MAX_WORK)
-        is_finished = not isinstance(answer, Unfinished)
-        await asyncio.sleep(0 if is_finished else PAUSE_S)
-        if is_finished:
-            return isinstance(answer, Selected)
-    return False
+    return await fits_any(selector, (request,), candidates)
