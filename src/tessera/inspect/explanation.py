@@ -168,7 +168,7 @@ def explain_in_steps(
         status = PodVerdict.GANG_WAITING
     notes = base.notes
     if isinstance(verdict, FitsNowhere) and any(Reason.CARD_CORDONED.value in group.reason for group in verdict.groups):
-        notes += (_closed_note(cluster, names),)
+        notes += ((yield from _closed_note(cluster, names)),)
     outlook = moves = None
     if isinstance(verdict, FitsNowhere) and isinstance(cluster, OfflineCluster):
         # A gang preempts as a whole; its status says for which pods.
@@ -272,9 +272,12 @@ def _cordoned(cluster: InspectedCluster, node: str) -> list[tuple[str, str]]:
     ]
 
 
-def _closed_note(cluster: InspectedCluster, nodes: Iterable[str]) -> str:
+def _closed_note(cluster: InspectedCluster, nodes: Iterable[str]) -> Generator[None, None, str]:
     """For a pod that cordoned cards refuse."""
-    found = [text for node in nodes for text, _ in _cordoned(cluster, node)]
+    found: list[str] = []
+    for node in nodes:
+        found += [text for text, _ in _cordoned(cluster, node)]
+        yield
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return f"cordoned cards: {', '.join(found[:NAMED])}{more}; tessera uncordon NODE/CARD opens them"
 

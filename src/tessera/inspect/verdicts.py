@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tessera.core.advice import RequestChange, advise
 from tessera.core.event_text import refusal_sentence
@@ -146,8 +147,8 @@ def _groups(selector: Selector, request: PodRequest, refused: Refused) -> tuple[
     for text, names in nodes.items():
         if text != Reason.NODE_INSUFFICIENT_DEVICE:
             names.sort()
-        details = [(name, _detail(ledger, name, refused.misfits[name])) for name in names]
-        said = [f"{name} {detail}" for name, detail in details if detail][:DETAILS]
+        details = ((name, _detail(ledger, name, refused.misfits[name])) for name in names)
+        said = islice((f"{name} {detail}" for name, detail in details if detail), DETAILS)
         mismatch = ""
         if Reason.CARD_TYPE_MISMATCH in text:
             mismatch = mismatch_words(ledger, request, selector.candidates(names).rows)
