@@ -7,10 +7,12 @@ same ledger, so answers can be cached by shape. It must never hold an identity (
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property, lru_cache
+from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from tessera.core.demand_forecast import DemandForecast
@@ -213,32 +215,41 @@ class ShapeKey:
         return isinstance(other, ShapeKey) and self._hash == other._hash and self._key == other._key
 
 
+IDENTITY: Mapping[str, bool] = MappingProxyType({"is_identity": True})
+"""marks fields that say who a pod is, not what it asks for"""
+PREFERENCE: Mapping[str, bool] = MappingProxyType({"is_preference": True})
+"""marks fields that choose among places that fit, and forbid none"""
+
+
 @dataclass(frozen=True)
 class PodRequest:
-    """A pod as placement sees it. It has no slots, so that properties are computed once."""
+    """A pod as placement sees it. It has no slots, so that properties are computed once. A new field belongs to the
+    shape, to the demand, to the journal and to texts by itself, unless it is marked."""
 
-    uid: str
-    namespace: str
-    name: str
+    uid: str = field(metadata=IDENTITY)
+    namespace: str = field(metadata=IDENTITY)
+    name: str = field(metadata=IDENTITY)
     containers: tuple[ContainerRequest, ...]
     """one entry for every container, init containers first: positions are the wire's positions. Then one for every
     request of the pod's claims that are not allocated yet"""
     constraints: tuple[tuple[str, Constraint], ...] = ()
     """by vendor key, sorted; vendors without constraints are left out"""
     numa_bind: bool = False
-    node_policy: str = "binpack"
-    device_policy: str = "spread"
-    weights: Weights = Weights()
+    node_policy: str = field(default="binpack", metadata=PREFERENCE)
+    device_policy: str = field(default="spread", metadata=PREFERENCE)
+    weights: Weights = field(default=Weights(), metadata=PREFERENCE)
     matches: tuple[AttributeMatch, ...] = ()
-    host: HostRequest | None = None
+    limits: tuple[tuple[str, int], ...] = ()
+    """what annotations set for card rules (`CardRule.setting`), by their names, sorted"""
+    host: HostRequest | None = field(default=None, metadata=PREFERENCE)
     """set only if the policy uses a forecast, since it makes more shapes"""
-    forecast: DemandForecast | None = None
+    forecast: DemandForecast | None = field(default=None, metadata=PREFERENCE)
     """set only if the policy uses a forecast"""
-    preempts_below: int | None = field(default=None, compare=False)
+    preempts_below: int | None = field(default=None, compare=False, metadata=IDENTITY)
     """pods of lower priority than this may be evicted for it; None: none may"""
-    priority: int = field(default=0, compare=False)
+    priority: int = field(default=0, compare=False, metadata=IDENTITY)
     """of the pod, whether or not it may preempt"""
-    group: str = field(default="", compare=False)
+    group: str = field(default="", compare=False, metadata=IDENTITY)
     """its gang, with the namespace: no pod of it is evicted for it"""
 
     def called(
@@ -298,8 +309,22 @@ class PodRequest:
         """Which cards one of its requests accepts."""
         return self.constraint(request.vendor) if request.accepts is None else request.accepts
 
+    def limit(self, setting: str) -> int | None:
+        return next((value for name, value in self.limits if name == setting), None)
+
     @cached_property
     def shape(self) -> ShapeKey:
-        asks = tuple((c.role, c.requests) for c in self.containers)
-        policies = self.node_policy, self.device_policy, self.weights, self.host, self.forecast
-        return ShapeKey((asks, self.constraints, self.matches, self.numa_bind, *policies))
+        """All fields that decide where the pod goes; the names of containers do not."""
+        return ShapeKey((tuple((c.role, c.requests) for c in self.containers), _of_shape(self)))
+
+    @property
+    def demand(self) -> tuple[object, ...]:
+        """All fields that decide where the pod may go."""
+        values: tuple[object, ...] = _of_demand(self)
+        return values
+
+
+ASKED_FIELDS = tuple(one for one in fields(PodRequest) if "is_identity" not in one.metadata)
+"""all that a pod asks for"""
+_of_shape = attrgetter(*(one.name for one in ASKED_FIELDS if one.name != "containers"))
+_of_demand = attrgetter(*(one.name for one in ASKED_FIELDS if "is_preference" not in one.metadata))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tessera.core.requests import (
+    ASKED_FIELDS,
     Constraint,
     PodRequest,
     Request,
@@ -18,6 +19,12 @@ from tessera.inspect.slices import holder_title
 from tessera.vendors.base import Vendor
 from tessera.wire import keys
 from tessera.wire.cel import AllOf
+
+SAID = frozenset(
+    {"containers", "constraints", "numa_bind", "node_policy", "device_policy", "weights", "matches", "limits"}
+    | {"host", "forecast"}
+)
+"""fields of a `PodRequest` with texts of their own; the last two belong to the policy and have none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,11 @@ def _wishes(request: PodRequest, annotations: Mapping[str, str]) -> Iterator[Pla
     for match in request.matches:
         kind = "different values" if match.distinct else "one value"
         yield PlacementWish("cards of claims", f"{kind} of {match.attribute}")
+    for name, limit in request.limits:
+        yield PlacementWish(name, str(limit))
+    for field in ASKED_FIELDS:
+        if field.name not in SAID and (value := getattr(request, field.name)) != field.default:
+            yield PlacementWish(field.name.replace("_", " "), str(value))
 
 
 def _constraint(vendor: str, constraint: Constraint) -> Iterator[PlacementWish]:

@@ -94,11 +94,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
     def asks_the_same(self, other: PreparedRequest) -> bool:
         """Whether what was found for one may be given to the other."""
-        mine, theirs = self.classic, other.classic
-        return (mine.containers, mine.constraints, mine.numa_bind, self.uses_downward_api, self.claim_uids) == (
-            theirs.containers,
-            theirs.constraints,
-            theirs.numa_bind,
+        return (self.classic.demand, self.uses_downward_api, self.claim_uids) == (
+            other.classic.demand,
             other.uses_downward_api,
             other.claim_uids,
         )

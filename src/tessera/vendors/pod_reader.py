@@ -6,9 +6,11 @@ what cannot be read blocks the node, and where positions cannot be trusted every
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from tessera.core.card_rules import SETTINGS
 from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.policies import POLICIES
@@ -32,6 +34,7 @@ from tessera.wire.gobool import parse_bool
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, split_legacy_uuid
 from tessera.wire.objects import Container, Pod
 from tessera.wire.pod_devices import CONTAINER_END, DEVICE_END, salvage_pod_devices
+from tessera.wire.quotes import quoted
 from tessera.wire.scoring_weights import decode_scoring_weights
 
 REMEMBERED = 1024
@@ -40,7 +43,10 @@ MAX_REMEMBERED_AMOUNTS, LONGEST_REMEMBERED = 64, 4096
 """resources of one container, and characters of one allocation: longer ones would fill the memory"""
 MAX_ENTRIES = 5_000
 """cards of one allocation: a hundred times what a pod gets on the largest nodes, and 40 ms of reading"""
-POD_ANNOTATIONS = (keys.NUMA_BIND, keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS)
+RULE_ANNOTATIONS = {setting: keys.card_rule(setting) for setting in SETTINGS}
+POD_ANNOTATIONS = (
+    keys.NUMA_BIND, keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS, *RULE_ANNOTATIONS.values()
+)  # fmt: skip
 """read for every vendor"""
 POD_CHOICES = (
     Choice(key=keys.NODE_POLICY, words=tuple(name for name, policy in POLICIES.items() if policy.nodes)),
@@ -52,6 +58,8 @@ POD_CHOICES = (
     switch(keys.NUMA_BIND),
 )
 """those of them whose values are a closed set"""
+LIMIT = re.compile("[1-9][0-9]{0,8}")
+"""numbers for card rules"""
 SIDECAR_POLICY = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
 RUNNING = Span(Role.APP)
@@ -114,6 +122,9 @@ class PodReader:
         weights = _weights(annotations)
         if isinstance(weights, BadPod):
             return weights
+        limits = _limits(annotations)
+        if isinstance(limits, BadPod):
+            return limits
         constraints = ((key, self._vendors[key].constraint(annotations)) for key in asked)
         request = PodRequest(
             uid=pod.metadata.uid,
@@ -125,6 +136,7 @@ class PodReader:
             node_policy=annotations.get(keys.NODE_POLICY, self._defaults.node),
             device_policy=annotations.get(keys.DEVICE_POLICY, self._defaults.device),
             weights=weights,
+            limits=limits,
         )
         excess = request.excess() if asked else ""
         return BadPod("", excess) if excess else request
@@ -247,6 +259,19 @@ def _weights(annotations: Mapping[str, str]) -> Weights | BadPod:
         return decode_scoring_weights(text)
     except WireError as error:
         return BadPod("", str(error))
+
+
+def _limits(annotations: Mapping[str, str]) -> tuple[tuple[str, int], ...] | BadPod:
+    """The numbers that the pod sets for card rules."""
+    found = []
+    for setting, key in sorted(RULE_ANNOTATIONS.items()):
+        text = annotations.get(key)
+        if text is None:
+            continue
+        if not LIMIT.fullmatch(text):
+            return BadPod("", f"annotation {key}: {quoted(text)} is not a whole number from 1 to 999999999")
+        found.append((setting, int(text)))
+    return tuple(found)
 
 
 def _grants(vendor: Vendor, text: str, reservations: Reservations) -> tuple[tuple[Grants, ...], list[str]]:

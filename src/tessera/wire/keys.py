@@ -43,6 +43,12 @@ PHASE_FAILED = "failed"
 PREEMPTIBLE = "tessera.io/preemptible"
 """`false`: the pod is never evicted for another one"""
 
+
+def card_rule(setting: str) -> str:
+    """The annotation with which a pod sets a number for a card rule."""
+    return f"tessera.io/{setting}"
+
+
 NODE_POLICY = "hami.io/node-scheduler-policy"
 DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"

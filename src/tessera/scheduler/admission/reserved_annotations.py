@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tessera.core.card_rules import SETTINGS
 from tessera.vendors.base import Vendor
 from tessera.wire import keys
 from tessera.wire.objects import Metadata
@@ -17,7 +18,7 @@ from tessera.wire.quotes import shortened
 RESERVED_PREFIX = "tessera.io/"
 WISH_PREFIX = GANG
 """under it, but of annotations that tenants write"""
-WISHES = frozenset({keys.PREEMPTIBLE})
+WISHES = frozenset({keys.PREEMPTIBLE, *map(keys.card_rule, SETTINGS)})
 """under it, but written by tenants"""
 RESERVED_LABELS = frozenset({keys.ASSIGNED_NODE, keys.FENCE})
 

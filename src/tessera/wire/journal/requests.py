@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -140,6 +140,9 @@ class PodAsk(Value, frozen=True):
     forecast: int | None = None
     """number of the `ForecastRecord` under which the pod is placed"""
 
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+    """further fields of a `PodRequest`, as JSON has them"""
+
     @classmethod
     def of(cls, request: PodRequest, forecast: int | None = None) -> PodAsk:
         host, weights = request.host, request.weights
@@ -158,6 +161,11 @@ class PodAsk(Value, frozen=True):
             matches=tuple([(one.attribute, one.positions, one.distinct) for one in request.matches]),
             host=None if host is None else Host(host.cpu, host.memory),
             forecast=forecast,
+            extra={
+                one.name: msgspec.json.decode(msgspec.json.encode(value))
+                for one in _EXTRA_FIELDS
+                if (value := getattr(request, one.name)) != one.default
+            },
         )
 
     def value(
@@ -181,7 +189,13 @@ class PodAsk(Value, frozen=True):
             matches=tuple(core_requests.AttributeMatch(*one) for one in self.matches),
             host=None if host is None else core_requests.HostRequest(host.cpu, host.memory),
             forecast=None if self.forecast is None else forecasts[self.forecast],
+            **{name: msgspec.convert(value, _TYPES[name]) for name, value in self.extra.items() if name in _TYPES},
         )
+
+
+_EXTRA_FIELDS = tuple(one for one in core_requests.ASKED_FIELDS if one.name not in PodAsk.__struct_fields__)
+"""that `PodAsk` does not name: they have plain values"""
+_TYPES = {one.name: get_type_hints(PodRequest)[one.name] for one in _EXTRA_FIELDS}
 
 
 class Forecast(Value, frozen=True):
