@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tessera.core import mig, topology
 from tessera.core.card_rules import rules_of
-from tessera.core.card_rules.amounts import memory_wanted
+from tessera.core.card_rules.amounts import Slots, memory_wanted
 from tessera.core.card_rules.base import CardRule, Stage
 from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.grants import Grant, Grants
@@ -47,9 +47,10 @@ def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     return _first_refusal(IDENTITY, rules, ask, card)
 
 
-def refuse_sharing(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
-    """Free slots, and whom the pod shares a card with."""
-    return _first_refusal(SHARING, rules, ask, card)
+def refuse_sharing(rules: Rules, ask: Ask, card: Card, *, by_slots: bool = True) -> CardMisfit | None:
+    """Free slots, and with which pods this one shares a card. `by_slots`: whether the card has slots at all."""
+    checks = SHARING if by_slots else [rule for rule in SHARING if not isinstance(rule, Slots)]
+    return _first_refusal(checks, rules, ask, card)
 
 
 def refuse_capacity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:

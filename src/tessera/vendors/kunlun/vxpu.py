@@ -86,9 +86,9 @@ class Vxpu(Vendor):
 
 
 def _refuse_sharing(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
-    if card.device.slots > 0:
-        return card_checks.refuse_sharing(rules, ask, card)
-    return refuse_used(card) if ask.policy.unused_cards_only else None
+    by_slots = card.device.slots > 0
+    used = refuse_used(card) if not by_slots and ask.unused_cards_only else None
+    return used or card_checks.refuse_sharing(rules, ask, card, by_slots=by_slots)
 
 
 def _refuse_slice(card: Card, grant: Grant) -> CardMisfit | None:
