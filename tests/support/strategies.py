@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from tessera.core.card_rules import SETTINGS
 from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
@@ -248,6 +249,13 @@ _ASCEND_SETTINGS = (("huawei.com/vnpu-mode", "hami-core"),)
 
 
 @st.composite
+def rule_limits(draw: st.DrawFn) -> tuple[tuple[str, int], ...]:
+    """What annotations set for the card rules (`PodRequest.limits`), mostly nothing."""
+    drawn = ((setting, draw(st.sampled_from((0, 0, 1, 2)))) for setting in sorted(SETTINGS))
+    return tuple((setting, number) for setting, number in drawn if number)
+
+
+@st.composite
 def wishes(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
     """A pod's annotations: policies, and sometimes constraints of the vendors."""
     found: dict[str, str] = {}
@@ -260,6 +268,7 @@ def wishes(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
         value = draw(st.sampled_from(("", *values)))
         if value:
             found[key] = value
+    found |= {keys.card_rule(setting): str(number) for setting, number in draw(rule_limits())}
     vendor = draw(st.sampled_from(vendors))
     own = _SETTINGS.get(vendor, _ASCEND_SETTINGS if vendor.startswith("Ascend") else ())
     picky = draw(st.booleans())

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     NUMA_NOT_FIT = "NumaNotFit"
     CARD_SLOTS_EXHAUSTED = "CardTimeSlicingExhausted"
     EXCLUSIVE_CONFLICT = "ExclusiveDeviceAllocateConflict"
+    CARD_TOO_MANY_PODS = "CardTooManyPods"
     QUOTA_NOT_FIT = "ResourceQuotaNotFit"
     CARD_INSUFFICIENT_MEMORY = "CardInsufficientMemory"
     CARD_INSUFFICIENT_CORES = "CardInsufficientCore"
@@ -82,6 +83,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
         Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
         Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
+        Reason.CARD_TOO_MANY_PODS: "with this pod, more pods would hold a part of the card than it accepts",
         Reason.QUOTA_NOT_FIT: "the namespace's quota has too little left",
         Reason.CARD_INSUFFICIENT_MEMORY: "not enough free memory on the card",
         Reason.CARD_INSUFFICIENT_CORES: "not enough free cores on the card",

@@ -114,7 +114,15 @@ def ask(draw: st.DrawFn, uid: str, *, counts: Sequence[int], least: int) -> PodR
         for number in range(draw(st.sampled_from((1, 1, 1, 2))))
     )
     policy = draw(st.sampled_from(("spread", "binpack", "mutex", "topology-aware")))
-    return PodRequest(uid, "team-a", uid, containers, numa_bind=draw(st.booleans()), device_policy=policy)
+    return PodRequest(
+        uid,
+        "team-a",
+        uid,
+        containers,
+        numa_bind=draw(st.booleans()),
+        device_policy=policy,
+        limits=draw(some.rule_limits()),
+    )
 
 
 class FullWorld(World):

@@ -16,6 +16,7 @@ ORDER = (
     Reason.CARD_UUID_MISMATCH,
     Reason.CARD_SLOTS_EXHAUSTED,
     "mutex",
+    Reason.CARD_TOO_MANY_PODS,
     Reason.QUOTA_NOT_FIT,
     Reason.CARD_INSUFFICIENT_MEMORY,
     Reason.CARD_INSUFFICIENT_CORES,
@@ -46,6 +47,8 @@ def breaking(rules: Sequence[str]) -> tuple[Cluster, PodBuilder]:
         asking = asking.annotate(("nvidia.com/use-gputype", "H100"))
     if Reason.CARD_UUID_MISMATCH in rules:
         asking = asking.annotate(("nvidia.com/nouse-gpuuuid", "G"))
+    if Reason.CARD_TOO_MANY_PODS in rules:
+        asking = asking.annotate(("tessera.io/max-pods-per-card", "1"))
     return world, asking.policy(device="mutex" if "mutex" in rules else "spread")
 
 
@@ -96,6 +99,7 @@ def test_a_custom_rule_comes_last() -> None:
     [
         ([Reason.CARD_SLOTS_EXHAUSTED], CardMisfit("G", Reason.CARD_SLOTS_EXHAUSTED, asked=1, free=0, total=1)),
         (["mutex"], CardMisfit("G", Reason.EXCLUSIVE_CONFLICT, asked=10, free=9)),
+        ([Reason.CARD_TOO_MANY_PODS], CardMisfit("G", Reason.CARD_TOO_MANY_PODS, asked=1, free=0, total=1)),
         ([Reason.QUOTA_NOT_FIT], CardMisfit("G", Reason.QUOTA_NOT_FIT, asked=1000, free=500)),
         (
             [Reason.CARD_INSUFFICIENT_MEMORY],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tessera.core.card_rules.amounts import Cores, CoresLeft, Memory, Slots, Unused, WholeCard
 from tessera.core.card_rules.base import AmountRule, CardRule, Stage
 from tessera.core.card_rules.identity import Healthy, Model, NotCordoned, Selectors, Uuid
+from tessera.core.card_rules.pods_per_card import PodsPerCard
 
 CARD_RULES: tuple[CardRule, ...] = (
     Healthy(),
@@ -18,6 +19,7 @@ CARD_RULES: tuple[CardRule, ...] = (
     Selectors(),
     Slots(),
     Unused(),
+    PodsPerCard(),
     Memory(),
     Cores(),
     WholeCard(),

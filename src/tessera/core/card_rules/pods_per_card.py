@@ -1,0 +1,43 @@
+"""At most so many pods on a card (`tessera.io/max-pods-per-card`): a pod accepts only cards that then hold no more pods
+than it says, itself included. Pods that come later do not ask it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tessera.core.card_rules.base import ANYTHING, AmountRule, Asked, Columns, Ints, Question, Stage
+from tessera.core.devices import Device
+from tessera.core.grants import Use
+from tessera.core.misfits import Reason
+
+if TYPE_CHECKING:
+    from tessera.core.arrays import CardArrays
+
+
+class PodsPerCard(AmountRule):
+    reason, stage, unit = Reason.CARD_TOO_MANY_PODS, Stage.SHARING, "places for pods"
+    setting = "max-pods-per-card"
+    used = "pods"
+
+    def applies(self, asked: Asked) -> bool:
+        return asked.pod.limit(self.setting) is not None
+
+    def wanted(self, asked: Asked, device: Device) -> int:
+        return 1 if self.applies(asked) else ANYTHING
+
+    def all_wanted(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
+        return 1
+
+    def total(self, asked: Asked, device: Device) -> int:
+        return asked.pod.limit(self.setting) or 0
+
+    def totals(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
+        return question.pod.limit(self.setting) or 0
+
+    def part(self, use: Use) -> int:
+        return 1
+
+    def wish(self, asked: Asked) -> str:
+        limit = asked.pod.limit(self.setting)
+        return f"at most {limit} pod{'' if limit == 1 else 's'}"
