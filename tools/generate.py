@@ -24,13 +24,14 @@ from tessera.core.policies import POLICIES
 from tessera.maintenance.defragmenter.settings import TABLE as DEFRAG
 from tessera.monitor.settings import TABLE as MONITOR
 from tessera.node.settings import TABLE as DEVICE_PLUGIN
+from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, WISH_PREFIX, WISHES, reserved_keys
 from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import Group, Setting
 from tessera.services.value_types import FlagKind
 from tessera.vendors.base import Family, ResourceNames, Switches, Vendor
 from tessera.vendors.nvidia.downward_api import MAX_DEVICES
 from tessera.vendors.protected_variables import ProtectedVariables
-from tessera.vendors.registry import families
+from tessera.vendors.registry import build_vendors, families
 from tessera.wire.device_config import dump_device_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -267,6 +268,32 @@ def device_template(text: str) -> str:
     return replaced(pattern, text, "\n".join(lines) + "\n", what="tessera.otherVendors")
 
 
+RESERVED_FORMS = ("vgpu-.*", "bind-.*", ".*-devices-(to-allocate|allocated)")
+"""of names under hami.io/; chips that a configuration adds have names of the last form"""
+
+
+def reserved_pattern(text: str) -> str:
+    """The names that only Tessera and the plugins write, as one pattern without lookahead, which CEL does not have."""
+    wishes = {name.removeprefix(RESERVED_PREFIX): False for name in WISHES}
+    ours = f"tessera[.]io/{all_but(wishes | {WISH_PREFIX.removeprefix(RESERVED_PREFIX): True})}"
+    names = (key.removeprefix("hami.io/") for key in sorted(reserved_keys(build_vendors(None, Switches(True, True)))))
+    others = [name for name in names if not any(re.fullmatch(form, name) for form in RESERVED_FORMS)]
+    content = f"^({ours}|hami[.]io/({'|'.join([*RESERVED_FORMS, *others])}))$\n"
+    pattern = re.compile(r'(\{\{- define "tessera.reservedPattern" -\}\}\n).*?(\{\{- end -\}\}\n)', re.DOTALL)
+    return replaced(pattern, text, content, what="tessera.reservedPattern")
+
+
+def all_but(names: Mapping[str, bool], *, is_start: bool = True) -> str:
+    """A pattern of all texts but these names; True: and but those that begin with the name."""
+    firsts = sorted({name[0] for name in names if name}, key=lambda first: (first == "-", first))
+    ways = [f"[^{''.join(firsts)}].*"] if firsts else [".+"]
+    for first in firsts:
+        rest = {name[1:]: is_prefix for name, is_prefix in names.items() if name.startswith(first)}
+        if not rest.get("", False):
+            ways.append(first.replace(".", "[.]") + all_but(rest, is_start=False))
+    return f"({'|'.join(ways)}){'' if is_start or '' in names else '?'}"
+
+
 def template_of(section: str, key: str, value: str) -> str:
     name = HAMI_VALUES.get((section, key))
     if name is None:
@@ -305,6 +332,7 @@ def protected_of(vendor: Vendor, protected: ProtectedVariables) -> dict[str, Any
 FILES: Mapping[str, Callable[[str], str]] = {
     f"{CHART}/values.schema.json": values_schema,
     f"{CHART}/values.yaml": values,
+    f"{CHART}/templates/_checks.tpl": reserved_pattern,
     f"{CHART}/templates/_devices.tpl": device_template,
     f"{CHART}/files/protected-variables.yaml": protected_variables,
     f"{CHART}/Chart.yaml": release,

@@ -95,9 +95,8 @@
 {{- end -}}
 
 {{/*
-The names that only Tessera and the plugins write, as a pattern for CEL; {{`reserved_keys`}} of the scheduler in one text. Chips that a
-configuration adds have names of the same form.
+The names that only Tessera and the plugins write, as a pattern for CEL; {{`make generate`}} writes it.
 */}}
 {{- define "tessera.reservedPattern" -}}
-^(tessera[.]io/([^gp].*|g|g[^a].*|ga|ga[^n].*|gan|gan[^g].*|p|p[^r].*|pr|pr[^e].*|pre|pre[^e].*|pree|pree[^m].*|preem|preem[^p].*|preemp|preemp[^t].*|preempt|preempt[^i].*|preempti|preempti[^b].*|preemptib|preemptib[^l].*|preemptibl|preemptibl[^e].*|preemptible.+)|hami[.]io/(vgpu-.*|bind-.*|.*-devices-(to-allocate|allocated)|kunlun-allocated))$
+^(tessera[.]io/([^gmp].*|g([^a].*|a([^n].*|n([^g].*)?)?)?|m([^a].*|a([^x].*|x([^-].*|-([^p].*|p([^o].*|o([^d].*|d([^s].*|s([^-].*|-([^p].*|p([^e].*|e([^r].*|r([^-].*|-([^c].*|c([^a].*|a([^r].*|r([^d].*|d(.+))?)?)?)?)?)?)?)?)?)?)?)?)?)?)?)?|p([^r].*|r([^e].*|e([^e].*|e([^m].*|m([^p].*|p([^t].*|t([^i].*|i([^b].*|b([^l].*|l([^e].*|e(.+))?)?)?)?)?)?)?)?)?)?)|hami[.]io/(vgpu-.*|bind-.*|.*-devices-(to-allocate|allocated)|kunlun-allocated))$
 {{- end -}}

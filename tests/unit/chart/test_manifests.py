@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tessera.cli import main
 from tessera.maintenance.cordon import HOW_TO_OPERATE
 from tessera.monitor.settings import build_settings
-from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, reserved_keys
+from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, WISHES, reserved_keys
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.registry import build_vendors, schemas
@@ -261,12 +261,14 @@ def test_everything_that_the_scheduler_writes_is_guarded_and_nothing_that_tenant
     ours = {
         *reserved_keys(vendors),
         *(RESERVED_PREFIX + name for name in ("anything", "g", "gate", "ganymede", "p", "preempt", "preemptible2")),
+        *(wish[:-1] for wish in WISHES),
+        *(f"{wish}2" for wish in WISHES),
         keys.RETRY,
         keys.visible_devices(0),
     }
     assert {key for key in ours if not re.search(pattern, key)} == set()
     wishes = {keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS, keys.NUMA_BIND, "not-tessera.io/x"}
-    wishes |= {GANG, GANG_SIZE, GANG_MIN, GANG_TOPOLOGY, keys.PREEMPTIBLE}
+    wishes |= {GANG, GANG_SIZE, GANG_MIN, GANG_TOPOLOGY, *WISHES}
     for vendor in vendors.values():
         known = vendor.keys
         wishes |= {known.use_models, known.avoid_models, *known.use_uuids, *known.avoid_uuids, known.mode}
