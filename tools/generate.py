@@ -28,7 +28,7 @@ from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, WI
 from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import Group, Setting
 from tessera.services.value_types import FlagKind
-from tessera.vendors.base import Family, ResourceNames, Switches, Vendor
+from tessera.vendors.base import Family, Switches, Vendor
 from tessera.vendors.nvidia.downward_api import MAX_DEVICES
 from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.vendors.registry import build_vendors, families
@@ -91,24 +91,14 @@ def chart_name(family: Family) -> str:
     return CHIP_SECTIONS.get(family.section, family.section)
 
 
-def title_of(family: Family) -> str:
-    """The vendor's name for people: what its module's docstring begins with, up to the colon."""
-    return (sys.modules[family.build.__module__].__doc__ or "").partition(":")[0]
-
-
-def resource_names() -> list[tuple[str, ResourceNames]]:
-    """The names of every vendor, with its own name and its name in the chart; all chips as one, called <chip>."""
-    found: dict[tuple[str, ResourceNames], None] = {}
+def vendor_rows(cells: Callable[[Family, Vendor], tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """A row for every vendor, sorted; all chips of a maker as one, called <chip>."""
+    found: dict[tuple[str, ...], None] = {}
     for family in families():
         for vendor in family.build(family.chart, Switches(ascend=True, iluvatar=True)):
-            names = vendor.names
-            if family.section in CHIP_SECTIONS:
-                count, memory, cores = (
-                    name.replace(vendor.key, "<chip>") for name in (names.count, names.memory, names.cores)
-                )
-                names = ResourceNames(count=count, memory=memory, cores=cores)
-            found[f"{title_of(family)} ({code(chart_name(family))})", names] = None
-    return sorted(found, key=lambda each: each[0])
+            chip = vendor.key if family.section in CHIP_SECTIONS else "<chip>"
+            found[tuple(cell.replace(chip, "<chip>") for cell in cells(family, vendor))] = None
+    return sorted(found)
 
 
 # -- Markdown
@@ -136,11 +126,24 @@ def yes(value: object) -> str:
 
 
 def resource_table() -> str:
-    rows = [
-        (vendor, code(names.count), code(names.memory), code(names.cores), ", ".join(map(code, names.others)))
-        for vendor, names in resource_names()
-    ]
-    return table(("vendor (in the chart)", "count", "memory", "cores", "other"), rows)
+    def cells(family: Family, vendor: Vendor) -> tuple[str, ...]:
+        names = vendor.names
+        others = () if family.section in CHIP_SECTIONS else names.others
+        title = f"{family.title} ({code(chart_name(family))})"
+        return title, *map(code, (names.count, names.memory, names.cores)), ", ".join(map(code, others))
+
+    return table(("vendor (in the chart)", "count", "memory", "cores", "other"), vendor_rows(cells))
+
+
+def annotation_table() -> str:
+    def cells(family: Family, vendor: Vendor) -> tuple[str, ...]:
+        keys = vendor.keys
+        registration = code(keys.register) or "from the node's capacity"
+        strings = keys.to_allocate.removesuffix("to-allocate") + "…" if keys.to_allocate else keys.allocated
+        return family.title, code(vendor.key), registration, *map(code, (keys.handshake, strings, keys.lock))
+
+    head = ("vendor", "word", "registration on the node", "handshake", "device strings", "lock")
+    return table(head, vendor_rows(cells))
 
 
 def flag_tables(settings: Sequence[Setting]) -> str:
@@ -348,6 +351,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "packaging/krew/tessera.yaml": release,
     "pyproject.toml": release,
     "docs/concepts.md": with_blocks(policies=policy_table()),
+    "docs/protocol.md": with_blocks(annotations_of_vendors=annotation_table()),
     "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),
     "docs/device-plugin.md": with_blocks(flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN)),
     "docs/defragmentation.md": with_blocks(flags_of_tessera_defrag_run=flag_tables(DEFRAG)),

@@ -219,7 +219,11 @@ def _alone(folder: Path) -> Iterator[None]:
     """One build at a time on this machine, to save memory."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another build, which holds {lock.name}", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

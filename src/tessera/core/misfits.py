@@ -81,7 +81,7 @@ MEANINGS: Mapping[Reason, str] = MappingProxyType(
         Reason.CARD_SELECTOR_MISMATCH: "the card is not for claims, or the claim's selectors or class do not match it",
         Reason.CARD_SELECTOR_TOO_COSTLY: "the claim's selectors take too much work on the card",
         Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
-        Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
+        Reason.CARD_SLOTS_EXHAUSTED: "all slots of the card are taken",
         Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
         Reason.CARD_TOO_MANY_PODS: "with this pod, more pods would hold a part of the card than it accepts",
         Reason.QUOTA_NOT_FIT: "the namespace's quota has too little left",

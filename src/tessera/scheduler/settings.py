@@ -241,9 +241,9 @@ class Settings(ClusterAccess):
     nomination_s: float = Group.PLACEMENT("nomination-timeout", SPAN, 300.0,
         "How long devices are held for a pod after the grace of the pods that were evicted for it.")
     turn_s: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
-        "Longest wait inside bind; below the extender's httpTimeout (30s in the chart).")
+        "How long a bind waits for its turn on the node; below the extender's httpTimeout (30s in the chart).")
     gang_s: float = Group.PLACEMENT("gang-timeout", SPAN, 20.0,
-        "How long the plan of a gang waits for its next member.")
+        "How long a gang's plan waits for the next member, each time; not the time for the whole gang.")
     gang_starving_s: float = Group.PLACEMENT("gang-starvation-timeout", DURATION, 300.0,
         "How long a gang waits before what becomes free is held for it; 0: it never is.")
     gang_hold_percent: int = Group.PLACEMENT("gang-hold-share", PERCENT, 10,

@@ -113,4 +113,4 @@ def _refuse_capacity(card: Card, grant: Grant) -> CardMisfit | None:
     return None
 
 
-FAMILY = Family(section="amd", chart=CHART, build=lambda section, _: [Amd(section.names)])
+FAMILY = Family(title="AMD", section="amd", chart=CHART, build=lambda section, _: [Amd(section.names)])

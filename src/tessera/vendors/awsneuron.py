@@ -234,4 +234,4 @@ def neighbours(fitting: Fitting, devices: int) -> Grants | None:
     return None
 
 
-FAMILY = Family(section="awsneuron", chart=CHART, build=lambda section, _: [Neuron(section.names)])
+FAMILY = Family(title="AWS Neuron", section="awsneuron", chart=CHART, build=lambda section, _: [Neuron(section.names)])

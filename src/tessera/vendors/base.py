@@ -303,6 +303,8 @@ class Switches:
 class Family:
     """A section of device-config.yaml and the vendors that it configures."""
 
+    title: str
+    """the maker's name, for people to read"""
     section: str
     chart: Any
     """the section as the chart ships it: a `Section`, or a tuple of them"""

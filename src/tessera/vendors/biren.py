@@ -21,6 +21,7 @@ class Biren(Counted):
 
 
 FAMILY = Family(
+    title="Biren",
     section="biren",
     chart=CountedSection(resource_count_name="birentech.com/gpu"),
     build=lambda section, _: [Biren(section.names)],

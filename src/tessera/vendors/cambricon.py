@@ -58,4 +58,6 @@ class Cambricon(Vendor):
         return written
 
 
-FAMILY = Family(section="cambricon", chart=CHART, build=lambda section, _: [Cambricon(section.names)])
+FAMILY = Family(
+    title="Cambricon MLU", section="cambricon", chart=CHART, build=lambda section, _: [Cambricon(section.names)]
+)

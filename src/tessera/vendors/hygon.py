@@ -44,4 +44,4 @@ class Hygon(Vendor):
         self.quota_factor = max(section.memory_factor, 1)
 
 
-FAMILY = Family(section="hygon", chart=CHART, build=lambda section, _: [Hygon(section)])
+FAMILY = Family(title="Hygon DCU", section="hygon", chart=CHART, build=lambda section, _: [Hygon(section)])

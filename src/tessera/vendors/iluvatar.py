@@ -105,11 +105,13 @@ class OldIluvatar(Iluvatar):
 
 
 FAMILY = Family(
+    title="Iluvatar",
     section="iluvatars",
     chart=CHART,
     build=lambda section, switches: [IluvatarChips(chip) for chip in section] if switches.iluvatar else [],
 )
 OLD_FAMILY = Family(
+    title="Iluvatar",
     section="iluvatar",
     chart=SharedSection(),
     build=lambda section, _: [OldIluvatar(section.names)] if section.resource_count_name else [],

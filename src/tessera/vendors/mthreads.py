@@ -105,4 +105,6 @@ class MThreads(Vendor):
         return written
 
 
-FAMILY = Family(section="mthreads", chart=CHART, build=lambda section, _: [MThreads(section.names)])
+FAMILY = Family(
+    title="Moore Threads", section="mthreads", chart=CHART, build=lambda section, _: [MThreads(section.names)]
+)

@@ -95,6 +95,7 @@ def _card_by_card(fitting: Fitting) -> Fitting:
 
 
 FAMILY = Family(
+    title="Vastai",
     section="vastai",
     chart=CountedSection(resource_count_name="vastaitech.com/va"),
     build=lambda section, _: [Vastai(section.names)],

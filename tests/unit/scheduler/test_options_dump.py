@@ -107,7 +107,8 @@ def test_printed_device_sections_load_again_to_the_same(settings: Settings) -> N
 @pytest.mark.parametrize("field", [f.name for f in fields(Settings) if f.name != "device_sections"])
 def test_every_setting_that_differs_is_logged_at_start(field: str) -> None:
     changed = replace(Settings(), **{field: getattr(EVERYTHING, field)})
-    assert changes(changed)
+    assert changed != Settings(), f"EVERYTHING needs a value for {field} that is not the default"
+    assert changes(changed), f"{field} differs from the default, and is not shown"
 
 
 def test_nothing_is_logged_about_defaults() -> None:

@@ -16,7 +16,7 @@ ALL = Switches(ascend=True, iluvatar=True)
 
 
 def family(section: str) -> Family:
-    return Family(section=section, chart=Section(), build=lambda section, switches: [])
+    return Family(title=section, section=section, chart=Section(), build=lambda section, switches: [])
 
 
 class Stub(Vendor):

@@ -15,4 +15,4 @@ def build(section: AscendSection, switches: Switches) -> list[Vendor]:
     return [Ascend(chip, soft_split=section.hami_vnpu_core) for chip in section.configs]
 
 
-FAMILY = Family(section="vnpus", chart=CHART, build=build, list_key="configs")
+FAMILY = Family(title="Huawei Ascend", section="vnpus", chart=CHART, build=build, list_key="configs")

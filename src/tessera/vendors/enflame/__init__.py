@@ -39,4 +39,4 @@ def build(section: EnflameSection, switches: Switches) -> list[Vendor]:
     return [Gcu(ResourceNames(count=section.gcu)), Drs(partitions)]
 
 
-FAMILY = Family(section="enflame", chart=CHART, build=build)
+FAMILY = Family(title="Enflame", section="enflame", chart=CHART, build=build)

@@ -25,4 +25,4 @@ def build(section: KunlunSection, switches: Switches) -> list[Vendor]:
     return [Kunlun(section.names), Vxpu(slices)]
 
 
-FAMILY = Family(section="kunlun", chart=CHART, build=build)
+FAMILY = Family(title="Kunlun", section="kunlun", chart=CHART, build=build)

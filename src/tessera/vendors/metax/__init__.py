@@ -32,4 +32,4 @@ def build(section: MetaxSection, switches: Switches) -> list[Vendor]:
     return [MetaxGpu(section.names), MetaxSgpu(slices, topology_aware=section.sgpu_topology_aware)]
 
 
-FAMILY = Family(section="metax", chart=CHART, build=build)
+FAMILY = Family(title="MetaX", section="metax", chart=CHART, build=build)

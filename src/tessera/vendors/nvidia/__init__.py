@@ -9,4 +9,4 @@ from tessera.vendors.nvidia.section import CHART
 __all__ = ["FAMILY", "Nvidia"]
 
 
-FAMILY = Family(section="nvidia", chart=CHART, build=lambda section, _: [Nvidia(section)])
+FAMILY = Family(title="NVIDIA", section="nvidia", chart=CHART, build=lambda section, _: [Nvidia(section)])
