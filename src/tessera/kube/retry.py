@@ -25,6 +25,7 @@ async def retry_on_error(
     backoff: Backoff,
     is_retriable: Callable[[KubeError, int], bool],
     pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    max_retry_after: float = MAX_RETRY_AFTER_S,
 ) -> T:
     """`is_retriable` is told of each error and how many there were; the error that it does not take is raised."""
     failures = 0
@@ -35,5 +36,5 @@ async def retry_on_error(
             failures += 1
             if not is_retriable(error, failures):
                 raise
-            seconds = max(backoff.delay(failures), min(error.retry_after or 0.0, MAX_RETRY_AFTER_S))
+            seconds = max(backoff.delay(failures), min(error.retry_after or 0.0, max_retry_after))
         await pause(seconds)

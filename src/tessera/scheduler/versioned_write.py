@@ -97,7 +97,10 @@ async def look_up(write: VersionedWrite[R], error: str) -> R | None:
     """`read`, tried a few times. Raises Unreachable with the text of `error` if the API never answers."""
     try:
         return await retry_on_error(
-            lambda: write.read(error), backoff=PAUSES, is_retriable=lambda _, failures: failures < ATTEMPTS
+            lambda: write.read(error),
+            backoff=PAUSES,
+            is_retriable=lambda _, failures: failures < ATTEMPTS,
+            max_retry_after=PAUSES.cap,
         )
     except KubeError as fault:
         raise Unreachable(error, maybe_done=True) from fault

@@ -361,6 +361,15 @@ async def test_a_server_that_asks_for_patience_gets_it_within_reason() -> None:
     assert seconds() == pytest.approx(2.0 + PAUSES.cap)
 
 
+@in_fake_time
+async def test_a_look_up_that_is_refused_for_now_keeps_the_bind_as_short() -> None:
+    world = ready()
+    world.api.script("bind", Step(lost_answer(), done=True))
+    world.api.script("get_pod", refused(429, retry_after=1000.0))
+    assert await world.bound(POD) == ""
+    assert seconds() == pytest.approx(PAUSES.cap)
+
+
 @pytest.mark.parametrize(("status", "looks"), [(429, 0), (500, 1), (504, 1)])
 def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_ends(status: int, looks: int) -> None:
     async def case() -> None:
