@@ -184,7 +184,8 @@ class Binder:
             if outcome is None:
                 outcome = await self._pre_bind_all(cycle, annotations) or self._obstacle(cycle, args, placement)
             if outcome is None:
-                outcome = await self._take_turn(ticket) or self._obstacle(cycle, args, placement)
+                unserved = await self._take_turn(ticket)
+                outcome = self._obstacle(cycle, args, placement) or unserved
             if outcome is None:
                 labels = {}
                 own = prepared.classic_part(placement)
