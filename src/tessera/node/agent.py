@@ -60,12 +60,10 @@ CLAIMED = "ResourceClaims that were prepared with --dra still hold it"
 class NotStarted(SharingMode):
     """The sharing mode before the agent has started one."""
 
-    async def hand_over(
-        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, assignment: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         raise AllocationRefused("the node agent is starting; try again")
 
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+    async def hand_over_downward_api(self, ids: Sequence[str]) -> ContainerResponse:
         raise AllocationRefused("the node agent is starting; try again")
 
 

@@ -106,10 +106,8 @@ def find_excess(
         # What only counts for safety has never been asked for, so it is asked for now.
         positions = {assignment.position for assignment in asked.assignments}
         others_of_pod = [assignment for assignment in own.assignments if assignment.position not in positions]
-        assumed = tuple(assignment for assignment in others_of_pod if assignment.position in own.assumed)
-        before = replace(
-            before, assignments=tuple(assignment for assignment in others_of_pod if assignment not in assumed)
-        )
+        assumed = tuple(each for each in others_of_pod if each.position in own.assumed)
+        before = replace(before, assignments=tuple(each for each in others_of_pod if each not in assumed))
         asked = replace(asked, assignments=(*asked.assignments, *assumed))
     prepared = [each for each in claims if each.key.uid != asked.key.uid]
     for uuid in sorted({_card(each.uuid) for assignment in asked.assignments for each in assignment.slices}):

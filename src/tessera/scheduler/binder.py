@@ -20,6 +20,7 @@ states.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -236,7 +237,7 @@ class Binder:
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
     ) -> Outcome:
-        write = _BindingWrite(self, cycle, args, prepared, annotations, labels)
+        write = _BindingWrite(self, cycle, args, prepared, annotations, labels, self._cycles.term)
         try:
             if not prepared.version:
                 # The filter request did not have it.
@@ -333,25 +334,17 @@ class Binder:
             await self._finish(cycle, ticket, WriteResult.BOUND if is_bound else WriteResult.VOID)
 
 
+@dataclass(slots=True)
 class _BindingWrite:
     """A Binding, for the version of the pod that it is sent for next."""
 
-    def __init__(
-        self,
-        binder: Binder,
-        cycle: PodCycle,
-        args: BindingArgs,
-        prepared: PreparedRequest,
-        annotations: Mapping[str, str],
-        labels: Mapping[str, str],
-    ) -> None:
-        self._binder = binder
-        self._cycle = cycle
-        self._args = args
-        self._prepared = prepared
-        self._annotations = annotations
-        self._labels = labels
-        self._term = binder._cycles.term
+    _binder: Binder
+    _cycle: PodCycle
+    _args: BindingArgs
+    _prepared: PreparedRequest
+    _annotations: Mapping[str, str]
+    _labels: Mapping[str, str]
+    _term: int
 
     @property
     def version(self) -> str:

@@ -69,13 +69,11 @@ class Gate(SharingMode):
     async def start(self, fleet: Fleet) -> None:
         await self._mode.start(fleet)
 
-    async def hand_over(
-        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
-        return await self._through(self._mode.hand_over(claim, device_ids, certain=certain))
+    async def hand_over(self, claim: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        return await self._through(self._mode.hand_over(claim, ids, certain=certain))
 
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        return await self._through(self._mode.hand_over_downward_api(device_ids))
+    async def hand_over_downward_api(self, ids: Sequence[str]) -> ContainerResponse:
+        return await self._through(self._mode.hand_over_downward_api(ids))
 
     async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         await self._mode.reconcile(live, fleet)

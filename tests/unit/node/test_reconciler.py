@@ -38,9 +38,7 @@ class Mode(SharingMode):
     def problems(self) -> Mapping[str, str]:
         return self.unfit
 
-    async def hand_over(
-        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, claim: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         raise NotImplementedError
 
     async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:

@@ -244,9 +244,7 @@ class AllocationState:
         Unless it is known which container every answer was for, an earlier one may have been for this pod.
         """
         after = self._last_held(pod)
-        wants = any(
-            len(assignment.slices) == count and assignment.position > after for assignment in pod.all_assignments()
-        )
+        wants = any(len(each.slices) == count and each.position > after for each in pod.all_assignments())
         return wants and bool(self._unsettled(pod))
 
     def _is_waiting(self, pod: BoundPod) -> bool:

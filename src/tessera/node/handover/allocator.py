@@ -215,9 +215,7 @@ class SliceAllocator:
         if not isinstance(found, Found):
             raise await self._refusal(found, len(ids))
         pod = next(each for each in pods if each.key == found.assignment.pod) if found.is_certain else None
-        allocation = Allocation(
-            frozenset(ids), frozenset(assignment.key for assignment in found.askers), found.assignment
-        )
+        allocation = Allocation(frozenset(ids), frozenset(each.key for each in found.askers), found.assignment)
         try:
             await self._admit(call, allocation, found.askers, spans)
         except AllocationRefused:

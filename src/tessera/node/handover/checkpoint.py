@@ -95,11 +95,7 @@ class Checkpoint:
     def note(self, assignments: Iterable[Assignment], spans: Mapping[str, tuple[Span, ...]]) -> None:
         """One of these containers was answered, and reads its slices from its own pod. Written behind the answer: until
         then the pod itself tells. `spans` by uid."""
-        new = [
-            assignment
-            for assignment in assignments
-            if assignment.position not in self.assignments_of(assignment.pod.uid)
-        ]
+        new = [each for each in assignments if each.position not in self.assignments_of(each.pod.uid)]
         added = [Record((), assignment, (assignment.key,), spans.get(assignment.pod.uid, ())) for assignment in new]
         if added:
             for each in added:

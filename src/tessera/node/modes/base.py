@@ -93,9 +93,7 @@ class SharingMode(ABC):
             await self.cdi.refresh(self._fleet, self.instances())
 
     @abstractmethod
-    async def hand_over(
-        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, assignment: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         """Realises the slice and says how the container gets it. Raises AllocationRefused.
 
         If not `certain`, a container that uses the downward API may get this response. Its own variables override
@@ -109,7 +107,7 @@ class SharingMode(ABC):
             raise AllocationRefused("this node shows no cards to administrators")
         return self.lists.response(uuids, self._fleet)
 
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+    async def hand_over_downward_api(self, ids: Sequence[str]) -> ContainerResponse:
         """Returns what is the same for all containers, for one that uses the downward API. Raises AllocationRefused."""
         raise AllocationRefused("this node hands over devices by Allocate, not by the downward API")
 

@@ -73,22 +73,20 @@ class HamiCore(SharingMode):
         except AllocationRefused as refusal:
             log.error("containers cannot be limited yet", problem=f"{refusal}")
 
-    async def hand_over(
-        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, assignment: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         slices = slices_by_card(assignment, self._fleet)
         limits = limits_of(assignment, slices)
         response = self._device_lists.response([each.uuid for each in slices], self._fleet)
         region = {variables.REGION: f"{self._home}/{self._new_cache()}{CACHE_SUFFIX}"}
-        mounts = await self._mounts(_dir_name(assignment) if certain else ids_dir_name(device_ids), device_ids)
+        mounts = await self._mounts(_dir_name(assignment) if certain else ids_dir_name(ids), ids)
         # If another container may get this response, that one did not ask to run without the library.
         if assignment.uncontrolled and certain:
             mounts = tuple(each for each in mounts if each.container_path != PRELOAD)
         env = {**common_variables(self._settings), **limits, **region}
         return response.with_more(ContainerResponse(env=env, mounts=mounts))
 
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        mounts = await self._mounts(ids_dir_name(device_ids), device_ids)
+    async def hand_over_downward_api(self, ids: Sequence[str]) -> ContainerResponse:
+        mounts = await self._mounts(ids_dir_name(ids), ids)
         # The container's own variable overrides this one. A container without its own gets no card.
         env = {variables.VISIBLE: NO_DEVICES, **common_variables(self._settings)}
         return self._device_lists.features().with_more(ContainerResponse(env=env, mounts=mounts))

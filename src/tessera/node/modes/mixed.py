@@ -33,9 +33,7 @@ class MixedModes(SharingMode):
         await super().start(fleet)
         await asyncio.gather(*(part.start(fleet) for part in self._parts.values()))
 
-    async def hand_over(
-        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, assignment: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         modes = {uuid: self._mode_of(uuid) for uuid in (split_legacy_uuid(each.uuid)[0] for each in assignment.slices)}
         first = next(iter(modes.values()))
         if any(mode != first for mode in modes.values()):
@@ -43,7 +41,7 @@ class MixedModes(SharingMode):
             raise AllocationRefused(
                 f"the container's cards are shared in different modes: {listed}; choose one with nvidia.com/vgpu-mode"
             )
-        return await self._parts[first].hand_over(assignment, device_ids, certain=certain)
+        return await self._parts[first].hand_over(assignment, ids, certain=certain)
 
     async def reconcile(self, live: Sequence[Assignment], fleet: Fleet) -> None:
         await super().reconcile(live, fleet)

@@ -17,9 +17,7 @@ class WholeCards(SharingMode):
         self._settings = settings
         self._device_lists = device_lists
 
-    async def hand_over(
-        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, assignment: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         slices = slices_by_card(assignment, self._fleet)
         for each in slices:
             if assignment.mig or not self._is_whole(each):

@@ -213,9 +213,7 @@ class Mode(SharingMode):
         """pods whose slice was made ready without being certain"""
         self.gate: asyncio.Event | None = None
 
-    async def hand_over(
-        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, claim: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         if self.gate is not None:
             await self.gate.wait()
         if claim.pod.name in self.refusals:
@@ -226,7 +224,7 @@ class Mode(SharingMode):
             self.doubts.append(claim.pod.name)
         return ContainerResponse(env={"pod": claim.pod.name, "container": claim.container, "what": repr(claim.what)})
 
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+    async def hand_over_downward_api(self, ids: Sequence[str]) -> ContainerResponse:
         if "*" in self.refusals:
             raise AllocationRefused(self.refusals["*"])
         return ContainerResponse(env={"welcome": "yes"})

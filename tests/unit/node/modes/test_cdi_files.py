@@ -138,9 +138,7 @@ async def test_a_write_that_fails_half_way_leaves_the_old_file(
 
 
 class Mode(SharingMode):
-    async def hand_over(
-        self, claim: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, claim: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         raise NotImplementedError
 
 

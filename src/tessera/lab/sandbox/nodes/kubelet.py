@@ -14,13 +14,15 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import STRATEGIC_PATCH, KubeClient
-from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS
+from tessera.kube.retry import retry_on_error
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.api.pod_logs import LogLine
 from tessera.lab.sandbox.nodes import pod_statuses
@@ -42,6 +44,8 @@ from tessera.lab.sandbox.objects import (
     uid_of,
 )
 from tessera.wire.quantity import Whole, read
+
+T = TypeVar("T")
 
 RUN_FOR = "sandbox.tessera.io/run-seconds"
 """annotation: the pod ends after this many seconds; without it, the pod runs until it is deleted"""
@@ -248,26 +252,11 @@ class Kubelet:
             await self._unprepare(uid_of(pod))
 
     async def _unprepare(self, uid: str) -> None:
-        failures = 0
-        while True:
-            try:
-                await self._claims.unprepare(uid)
-            except AllocateError:
-                failures += 1
-                await asyncio.sleep(_RETRIES.delay(failures))
-            else:
-                return
+        await self._repeat(lambda: self._claims.unprepare(uid))
 
     async def _prepare(self, life: _PodLife) -> None:
         """Repeats the calls for the pod's claims until they succeed, as kubelet does; then the containers start."""
-        failures = 0
-        while True:
-            try:
-                prepared = await self._claims.prepare(life.pod)
-                break
-            except (AllocateError, KubeError):
-                failures += 1
-                await asyncio.sleep(_RETRIES.delay(failures))
+        prepared = await self._repeat(lambda: self._claims.prepare(life.pod))
         for container in containers_of(life.pod):
             key = uid_of(life.pod), container["name"]
             added = prepared.environment(container)
@@ -298,18 +287,17 @@ class Kubelet:
 
     async def _until_accepted(self, write: Callable[[], Awaitable[None]]) -> None:
         """Repeats the write until the apiserver accepts it, or says that the pod is gone or another one."""
+        with suppress(KubeError):
+            await retry_on_error(write, backoff=_RETRIES, is_retriable=lambda error, _: error.is_transient)
+
+    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a call of a plugin until it succeeds."""
         failures = 0
         while True:
             try:
-                await write()
-            except ApiError as error:
-                if not error.is_transient:
-                    return
-            except KubeError:
-                pass
-            else:
-                return
-            failures += 1
+                return await call()
+            except (AllocateError, KubeError):
+                failures += 1
             await asyncio.sleep(_RETRIES.delay(failures))
 
     def _withdraw(self, uid: str) -> None:

@@ -67,7 +67,7 @@ def holders_of(assignments: Iterable[Assignment], *, besides: Collection[str] = 
     )
 
 
-class AssignedInstances(NamedTuple):
+class FoundInstances(NamedTuple):
     """The instances of an assignment in its order, and those of them that this call created, oldest first."""
 
     instances: tuple[InstanceRecord, ...]
@@ -85,7 +85,7 @@ class GpuInstances:
         self._not_adopted: dict[RecordKey, str] = {}
         """reservations whose instance cannot be adopted, with the reason as it was logged"""
 
-    def create_all(self, requests: Sequence[InstanceRequest], holders: InstanceHolders) -> AssignedInstances:
+    def create_all(self, requests: Sequence[InstanceRequest], holders: InstanceHolders) -> FoundInstances:
         """Creates the instances of an assignment, or finds those that exist already.
 
         Raises AllocationRefused, PlacementTaken, InventoryError or OSError; then nothing of this call is left.
@@ -103,7 +103,7 @@ class GpuInstances:
         except BaseException:
             self.undo(created)
             raise
-        return AssignedInstances(tuple(instances), tuple(created))
+        return FoundInstances(tuple(instances), tuple(created))
 
     def undo(self, created: Sequence[InstanceRecord]) -> None:
         """Destroys instances, newest first. One that cannot be destroyed now keeps its record and goes with its pod."""

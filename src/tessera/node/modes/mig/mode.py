@@ -28,13 +28,7 @@ from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.annotations import NotWritten, Write
-from tessera.node.modes.mig.instances import (
-    AssignedInstances,
-    GpuInstances,
-    InstanceHolders,
-    PlacementTaken,
-    holders_of,
-)
+from tessera.node.modes.mig.instances import FoundInstances, GpuInstances, InstanceHolders, PlacementTaken, holders_of
 from tessera.node.modes.mig.mode_switch import ModeSwitch, shared_without_mig
 from tessera.node.modes.mig.records import MigRecords, boot_id
 from tessera.node.modes.mig.request import InstanceRequest, requests_of
@@ -103,10 +97,8 @@ class Mig(SharingMode):
         await self._try_job("MIG cannot be enabled", lambda: self._enable_mig(cards, shared, self._clock()))
         await super().start(fleet)
 
-    async def hand_over(
-        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
-        requests = requests_of(assignment, device_ids, fleet=self._fleet, settings=self._settings, certain=certain)
+    async def hand_over(self, assignment: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        requests = requests_of(assignment, ids, fleet=self._fleet, settings=self._settings, certain=certain)
         with self._handing_over(assignment.pod.uid):
             found = await self._create_instances(requests)
             try:
@@ -157,7 +149,7 @@ class Mig(SharingMode):
             if not self._in_progress[uid]:
                 del self._in_progress[uid]
 
-    async def _create_instances(self, requests: Sequence[InstanceRequest]) -> AssignedInstances:
+    async def _create_instances(self, requests: Sequence[InstanceRequest]) -> FoundInstances:
         """Waits briefly for a place that is about to become free. Raises AllocationRefused."""
         pauses = iter(LEAVING_S)
         while True:
@@ -175,7 +167,7 @@ class Mig(SharingMode):
                 async with asyncio.timeout(pause):
                     await reconciled.wait()
 
-    async def _respond(self, assignment: Assignment, found: AssignedInstances) -> ContainerResponse:
+    async def _respond(self, assignment: Assignment, found: FoundInstances) -> ContainerResponse:
         """Updates the CDI specs and the pod's annotation before the container gets its response."""
         await self.refresh()
         allocations = [each.allocation for each in found.instances]
@@ -212,7 +204,7 @@ class Mig(SharingMode):
         fleet: Fleet,
         shared: Collection[str],
         holders: InstanceHolders,
-    ) -> AssignedInstances:
+    ) -> FoundInstances:
         for card in fleet:
             uuid = card.facts.uuid
             if any(each.allocation.uuid == uuid for each in requests):

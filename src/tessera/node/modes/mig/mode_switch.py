@@ -36,12 +36,7 @@ IN_USE = "it stays in MIG mode: it is in use, or cannot be switched"
 
 def shared_without_mig(assignments: Iterable[Assignment]) -> frozenset[str]:
     """Returns cards on which live pods have slices without MIG: switching would take the card from those pods."""
-    return frozenset(
-        split_legacy_uuid(entry.uuid)[0]
-        for assignment in assignments
-        if not assignment.mig
-        for entry in assignment.slices
-    )
+    return frozenset(split_legacy_uuid(entry.uuid)[0] for each in assignments if not each.mig for entry in each.slices)
 
 
 class ModeSwitch:

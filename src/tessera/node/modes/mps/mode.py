@@ -75,9 +75,7 @@ class Mps(SharingMode):
             self._serve_card(card)
         await asyncio.gather(*(card.ready(within=self._hand_over_s) for card in self._cards.values()))
 
-    async def hand_over(
-        self, assignment: Assignment, device_ids: Sequence[str], *, certain: bool = True
-    ) -> ContainerResponse:
+    async def hand_over(self, assignment: Assignment, ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         if not certain:
             raise AllocationRefused(
                 "it is not certain which container this is for, and with MPS each container gets the pipes of its card"
