@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -46,10 +46,11 @@ PROTECTED_AT_ONCE = 64
 """claims, at one tick: an upgrade may find thousands"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClaimWrite:
-    """What is about to be written to one claim."""
+    """A write of one claim, for the version that it is sent for next."""
 
+    writer: ClaimWriter
     record: ClaimRecord
     before: ClaimStatus
     """which it was planned for"""
@@ -58,6 +59,50 @@ class ClaimWrite:
     facts: PodFacts | None = None
     """what the claim holds from now on, if it is allocated"""
     known_fence: str = ""
+    claim: ResourceClaim = field(init=False)
+    number: int | None = field(init=False)
+    """of the tenure that it was planned in"""
+
+    def __post_init__(self) -> None:
+        self.claim, self.number = self.record.claim, self.writer._tenure.number
+
+    @property
+    def version(self) -> str:
+        return self.claim.metadata.resource_version
+
+    async def send(self) -> ResourceClaim | str:
+        writer, book, is_allocated = self.writer, self.writer._book, self.facts is not None
+        if is_allocated:
+            self.claim = await writer._protect(self.claim)
+        book.learn(self.record, self.claim)
+        if is_allocated and not book.is_charged(self.record):
+            # An earlier attempt had landed, and what it gave was taken back and is free.
+            return f"ResourceClaim {self.record.key} was released meanwhile"
+        if not writer._tenure.is_held() or writer._tenure.number != self.number:
+            raise NotSent(NOT_LEADING)
+        writer._before_claim()
+        answer = await writer._api.write_claim_status(self.claim, self.status)
+        writer._after_claim()
+        return answer
+
+    def on_unanswered(self) -> None:
+        """The record is WRITING until the end is known."""
+
+    async def read(self, error: str) -> ResourceClaim | str | None:
+        writer, metadata = self.writer, self.claim.metadata
+        try:
+            found = await writer._api.get_claim(metadata.namespace, metadata.name)
+        except ApiError as fault:
+            if is_not_found(fault):
+                return error
+            raise
+        writer._book.learn(self.record, found)
+        if self.has_landed(found):
+            return found
+        if not self.may_follow(found) or writer._is_taken_over(found, self.known_fence):
+            return error
+        self.claim = found
+        return None
 
     def may_follow(self, claim: ResourceClaim) -> bool:
         """Whether a later version of the claim is as far as the one that the write was made for."""
@@ -163,7 +208,7 @@ class ClaimWriter:
         if not record.consumers <= {pod} or any(each.driver != DRIVER for each in results or ()):
             return
         status = {"allocation": None, "reservedFor": None}
-        write = ClaimWrite(record, record.claim.status, status, known_fence=record.fence)
+        write = ClaimWrite(self, record, record.claim.status, status, known_fence=record.fence)
         self._start(write, pod="")
         self._spawn(self._release(write))
 
@@ -221,7 +266,7 @@ class ClaimWriter:
                 return f"{title} was allocated {where} meanwhile"
             if consumers == record.claim.status.reserved_for:
                 return None
-            return ClaimWrite(record, record.claim.status, {"reservedFor": consumers}, known_fence=use.fence)
+            return ClaimWrite(self, record, record.claim.status, {"reservedFor": consumers}, known_fence=use.fence)
         if use.ask is None or is_handed:
             return f"{title} was released meanwhile"  # Nothing is reserved for it any more.
         pool = self._pools.get(placement.node)
@@ -233,7 +278,7 @@ class ClaimWriter:
             return allocated.message
         shown = ResourceClaim(record.claim.metadata, record.claim.spec, ClaimStatus(allocated, consumers))
         status = {"allocation": allocated, "reservedFor": consumers}
-        return ClaimWrite(record, record.claim.status, status, self._book.facts(shown), use.fence)
+        return ClaimWrite(self, record, record.claim.status, status, self._book.facts(shown), use.fence)
 
     def _start(self, write: ClaimWrite, *, pod: str) -> None:
         self._book.start(write.record, pod=pod, facts=write.facts)
@@ -267,7 +312,7 @@ class ClaimWriter:
 
     async def _try(self, write: ClaimWrite) -> ResourceClaim | str:
         """The claim as it was written; a text if it certainly was not. Raises KubeError if that is not known."""
-        written = await write_version(_ClaimAttempts(self, write))
+        written = await write_version(write)
         if not isinstance(written, Unwritten):
             return written
         if not written.may_land:
@@ -295,54 +340,6 @@ class ClaimWriter:
         if not self._tenure.is_held():
             return await self._api.get_claim(record.claim.metadata.namespace, record.claim.metadata.name)
         return await self._api.mark_claim(record.claim, {keys.FENCE: self._tenure.next_touch()})
-
-
-class _ClaimAttempts:
-    """The write of a claim, for the version that it is sent for next."""
-
-    def __init__(self, writer: ClaimWriter, write: ClaimWrite) -> None:
-        self._writer = writer
-        self._write = write
-        self._claim = write.record.claim
-        self._number = writer._tenure.number
-
-    @property
-    def version(self) -> str:
-        return self._claim.metadata.resource_version
-
-    async def send(self) -> ResourceClaim | str:
-        writer, write = self._writer, self._write
-        if write.facts is not None:
-            self._claim = await writer._protect(self._claim)
-        writer._book.learn(write.record, self._claim)
-        if write.facts is not None and not writer._book.is_charged(write.record):
-            # An earlier attempt had landed, and what it gave was taken back and is free.
-            return f"ResourceClaim {write.record.key} was released meanwhile"
-        if not writer._tenure.is_held() or writer._tenure.number != self._number:
-            raise NotSent(NOT_LEADING)
-        writer._before_claim()
-        answer = await writer._api.write_claim_status(self._claim, write.status)
-        writer._after_claim()
-        return answer
-
-    def on_unanswered(self) -> None:
-        """The record is WRITING until the end is known."""
-
-    async def read(self, error: str) -> ResourceClaim | str | None:
-        writer, write, metadata = self._writer, self._write, self._claim.metadata
-        try:
-            found = await writer._api.get_claim(metadata.namespace, metadata.name)
-        except ApiError as fault:
-            if is_not_found(fault):
-                return error
-            raise
-        writer._book.learn(write.record, found)
-        if write.has_landed(found):
-            return found
-        if not write.may_follow(found) or writer._is_taken_over(found, write.known_fence):
-            return error
-        self._claim = found
-        return None
 
 
 def _lacks_protection(record: ClaimRecord) -> bool:
