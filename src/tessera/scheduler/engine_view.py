@@ -180,8 +180,8 @@ class EngineView:
             unfenced=engine.takeover.left,
             gangs_waiting=gangs.count(GangState.WAITING, GangState.NOMINATED),
             gangs_planned=gangs.count(GangState.PLANNED, GangState.COMPLETING),
-            gangs_bound=gangs.reports.bound,
-            gangs_given_up=gangs.reports.given_up,
+            gangs_bound=gangs.lifecycle.bound,
+            gangs_given_up=gangs.lifecycle.given_up,
             claims_allocated=claims.book.holding,
             claims_uncertain=claims.book.count(WriteState.UNCERTAIN),
             awaiting_claims=len(claims.reader.waiting()),
@@ -240,7 +240,7 @@ class EngineView:
     def waiting_gangs(self) -> Iterator[GangView]:
         """Those that are not whole, and have a member that waits."""
         for gang in self._gangs.registry:
-            if gang.state is not GangState.WHOLE and gang.counts[MemberState.PENDING]:
+            if gang.state is not GangState.WHOLE and gang.members.count(MemberState.PENDING):
                 yield self._gang(gang)
 
     def gang(self, namespace: str, name: str) -> GangView | None:
@@ -270,12 +270,12 @@ class EngineView:
         return "" if held is None else held.misfit.text
 
     def _gang(self, gang: Gang) -> GangView:
-        fitting, why = gang.fitting, gang.reason or NOT_JUDGED
+        fitting, why = gang.fitting, gang.wait.reason or NOT_JUDGED
         if gang.state is GangState.PLANNED:
-            fitting, come = gang.required, f"{len(gang.waiting_binds)} of {gang.required} members have come to be bound"
+            fitting, come = gang.required, f"{gang.come} of {gang.required} members have come to be bound"
             why = f"a place is held for every member; {come}"
         elif gang.state is GangState.COMPLETING:
-            bound = gang.count(MemberState.BOUND)
+            bound = gang.members.count(MemberState.BOUND)
             fitting, why = None, f"{bound} of {gang.required} members are bound; the others follow as they come"
         return GangView(
             gang.namespace,
@@ -285,7 +285,7 @@ class EngineView:
             gang.required,
             why,
             fitting,
-            self._wall_time(gang.since),
+            self._wall_time(gang.wait.since),
             self._plan_ends(gang),
         )
 
@@ -293,12 +293,12 @@ class EngineView:
         """When what is held for a gang is released."""
         moment = math.inf
         match gang.state:
-            case GangState.PLANNED:
-                moment = min(gang.deadline, gang.ends)
-            case GangState.NOMINATED if gang.nomination is not None:
-                moment = gang.nomination.deadline
+            case GangState.PLANNED if gang.plan is not None:
+                moment = gang.plan.until
+            case GangState.NOMINATED if gang.preemption.nomination is not None:
+                moment = gang.preemption.nomination.deadline
             case GangState.COMPLETING if self._gangs.coordinator.holds.count(gang):
-                moment = gang.deadline
+                moment = gang.holds_end
             case GangState.WAITING if self._gangs.coordinator.holds.count(gang):
                 moment = self._gangs.turns.ends_of(gang)
         return self._wall_time(moment)

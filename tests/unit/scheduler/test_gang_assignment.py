@@ -24,7 +24,7 @@ class Planned:
         self.gang = Gang("default", PodGroup("g", len(candidates), len(candidates)), 0.0)
         for name, names in candidates.items():
             known = None if names is None else self.candidates(names)
-            self.gang.add(name, Member(self.request(name), MemberState.PENDING, candidates=known))
+            self.gang.members.add(Member(self.request(name), MemberState.PENDING, candidates=known))
         self.keeper = gangs_of(self.world.engine).holds
         for name, at in holds.items():
             held = self.world.ledger.name_hold(self.gang.name, self.request(name))
@@ -94,14 +94,14 @@ def test_a_hold_that_is_meant_for_no_member_which_waits_comes_before_an_exchange
 
 def test_a_hold_of_a_member_that_is_bound_is_free_for_others() -> None:
     planned = Planned({"a": None, "b": None}, a="n0", b="n1")
-    planned.gang.set_state(planned.gang.members["b"], MemberState.BOUND)
+    planned.gang.members.set_state(planned.gang.members["b"], MemberState.BOUND)
     assert planned.take("a", "n1") == "n1"
 
 
 def test_members_of_another_shape_exchange_nothing() -> None:
     planned = Planned({"a": None, "b": None}, a="n0", b="n1")
     other = gpu_pod("c", mem=1_000).called("c", uid="c").request()
-    planned.gang.add("c", Member(other, MemberState.PENDING))
+    planned.gang.members.add(Member(other, MemberState.PENDING))
     assert planned.keeper.take(planned.gang, other, planned.candidates(NODES)) is None
 
 

@@ -149,10 +149,10 @@ async def test_a_gang_waits_since_it_began_to_whatever_turns_it_had() -> None:
     world = await starving()
     waiting = gangs_of(world.engine).registry.get("default", "g")
     assert waiting is not None
-    before = waiting.since
+    before = waiting.wait.since
     await asyncio.sleep(TURN)
     gangs_of(world.engine).tick()
-    assert (waiting.since, held(world)) == (before, 0)
+    assert (waiting.wait.since, held(world)) == (before, 0)
 
 
 @in_fake_time

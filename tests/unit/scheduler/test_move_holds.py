@@ -432,7 +432,8 @@ async def test_what_a_gang_holds_in_its_turn_makes_way_for_what_moves_hold_for_i
     world, members = moves.world, gang_of_two(moves)
     gang = gangs_of(world.engine).registry.of("uid-m0")
     assert gang is not None
-    gangs_of(world.engine).turns.favoured, gang.tried = gang, None
+    gangs_of(world.engine).turns.favoured = gang
+    gang.note_change()
     world.filtered(members[0])
     assert gangs_of(world.engine).holds.count(gang) == 1, "on n1"
     assert await hold_for_members(moves, members) == [HoldState.HELD] * 2

@@ -24,15 +24,13 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
 from tessera.core.steps import finish
-from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
+from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit
 from tessera.scheduler.features.gangs.nominations import GangNominations
-from tessera.scheduler.features.gangs.outlook import GangOutlook
 from tessera.scheduler.features.gangs.planner import GangPlanner, shared_claim_text
 from tessera.scheduler.features.gangs.registry import GangRegistry
-from tessera.scheduler.features.gangs.reports import GangReports, gang_misfit
-from tessera.scheduler.features.gangs.turns import GangTurns
+from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
@@ -90,12 +88,13 @@ class GangCoordinator:
         self.registry = GangRegistry()
         self.recovering = ""
         """why nothing is decided; empty if it is"""
-        self.reports = reports = GangReports(observer)
         self.outlook = outlook = GangOutlook(cycles)
         self.turns = turns = GangTurns(holds, cycles, outlook, settings)
-        self.nominations = GangNominations(holds, cycles, book, nominated_nodes=nominated_nodes, reports=reports)
-        self.lifecycle = GangLifecycle(self.registry, holds, cycles, turns, settings=settings, reports=reports)
-        self._planner = GangPlanner(holds, cycles, self.lifecycle, turns=turns, outlook=outlook, reports=reports)
+        self.lifecycle = GangLifecycle(self.registry, holds, cycles, turns, settings=settings, observer=observer)
+        self.nominations = GangNominations(
+            holds, cycles, book, nominated_nodes=nominated_nodes, lifecycle=self.lifecycle, observer=observer
+        )
+        self._planner = GangPlanner(holds, cycles, self.lifecycle, turns=turns, outlook=outlook)
         self._round = _Round(deque(), None)
         self._is_ticking = False
         cycles.on_overdue[HolderKind.GANG] = self._end_overdue
@@ -134,7 +133,7 @@ class GangCoordinator:
             state = MemberState.BOUND
         else:
             state = MemberState.GATED if pod.spec.scheduling_gates else MemberState.PENDING
-        gang.set_state(member, state)
+        gang.members.set_state(member, state)
         if gang.state is PLANNED and is_new:
             self.lifecycle.extend_plan(gang)
         self._look_again(gang)
@@ -145,7 +144,8 @@ class GangCoordinator:
         gang = self.registry.leave(uid)
         if gang is None:
             return
-        gang.end_wait(uid, "the pod is gone")
+        if gang.plan is not None:
+            gang.plan.end_bind(uid, "the pod is gone")
         self.holds.accounts.close(uid)
         self._look_again(gang)
         if not gang.members:
@@ -185,9 +185,8 @@ class GangCoordinator:
                     await self._planner.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
-    def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placement | Misfit | None:
-        """A member's place, or why it has none; None if it is decided like a single pod. `holds.settle` follows once
-        the member has the place."""
+    def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placement | Misfit | Alone:
+        """A member's place, or why it has none. `holds.settle` follows once the member has the place."""
         request = prepared.request
         overtaken = self._overtaken(request.uid)
         if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
@@ -195,39 +194,42 @@ class GangCoordinator:
         group = read_pod_group(pod)
         if group is None:
             self.forget(request.uid)
-            return None
+            return Alone.NO_MEMBER
         if isinstance(group, BadPodGroup):
             return gang_misfit(group.text)
         gang, member = self._meet(group, prepared)
-        difference = self.registry.difference(gang, group)
-        problem = gang_misfit(f"gang {gang.name}: {difference}") if difference else None
+        answer = self._decide(gang, group, member, pod, named)
+        if isinstance(answer, Misfit):
+            member.is_refused = True
+            if gang.is_short:
+                self.registry.note_short(gang)
+        return answer
+
+    def _decide(
+        self, gang: Gang, group: PodGroup, member: Member, pod: Pod, named: CandidateNames
+    ) -> Placement | Misfit | Alone:
         if gang.state is PLANNED and member.shared_claim:
             self.lifecycle.give_up(gang, shared_claim_text(member.shared_claim))
         if gang.state in (WAITING, NOMINATED):
             member.candidates = named.resolve()
-        if problem is None and gang.state is NOMINATED:
-            problem = gang.misfit
-        elif problem is None and gang.state is WAITING and not self._follow_moves(gang, pod.workload):
+        difference = self.registry.difference(gang, group)
+        if difference:
+            return gang_misfit(f"gang {gang.name}: {difference}")
+        if gang.state is NOMINATED and gang.wait.misfit is not None:
+            return gang.wait.misfit
+        if gang.state is WAITING and not self._follow_moves(gang, pod.workload):
             problem = self._planner.plan(gang, member)
-        if problem is None and gang.state is PLANNED:
-            placement: Placement | Misfit | None
-            if self._is_first_try(pod, member, named):
-                placement = self.holds.take(gang, request, named) or gang_misfit(
-                    f"gang {gang.name}: another node is planned for this pod"
-                )
-            else:
-                placement = self._planner.place(gang, member, named)
-            if isinstance(placement, Placement) or placement is None:
-                return placement
-            problem = placement
-        elif problem is None:
-            if not self.holds.count(gang):
-                return None
-            return self.holds.take(gang, request, named) or self.holds.exchange(gang, request, named, at_any_cost=True)
-        member.is_refused = True
-        if gang.fitting is not None and gang.state is WAITING:
-            self.registry.note_short(gang)
-        return problem
+            if problem is not None:
+                return problem
+        if gang.state is PLANNED and gang.plan is not None:
+            if not self._is_first_try(pod, member, named):
+                return self._planner.place(gang, gang.plan, member, named)
+            placement = self.holds.take(gang, member.request, named)
+            return placement or gang_misfit(f"gang {gang.name}: another node is planned for this pod")
+        if not self.holds.count(gang):
+            return Alone.BOUND
+        placement = self.holds.take(gang, member.request, named)
+        return placement or self.holds.exchange(gang, member.request, named, at_any_cost=True) or Alone.BOUND
 
     def note_refusal(self, uid: str, text: str) -> tuple[bool, int]:
         """Whether the member is refused with this text for the first time, and how often it was refused in all."""
@@ -299,16 +301,16 @@ class GangCoordinator:
         for gang in self.registry:
             self._look_again(gang)
             self.lifecycle.end_if_overdue(gang)
-            if gang.nomination is not None:
+            if gang.preemption.nomination is not None:
                 self.holds.pay_for_nominations(gang)
-            if gang.fitting is not None and gang.state is WAITING:
+            if gang.is_short:
                 # Other pods may have become victims since.
                 self.registry.note_short(gang)
             is_waiting = is_waiting or gang.state is WAITING
             if overdrawn and gang.namespace in overdrawn and self.holds.is_holding(gang):
                 holding.append(gang)
             yield
-        for gang in sorted(holding, key=lambda gang: gang.since):
+        for gang in sorted(holding, key=lambda gang: gang.wait.since):
             if not self.holds.accounts.pays_for(gang.namespace):
                 self.lifecycle.end_unpaid(gang)
                 self.nominations.renounce(gang, "its namespace has held too much for too long without being bound")
@@ -330,9 +332,9 @@ class GangCoordinator:
                 await asyncio.sleep(0)
             if not self._is_known(gang):
                 continue
-            if gang.nomination is not None:
+            if gang.preemption.nomination is not None:
                 self.holds.pay_for_nominations(gang)
-            if gang.state is NOMINATED or any(member.is_refused for member in gang.members.values()):
+            if gang.state is NOMINATED or gang.members.asleep:
                 planned += 1
                 if woken := await self._retry(gang):
                     yield woken
@@ -358,16 +360,16 @@ class GangCoordinator:
         """Plan a gang that waits; the members to be woken."""
         if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
             self.lifecycle.begin_plan(gang)
-        asleep = [member for member in gang.members.values() if member.is_refused]
+        asleep = gang.members.asleep
         if not asleep or gang.state is NOMINATED:
             return []
         if gang.state is WAITING:
-            if gang.is_unfinished:
+            if gang.wait.is_unfinished:
                 await self.holds.prepare(gang)
             self.lifecycle.end_if_overdue(gang)
             is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
             problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
-            if problem is not None and gang.fitting is not None and gang.state is WAITING:
+            if problem is not None and gang.is_short:
                 self.registry.note_short(gang)
             await asyncio.sleep(0)
             if problem is not None:
@@ -426,7 +428,7 @@ class GangCoordinator:
 
     def _look_again(self, gang: Gang) -> None:
         """Bring the state to what the API shows."""
-        if gang.state is NOMINATED and (gang.count(MemberState.BOUND) or gang.present() < gang.required):
+        if gang.state is NOMINATED and (gang.members.count(MemberState.BOUND) or gang.present < gang.required):
             self.nominations.renounce(gang, "its members are others now")
         self.lifecycle.observe(gang)
 

@@ -19,10 +19,10 @@ from tessera.core.selection import Refused
 from tessera.kube.errors import KubeError
 from tessera.scheduler.features.gangs.accounts import HoldAccounts
 from tessera.scheduler.features.gangs.coordinator import GangCoordinator
-from tessera.scheduler.features.gangs.gang import GangState
-from tessera.scheduler.features.gangs.group_sizes import EACH_S, WantedGroup
+from tessera.scheduler.features.gangs.gang import Alone, GangState
 from tessera.scheduler.features.gangs.holds import GangHolds, NodeLabels
 from tessera.scheduler.features.gangs.preemptor import GangPreemptor
+from tessera.scheduler.features.gangs.registry import EACH_S, WantedGroup
 from tessera.scheduler.features.gangs.turns import HeldNodes
 from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, Work
 from tessera.scheduler.identity_cache import IdentityCache
@@ -95,7 +95,7 @@ class Gangs(Feature):
         answer = self.coordinator.decide(attempt.pod, attempt.prepared, attempt.candidates)
         if isinstance(answer, Misfit):
             return Refusal(answer, *self.coordinator.note_refusal(attempt.request.uid, answer.text))
-        return None if answer is None else Place(attempt.request, answer)
+        return None if isinstance(answer, Alone) else Place(attempt.request, answer)
 
     def post_filter(self, request: PodRequest, candidates: Named) -> bool:
         return self.turns.favoured is not None and self.turns.makes_way_for(request, candidates)

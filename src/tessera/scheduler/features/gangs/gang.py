@@ -33,6 +33,8 @@ one.
     WHOLE         members come and go like single pods: a replacement waits for no other member
 
 What is held is memory of this process alone. What is bound is shown by the API, and a new process continues from that.
+The state changes by the methods of `Gang` only, and `GangTransition` says what is legal. Each part of the record has
+one writer: `members` the registry, `wait` and `plan` the life cycle, `preemption` the preemptor with the nominations.
 This module has no clock and writes nothing.
 """
 
@@ -41,7 +43,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -61,6 +63,32 @@ class GangState(Enum):
     PLANNED = "planned"
     COMPLETING = "completing"
     WHOLE = "whole"
+
+
+WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.PLANNED
+COMPLETING, WHOLE = GangState.COMPLETING, GangState.WHOLE
+
+
+class GangTransition(Enum):
+    """Everything that can happen to a gang: the states in which it is legal, and the state it leads to."""
+
+    NOMINATE = ({WAITING}, NOMINATED)
+    RENOUNCE = ({NOMINATED}, WAITING)
+    PLAN = ({WAITING, NOMINATED}, PLANNED)
+    GIVE_UP = ({PLANNED}, WAITING)
+    OPEN = ({PLANNED}, COMPLETING)
+    COMPLETE = ({WAITING, COMPLETING}, COMPLETING)
+    """some members are bound, and the others have their holds"""
+    BECOME_WHOLE = ({WAITING, PLANNED, COMPLETING}, WHOLE)
+    BEGIN_AGAIN = ({COMPLETING, WHOLE}, WAITING)
+
+    def __init__(self, sources: set[GangState], target: GangState) -> None:
+        self.sources = frozenset(sources)
+        self.target = target
+
+
+class IllegalGangTransition(Exception):
+    """A fault of this program: a gang was about to skip a part of its life."""
 
 
 class MemberState(Enum):
@@ -107,17 +135,63 @@ class Member:
         return self.candidates if self.narrowed is None else self.narrowed
 
 
-@dataclass(slots=True, eq=False)
-class GangNomination:
-    """All members are nominated for what victims still hold; the places are in the ledger. Another object each time."""
+class Alone(Enum):
+    """Why a pod is decided like one that belongs to no gang."""
 
-    victims: frozenset[str]
-    """uids of pods that are waited for"""
-    deadline: float
-    is_complete: bool = False
-    """all members have their nominations"""
-    shown: dict[str, PodRequest] = field(default_factory=dict)
-    """members whose nominated node the API shows, by uid"""
+    NO_MEMBER = "it belongs to no gang"
+    SPARE = "the members that must be placed together have their places"
+    BOUND = "the gang is bound, and no place is held for this member"
+
+
+class Members(Mapping[str, Member]):
+    """By uid, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._counts: Counter[MemberState] = Counter()
+
+    def __getitem__(self, uid: str) -> Member:
+        return self._members[uid]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, member: Member) -> None:
+        self._members[member.request.uid] = member
+        self._counts[member.state] += 1
+
+    def remove(self, uid: str) -> None:
+        self._counts[self._members.pop(uid).state] -= 1
+
+    def set_state(self, member: Member, state: MemberState) -> None:
+        self._counts[member.state] -= 1
+        member.state = state
+        self._counts[state] += 1
+
+    def count(self, *states: MemberState) -> int:
+        return sum(self._counts[state] for state in states)
+
+    def pending(self) -> list[Member]:
+        return [member for member in self._members.values() if member.state is MemberState.PENDING]
+
+    @property
+    def asleep(self) -> list[Member]:
+        """Those that filter refused, and that are to be woken."""
+        return [member for member in self._members.values() if member.is_refused]
+
+    def shared_claim(self) -> str:
+        """A ResourceClaim that is not allocated, and not made for the member that names it; empty if there is none."""
+        return next((member.shared_claim for member in self.pending() if member.shared_claim), "")
+
+    def forget_narrowed(self) -> bool:
+        """Whether a plan depended on what filter calls of an earlier plan allowed; the next one does not."""
+        narrowed = [member for member in self._members.values() if member.narrowed is not None]
+        for member in narrowed:
+            member.narrowed = None
+        return bool(narrowed)
 
 
 class Outlook(NamedTuple):
@@ -132,6 +206,33 @@ class Outlook(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Wait:
+    """Why a gang has no plan, and when the next one is made. Times are on the monotonic clock."""
+
+    since: float
+    """when it began to wait"""
+    turned: float = -math.inf
+    """when its last turn ended"""
+    reason: str = ""
+    misfit: Misfit | None = None
+    """the reason as the answer to its members' filter calls"""
+    places: tuple[Placed, ...] | None = None
+    """for the members that fit when the last plan failed; None if it waits for something else"""
+    tried: Hashable = None
+    """what the last plan that failed depended on"""
+    is_unfinished: bool = False
+    """planning took more work than one call may do"""
+    plan_at: float = 0.0
+    """the next plan, after one in vain that took long"""
+    not_before: float = 0.0
+    """the next plan, after one that was given up"""
+    failures: int = 0
+    """plans given up since the last one that was bound"""
+    must_ask: bool = False
+    """members of the last plan did not come in time: next time kube-scheduler must have asked for all of them before"""
+
+
+@dataclass(slots=True, eq=False)
 class ClaimBarrier:
     """Members whose claims are written before any of them is bound: a claim may turn out to be another pod's."""
 
@@ -143,60 +244,81 @@ class ClaimBarrier:
 
 
 @dataclass(slots=True, eq=False)
-class Gang:
-    """Changed by `coordinator` and its parts only."""
+class Plan:
+    """Places for all members, from the plan until none of them is bound. Another object each time."""
 
-    namespace: str
-    group: PodGroup
-    since: float
-    """when it began to wait, on the monotonic clock"""
-    turned: float = -math.inf
-    """when its last turn ended"""
-    outlook: Outlook | None = None
-    state: GangState = GangState.WAITING
-    members: dict[str, Member] = field(default_factory=dict)
-    """by uid, in the order in which they were met"""
-    counts: Counter[MemberState] = field(default_factory=Counter)
-    """of the members, by state"""
-    nomination: GangNomination | None = None
-    """while it is NOMINATED"""
-    waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
-    """by uid; the result is empty, or why the gang was given up"""
+    deadline: float
+    """for the next progress; once members are bound, of what is held for the others"""
+    ends: float
+    """whatever the progress"""
+    replans: int = 0
+    binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
+    """those that wait, by uid; the result is empty, or why the gang was given up"""
     released: set[str] = field(default_factory=set)
     """uids of members whose bind goes on since the gang was complete"""
     writing: ClaimBarrier | None = None
     """while claims of those members are written"""
-    reason: str = ""
-    """why it waits"""
-    misfit: Misfit | None = None
-    """the same, as the answer to its members' filter calls"""
-    tried: Hashable = None
-    """what the last plan that failed depended on"""
-    places: tuple[Placed, ...] | None = None
-    """for the members that fit when the last plan failed; None if it waits for something else"""
-    may_preempt: bool = False
+
+    @property
+    def until(self) -> float:
+        return min(self.deadline, self.ends)
+
+    def end_bind(self, uid: str, result: str) -> None:
+        """Let a bind that waits go on, with an empty result, or fail."""
+        turn = self.binds.pop(uid, None)
+        if turn is not None and not turn.done():
+            turn.set_result(result)
+
+    def end_binds(self, result: str) -> None:
+        for uid in list(self.binds):
+            self.end_bind(uid, result)
+
+
+@dataclass(slots=True, eq=False)
+class GangNomination:
+    """All members are nominated for what victims still hold; the places are in the ledger. Another object each time."""
+
+    victims: frozenset[str]
+    """uids of pods that are waited for"""
+    deadline: float
+    is_complete: bool = False
+    """all members have their nominations"""
+    shown: dict[str, PodRequest] = field(default_factory=dict)
+    """members whose nominated node the API shows, by uid"""
+
+
+@dataclass(slots=True, eq=False)
+class GangPreemption:
+    """When victims are looked for, and what the gang is nominated for."""
+
+    is_due: bool = False
     """it was refused since the preemptor looked at it last"""
-    plan_at: float = 0.0
-    """the next plan, after one in vain that took long"""
-    searched: object = None
-    """what the last search in vain for victims depended on"""
-    search_at: float = 0.0
-    """the next search for victims, after one in vain"""
     refused_at: float | None = None
     """when all members had been asked for and did not fit, for the first time"""
-    is_unfinished: bool = False
-    """planning took more work than one call may do"""
-    must_ask: bool = False
-    """members of the last plan did not come in time: next time kube-scheduler must have asked for all of them before"""
-    failures: int = 0
-    """plans given up since the last one that was bound"""
-    not_before: float = 0.0
-    """the next plan, after one that was given up"""
-    deadline: float = 0.0
-    """of the plan, or of what is held"""
-    ends: float = 0.0
-    """of the plan, whatever the progress"""
-    replans: int = 0
+    searched: object = None
+    """what the last search in vain depended on"""
+    search_at: float = 0.0
+    """the next search, after one in vain"""
+    nomination: GangNomination | None = None
+    """while it is NOMINATED"""
+
+
+class Gang:
+    """The record of one gang."""
+
+    def __init__(self, namespace: str, group: PodGroup, since: float) -> None:
+        self.namespace = namespace
+        self.group = group
+        self.members = Members()
+        self.wait = Wait(since)
+        self.plan: Plan | None = None
+        self.preemption = GangPreemption()
+        self.outlook: Outlook | None = None
+        self._state = WAITING
+
+    @property
+    def state(self) -> GangState:
+        return self._state
 
     @property
     def name(self) -> str:
@@ -205,66 +327,107 @@ class Gang:
     @property
     def fitting(self) -> int | None:
         """Members that fit when the last plan failed; None if it waits for something else."""
-        return None if self.places is None else len(self.places)
+        return None if self.wait.places is None else len(self.wait.places)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it waits for room, so that victims may help."""
+        return self._state is WAITING and self.wait.places is not None
 
     @property
     def priority(self) -> int:
         """The lowest of its members that wait."""
-        return min((member.request.priority for member in self.pending()), default=0)
+        return min((member.request.priority for member in self.members.pending()), default=0)
+
+    @property
+    def come(self) -> int:
+        """Members whose binds wait for the others."""
+        return 0 if self.plan is None else len(self.plan.binds)
 
     @property
     def progress(self) -> str:
         """How many members have come."""
-        come = len(self.waiting_binds)
-        return f"{self.present()} of {self.required} members exist, {come} of them came to be bound"
-
-    def count(self, *states: MemberState) -> int:
-        return sum(self.counts[state] for state in states)
-
-    def add(self, uid: str, member: Member) -> None:
-        self.members[uid] = member
-        self.counts[member.state] += 1
-        if self.present() == self.required:
-            self.plan_at = 0.0  # What is said of a gang that is not complete is not true any more.
-
-    def remove(self, uid: str) -> None:
-        self.counts[self.members.pop(uid).state] -= 1
-
-    def set_state(self, member: Member, state: MemberState) -> None:
-        self.counts[member.state] -= 1
-        member.state = state
-        self.counts[state] += 1
-
-    def pending(self) -> list[Member]:
-        return [member for member in self.members.values() if member.state is MemberState.PENDING]
+        return f"{self.present} of {self.required} members exist, {self.come} of them came to be bound"
 
     @property
     def required(self) -> int:
         """Members that must be placed and bound together: without those that are done, unless all have come again."""
-        minimum, pending = self.group.minimum, self.count(MemberState.PENDING, MemberState.BOUND)
-        return minimum if pending >= minimum else max(1, minimum - self.count(MemberState.DONE))
+        minimum = self.group.minimum
+        return minimum if self.present >= minimum else max(1, minimum - self.members.count(MemberState.DONE))
 
+    @property
     def present(self) -> int:
         """Members that exist and are not gated."""
-        return self.count(MemberState.PENDING, MemberState.BOUND)
+        return self.members.count(MemberState.PENDING, MemberState.BOUND)
 
-    def shared_claim(self) -> str:
-        """A ResourceClaim that is not allocated, and not made for the member that names it; empty if there is none."""
-        return next((member.shared_claim for member in self.pending() if member.shared_claim), "")
+    @property
+    def holds_end(self) -> float:
+        """When what is held for a member is free again: a plan ends its holds itself."""
+        if self._state not in (COMPLETING, WHOLE):
+            return math.inf
+        return 0.0 if self.plan is None else self.plan.deadline
 
-    def forget_narrowed(self) -> bool:
-        """Whether a plan depended on what filter calls of an earlier plan allowed; the next one does not."""
-        narrowed = [member for member in self.members.values() if member.narrowed is not None]
-        for member in narrowed:
-            member.narrowed = None
-        return bool(narrowed)
+    def note_change(self) -> None:
+        """What the last plan in vain depended on is another now."""
+        self.wait.tried = None
 
-    def end_wait(self, uid: str, result: str) -> None:
-        """Let a bind that waits go on, with an empty result, or fail."""
-        turn = self.waiting_binds.pop(uid, None)
-        if turn is not None and not turn.done():
-            turn.set_result(result)
+    # -- transitions
 
-    def end_waits(self, result: str) -> None:
-        for uid in list(self.waiting_binds):
-            self.end_wait(uid, result)
+    def begin_plan(self, now: float, *, patience: float, longest: float) -> None:
+        """WAITING, NOMINATED -> PLANNED: every member has its hold."""
+        self._apply(GangTransition.PLAN)
+        self.plan = Plan(now + patience, now + longest)
+        self.wait.misfit = self.preemption.refused_at = self.preemption.nomination = None
+
+    def give_up(self) -> Plan:
+        """PLANNED -> WAITING: the plan that has ended."""
+        plan = self.plan
+        assert plan is not None  # the state has one
+        self._apply(GangTransition.GIVE_UP)
+        self.plan = None
+        return plan
+
+    def open(self, until: float) -> None:
+        """PLANNED -> COMPLETING: no bind waits any more; what is left is held until then."""
+        self._apply(GangTransition.OPEN)
+        self._hold_until(until)
+
+    def complete(self, until: float) -> None:
+        """WAITING, COMPLETING -> COMPLETING: what is missing has its holds until then."""
+        self._apply(GangTransition.COMPLETE)
+        self._hold_until(until)
+
+    def become_whole(self) -> None:
+        """The required members are bound."""
+        self._apply(GangTransition.BECOME_WHOLE)
+
+    def begin_again(self, now: float) -> None:
+        """COMPLETING, WHOLE -> WAITING: no member is bound any more."""
+        self._apply(GangTransition.BEGIN_AGAIN)
+        self.plan, self.wait.since = None, now
+
+    def nominate(self, victims: frozenset[str], deadline: float) -> GangNomination:
+        """WAITING -> NOMINATED."""
+        self._apply(GangTransition.NOMINATE)
+        self.preemption.nomination = nomination = GangNomination(victims, deadline)
+        return nomination
+
+    def renounce(self) -> GangNomination:
+        """NOMINATED -> WAITING: what it was nominated for."""
+        nomination = self.preemption.nomination
+        assert nomination is not None  # the state has one
+        self._apply(GangTransition.RENOUNCE)
+        self.preemption.nomination = None
+        return nomination
+
+    def _hold_until(self, moment: float) -> None:
+        if self.plan is None:
+            self.plan = Plan(moment, moment)
+        self.plan.deadline = moment
+
+    def _apply(self, transition: GangTransition) -> None:
+        """The one place where the state changes."""
+        if self._state not in transition.sources:
+            raise IllegalGangTransition(f"gang {self.name} is {self._state.value}: {transition.name} is not possible")
+        self._state = transition.target
+        self.note_change()

@@ -103,8 +103,9 @@ class GangHolds:
 
     def is_holding(self, gang: Gang) -> bool:
         """Whether the account of its namespace pays for something."""
-        is_paid = self.accounts.cards_of
-        return self.count(gang) > 0 or gang.nomination is not None or any(is_paid(uid) for uid in gang.members)
+        if self.count(gang) or gang.state is GangState.NOMINATED:
+            return True
+        return any(self.accounts.cards_of(uid) for uid in gang.members)
 
     def is_placed(self, uid: str) -> bool:
         """Whether the pod has a placement of its own that the API does not show yet."""
@@ -118,7 +119,7 @@ class GangHolds:
 
     def unplaced(self, gang: Gang) -> list[Member]:
         """Members that wait for a place."""
-        return [member for member in gang.pending() if not self.is_placed(member.request.uid)]
+        return [member for member in gang.members.pending() if not self.is_placed(member.request.uid)]
 
     def plan(self, gang: Gang, asking: Member | None, *, missing: int, work: float = math.inf) -> Planning:
         """Hold places for all members that have none, and for `missing` ones that do not exist yet, in slices.
@@ -128,8 +129,8 @@ class GangHolds:
         of them.
         """
         waiting = self.unplaced(gang)
-        placed = gang.present() - len(waiting)
-        if gang.present() > gang.group.size:
+        placed = gang.present - len(waiting)
+        if gang.present > gang.group.size:
             waiting.sort(key=lambda member: member is not asking)
             del waiting[max(gang.group.size - placed, 1) :]
         members = [GangMember(member.request, _candidates(member, asking)) for member in waiting]
@@ -179,7 +180,7 @@ class GangHolds:
 
     def _state(self, gang: Gang) -> Hashable:
         """What must stay as it is while a plan pauses. It has places for members that come, up to those required."""
-        return bool(gang.members), gang.state, max(gang.present(), gang.required), gang.required, self._cycles.term
+        return bool(gang.members), gang.state, max(gang.present, gang.required), gang.required, self._cycles.term
 
     async def prepare(self, gang: Gang) -> None:
         """Judge the members' shapes on all nodes, between other work: then a plan is quick."""
@@ -218,7 +219,7 @@ class GangHolds:
                     break
                 self.put(gang, ledger.name_hold(gang.name, member.request), found[1], "")
         held = self.count(gang)
-        if held and held + gang.present() - len(self.unplaced(gang)) >= gang.required:
+        if held and held + gang.present - len(self.unplaced(gang)) >= gang.required:
             return True
         self.release(gang)
         return False
@@ -232,8 +233,7 @@ class GangHolds:
 
     def put(self, gang: Gang, held: PodRequest, placement: Placement, member: Hashable) -> None:
         """Hold a place under the uid of this request. The rest of a gang that is bound has its places for a while."""
-        deadline = gang.deadline if gang.state in (GangState.COMPLETING, GangState.WHOLE) else math.inf
-        self._pay(gang, self._ledger.reserve(held, placement, deadline=deadline, meant_for=member))
+        self._pay(gang, self._ledger.reserve(held, placement, deadline=gang.holds_end, meant_for=member))
 
     def put_again(self, gang: Gang, hold: Holder, placement: Placement | None = None) -> None:
         """What was released for a moment; in another place, if one is given."""
@@ -286,7 +286,7 @@ class GangHolds:
             required=min(gang.required, len(waiting)),
             priority=priority,
             free=frozenset(hold.uid for hold in self.of(gang)),
-            fitting=gang.places or (),
+            fitting=gang.wait.places or (),
             domains=self._labels.domains(gang.group.topology),
         )
 
@@ -404,8 +404,8 @@ class GangHolds:
         held for the gang."""
         key, nominations = (gang.namespace, gang.group.name), self.nominations(gang)
         self.accounts.close(key)
-        if nominations and gang.nomination is not None:
-            self.accounts.open(gang.namespace, key, self._claimed(nominations, gang.nomination.victims))
+        if nominations and gang.preemption.nomination is not None:
+            self.accounts.open(gang.namespace, key, self._claimed(nominations, gang.preemption.nomination.victims))
 
     def _claimed(self, nominations: Iterable[Holder], victims: Iterable[str]) -> float:
         found: dict[tuple[str, str], float] = {}

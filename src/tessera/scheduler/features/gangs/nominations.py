@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tessera.core.gang_preemption import GangVictims
 from tessera.core.grants import Placement
@@ -22,9 +22,9 @@ from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.features.gangs.reports import GangReports
+from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
 from tessera.scheduler.nominated_nodes import NominatedNodes
-from tessera.scheduler.observer import PreemptionEvent
+from tessera.scheduler.observer import PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.victim_book import VictimBook
 
@@ -39,13 +39,15 @@ class GangNominations:
         book: VictimBook,
         *,
         nominated_nodes: NominatedNodes,
-        reports: GangReports,
+        lifecycle: GangLifecycle,
+        observer: SchedulerObserver,
     ) -> None:
         self._holds = holds
         self._cycles = cycles
         self._ledger = cycles.ledger
         self._book = book
-        self._reports = reports
+        self._lifecycle = lifecycle
+        self._observer = observer
         self._nominated_nodes = nominated_nodes
 
     # -- nominate
@@ -59,8 +61,7 @@ class GangNominations:
         gone = frozenset((*found.victims, *found.leaving))
         victims, leaving = self._book.traits_of(found.victims), self._book.traits_of(found.leaving)
         grace = max((traits.grace_s for traits in (*victims, *leaving)), default=0.0)
-        gang.state, gang.tried = GangState.NOMINATED, None
-        nomination = gang.nomination = GangNomination(
+        nomination = gang.nominate(
             frozenset(uid for uid in gone if self._ledger.pod(uid) is not None),
             deadline=self._cycles.clock.monotonic() + grace + seconds,
         )
@@ -71,7 +72,7 @@ class GangNominations:
             nodes.append(placement.node)
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-                if gang.nomination is not nomination:
+                if gang.preemption.nomination is not nomination:
                     return False  # It was renounced.
         is_whole = len(nodes) == len(found.places) and self._may_leave(gang, found.victims, priority)
         if is_whole:
@@ -82,7 +83,7 @@ class GangNominations:
         nomination.is_complete = True
         count = len(nomination.victims)
         text = f"waits for {count} pod{'s' if count != 1 else ''} to leave; then all members fit"
-        self._reports.wait(gang, text, gang.places)
+        self._lifecycle.wait(gang, text, gang.wait.places)
         self._report(gang, nodes, victims=victims, waits_for=leaving, seconds=searched)
         return True
 
@@ -129,22 +130,22 @@ class GangNominations:
         """The victims leave: kube-scheduler is told where the members go, as far as they are still nominated."""
         for nomination in self._holds.nominations(gang):
             member = gang.members.get(str(nomination.meant_for))
-            if member is not None and gang.nomination is not None:
-                gang.nomination.shown[member.request.uid] = member.request
+            if member is not None and gang.preemption.nomination is not None:
+                gang.preemption.nomination.shown[member.request.uid] = member.request
                 self._nominated_nodes.set(member.request, nomination.node)
 
     # -- redeem, renounce
 
     def has_left(self, gang: Gang) -> bool:
         """Whether all members are nominated, and nothing that they rely on is there any more."""
-        nomination = gang.nomination
+        nomination = gang.preemption.nomination
         if nomination is None or not nomination.is_complete:
             return False
         return all(self._ledger.pod(uid) is None for uid in nomination.victims)
 
     async def redeem(self, gang: Gang) -> bool:
         """Turn all nominations into holds, in slices; False if one place is gone, and then all are renounced."""
-        nomination = gang.nomination
+        nomination = gang.preemption.nomination
         for number, place in enumerate(self._holds.nominations(gang), 1):
             assert place.request is not None  # every hold for a gang has one
             placement = self._ledger.fit(place.request, place.node)
@@ -154,9 +155,8 @@ class GangNominations:
             self._holds.put_again(gang, place, placement)
             if number % MEMBERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-                if gang.nomination is not nomination:
+                if gang.preemption.nomination is not nomination:
                     return False  # It was renounced.
-        gang.nomination = None
         self._holds.pay_for_nominations(gang)
         return True
 
@@ -165,30 +165,27 @@ class GangNominations:
         if gang.state is not GangState.NOMINATED:
             return
         nodes = [nomination.node for nomination in self._holds.nominations(gang)]
-        shown = self._withdraw(gang)
-        gang.tried = None
-        for uid, request in shown.items():
+        for uid, request in self._withdraw(gang).shown.items():
             if uid in gang.members:
                 self._nominated_nodes.set(request, None)
-        self._reports.wait(gang, f"its places over other pods were given up: {why}", gang.places)
+        self._lifecycle.wait(gang, f"its places over other pods were given up: {why}", gang.wait.places)
         self._report(gang, nodes, problem=why)
 
     def end_overdue(self, gang: Gang) -> None:
-        for uid in gang.nomination.victims if gang.nomination is not None else ():
+        for uid in gang.preemption.nomination.victims if gang.preemption.nomination is not None else ():
             self._book.note_stuck(uid)
         self.renounce(gang, "The devices were held for too long: the nomination ends")
 
-    def _withdraw(self, gang: Gang) -> Mapping[str, PodRequest]:
-        """NOMINATED -> WAITING: what kube-scheduler was told, by member."""
-        nominations, nomination = self._holds.nominations(gang), gang.nomination
-        gang.state, gang.nomination = GangState.WAITING, None
+    def _withdraw(self, gang: Gang) -> GangNomination:
+        """NOMINATED -> WAITING: what has ended."""
+        nominations, nomination = self._holds.nominations(gang), gang.renounce()
         for each in nominations:
             self._ledger.withdraw(each.uid)
         self._holds.pay_for_nominations(gang)
         self._holds.release(gang)
         if nominations:
             self._cycles.unschedulable.on_room()
-        return nomination.shown if nomination is not None else {}
+        return nomination
 
     def report_none(self, gang: Gang, seconds: float) -> None:
         """No set of victims makes the gang fit."""
@@ -206,10 +203,10 @@ class GangNominations:
         problem: str = "",
         seconds: float = 0.0,
     ) -> None:
-        members = tuple(member.request for member in gang.pending())
+        members = tuple(member.request for member in gang.members.pending())
         if members:
             where = ", ".join(sorted(set(nodes)))
-            self._reports.preemption(
+            self._observer.on_preemption(
                 PreemptionEvent(members[0], where, victims, waits_for, problem, seconds, gang.name, members)
             )
 

@@ -19,12 +19,10 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
-from tessera.scheduler.features.gangs.gang import Gang, GangState, Member
+from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, Plan
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds, Planning, Unpaid
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
-from tessera.scheduler.features.gangs.outlook import GangOutlook
-from tessera.scheduler.features.gangs.reports import GangReports
-from tessera.scheduler.features.gangs.turns import GangTurns
+from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.unschedulable_pods import MAX_WORK
@@ -54,14 +52,12 @@ class GangPlanner:
         *,
         turns: GangTurns,
         outlook: GangOutlook,
-        reports: GangReports,
     ) -> None:
         self._outlook = outlook
         self._holds = holds
         self._cycles = cycles
         self._lifecycle = lifecycle
         self._turns = turns
-        self._reports = reports
         self._idle = asyncio.Event()
         """cleared while a plan pauses"""
         self._idle.set()
@@ -81,7 +77,7 @@ class GangPlanner:
         while self.is_busy:
             await self._idle.wait()
         if gang.state is not GangState.WAITING or not gang.members:
-            return gang.misfit  # Something else has happened to it meanwhile.
+            return gang.wait.misfit  # Something else has happened to it meanwhile.
         self._idle.clear()
         try:
             return await finish_in_slices(self._plan(gang, asking))
@@ -92,34 +88,36 @@ class GangPlanner:
         self, gang: Gang, asking: Member | None, *, again: int = PLAN_AGAIN
     ) -> Generator[None, None, Misfit | None]:
         if not gang.group.is_sized:
-            return self._reports.wait(gang, self._unsized_text(gang))
+            return self._lifecycle.wait(gang, self._unsized_text(gang))
         if self._lifecycle.is_begun(gang):
             yield from self._lifecycle.complete(gang)
             return None
-        shared = gang.shared_claim()
+        shared = gang.members.shared_claim()
         if shared:
-            return self._reports.wait(gang, shared_claim_text(shared))
-        present, required = gang.present(), gang.required
+            return self._lifecycle.wait(gang, shared_claim_text(shared))
+        present, required = gang.present, gang.required
         now, term = self._cycles.clock.monotonic(), self._cycles.term
         missing = max(required - present, 0)
-        if gang.must_ask:
-            asked = (asking is not None) + sum(member.is_refused for member in gang.members.values())
+        if gang.wait.must_ask:
+            asked = (asking is not None) + len(gang.members.asleep)
             if missing or asked < required:
                 not_asked = "" if missing else f"; kube-scheduler asks for {asked} of them"
-                return self._reports.wait(gang, f"{present} of {required} members exist{not_asked}")
-        if now < gang.not_before:
-            return gang.misfit or self._reports.wait(gang, "its last plan was given up; the next one follows soon")
+                return self._lifecycle.wait(gang, f"{present} of {required} members exist{not_asked}")
+        if now < gang.wait.not_before:
+            return gang.wait.misfit or self._lifecycle.wait(
+                gang, "its last plan was given up; the next one follows soon"
+            )
         never = self._never_text(gang)
-        if never and asking is None and gang.misfit is not None:
-            return self._reports.wait(gang, never, gang.places)
+        if never and asking is None and gang.wait.misfit is not None:
+            return self._lifecycle.wait(gang, never, gang.wait.places)
         if not self._holds.accounts.pays_for(gang.namespace):
             return self._wait_for_account(gang, 0.0)
         ledger = self._cycles.ledger
         # What a plan depends on beside the ledger; the candidates of a member are in it, since it has asked with them.
         state = (ledger.version, present, asking.candidates if asking is not None else None)
-        if gang.misfit is not None and (gang.tried == state or now < gang.plan_at):
-            return gang.misfit
-        gang.places = None
+        if gang.wait.misfit is not None and (gang.wait.tried == state or now < gang.wait.plan_at):
+            return gang.wait.misfit
+        gang.wait.places = None
         self._holds.release(gang)
         answer = yield from self._try(gang, asking, missing)
         if isinstance(answer, GangMisfit):
@@ -131,12 +129,12 @@ class GangPlanner:
         if isinstance(answer, Unpaid):
             return self._wait_for_account(gang, answer.cards)
         if answer is None:
-            gang.tried = None
+            gang.note_change()
             if again and gang.members and self._cycles.term == term:
                 return (yield from self._plan(gang, asking, again=again - 1))
             self._pause(gang)
-            return self._reports.wait(gang, "its members have changed; the next plan follows")
-        gang.is_unfinished = isinstance(answer, Unfinished)
+            return self._lifecycle.wait(gang, "its members have changed; the next plan follows")
+        gang.wait.is_unfinished = isinstance(answer, Unfinished)
         if isinstance(answer, GangPlan):
             self._lifecycle.begin_plan(gang)
             return None
@@ -148,15 +146,15 @@ class GangPlanner:
                 self._turns.hold(gang, answer.places)
         else:
             self._cycles.unschedulable.on_room()
-        misfit = self._reports.wait(gang, text, answer.places if isinstance(answer, GangMisfit) else None)
-        gang.tried = (ledger.version, *state[1:])
+        misfit = self._lifecycle.wait(gang, text, answer.places if isinstance(answer, GangMisfit) else None)
+        gang.wait.tried = (ledger.version, *state[1:])
         if isinstance(answer, GangMisfit) and len(answer.places) >= MEMBERS_AT_ONCE:
             self._pause(gang)
         return misfit
 
     def _try(self, gang: Gang, asking: Member | None, missing: int) -> Planning:
         answer = yield from self._holds.plan(gang, asking, missing=missing, work=MAX_WORK)
-        if isinstance(answer, GangMisfit) and gang.forget_narrowed():
+        if isinstance(answer, GangMisfit) and gang.members.forget_narrowed():
             answer = yield from self._holds.plan(gang, asking, missing=missing, work=MAX_WORK)
         return answer
 
@@ -168,21 +166,20 @@ class GangPlanner:
         """Its namespace has held too much without being bound: the next plan follows once the account pays for it."""
         clock = self._cycles.clock
         at_least = clock.monotonic() + PAUSE_S
-        gang.not_before = max(at_least, self._holds.accounts.pays_again_at(gang.namespace, cards))
-        at = datetime.fromtimestamp(clock.now() + gang.not_before - clock.monotonic(), clock.zone)
+        gang.wait.not_before = max(at_least, self._holds.accounts.pays_again_at(gang.namespace, cards))
+        at = datetime.fromtimestamp(clock.now() + gang.wait.not_before - clock.monotonic(), clock.zone)
         why = f"gangs of namespace {gang.namespace} have held too much for too long without being bound"
-        return self._reports.wait(gang, f"{why}; the next plan follows at {at:%H:%M %Z}")
+        return self._lifecycle.wait(gang, f"{why}; the next plan follows at {at:%H:%M %Z}")
 
     def _pause(self, gang: Gang) -> None:
         """A large gang that does not fit, or whose members change, is planned less often: each time it takes what it
         gets, and gives it back. It is tried again then, because something may have become free where it had looked
         before."""
-        gang.tried, gang.plan_at = None, self._cycles.clock.monotonic() + PAUSE_S
+        gang.wait.tried, gang.wait.plan_at = None, self._cycles.clock.monotonic() + PAUSE_S
         asyncio.get_running_loop().call_later(PAUSE_S, self._cycles.unschedulable.on_room)
 
-    def place(self, gang: Gang, member: Member, named: CandidateNames) -> Placement | Misfit | None:
-        """The member's hold of the plan, on a node that kube-scheduler allows for it. None: it is more than must be
-        placed together."""
+    def place(self, gang: Gang, plan: Plan, member: Member, named: CandidateNames) -> Placement | Misfit | Alone:
+        """The member's hold of the plan, on a node that kube-scheduler allows for it."""
         request = member.request
         placement = self._holds.take(gang, request, named)
         if placement is not None:
@@ -191,16 +188,16 @@ class GangPlanner:
         placement = self._holds.exchange(gang, request, named)
         if placement is not None:
             return placement
-        if not self._holds.count(gang) and len(self._holds.unplaced(gang)) <= gang.present() - gang.required:
-            return None
-        gang.replans += 1
+        if not self._holds.count(gang) and len(self._holds.unplaced(gang)) <= gang.present - gang.required:
+            return Alone.SPARE
+        plan.replans += 1
         self._holds.release(gang)
-        if gang.replans > 2 * gang.group.size + SPARE_REPLANS:
+        if plan.replans > 2 * gang.group.size + SPARE_REPLANS:
             why = "kube-scheduler refused too many of the planned nodes for reasons of its own"
             return self._lifecycle.give_up(gang, why)
         why = "no other node was found for it"
         if len(self._holds.unplaced(gang)) <= MAX_REPLANNED:
-            missing = max(gang.required - gang.present(), 0)
+            missing = max(gang.required - gang.present, 0)
             answer = finish(self._holds.plan(gang, member, missing=missing, work=MAX_WORK))
             placement = self._holds.take(gang, request, named) if isinstance(answer, GangPlan) else None
             if placement is not None:

@@ -58,25 +58,26 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
 
     def preemptors(self) -> list[Gang]:
         found = [
-            (-priority, gang.since, gang.name, gang)
+            (-priority, gang.wait.since, gang.name, gang)
             for gang in self._gangs.registry
-            if gang.may_preempt and (priority := gang_priority(gang)) is not None
+            if gang.preemption.is_due and (priority := gang_priority(gang)) is not None
         ]
         return [gang for *_, gang in sorted(found, key=lambda item: item[:3])]
 
     def _wait_of(self, gang: Gang) -> float:
-        now = self._clock.monotonic()
-        if gang.refused_at is None:
-            gang.refused_at = now
-        return max(gang.refused_at + self._settings.preemption_delay_s, gang.search_at, gang.not_before) - now
+        now, mine = self._clock.monotonic(), gang.preemption
+        if mine.refused_at is None:
+            mine.refused_at = now
+        due = mine.refused_at + self._settings.preemption_delay_s
+        return max(due, mine.search_at, gang.wait.not_before) - now
 
     def _look_again(self, gang: Gang) -> None:
-        gang.may_preempt = True
+        gang.preemption.is_due = True
 
     # -- one gang
 
     async def _nominate(self, gang: Gang) -> GangVictims | None:
-        gang.may_preempt = False
+        gang.preemption.is_due = False
         ledger, clock = self._cycles.ledger, self._clock
         for _ in range(ATTEMPTS):
             priority = gang_priority(gang)
@@ -84,12 +85,12 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
                 return None
             accounts = self._gangs.holds.accounts
             if not accounts.pays_for(gang.namespace):
-                gang.search_at = accounts.pays_again_at(gang.namespace, 0.0)
+                gang.preemption.search_at = accounts.pays_again_at(gang.namespace, 0.0)
                 break
             demand = self._gangs.holds.demand(gang, priority=priority)
             self._book.forget_overdue()
             state = ledger.version, self._book.revision, demand
-            if state == gang.searched:
+            if state == gang.preemption.searched:
                 return None
             began, position = clock.monotonic(), ledger.arrays.now
             found = await finish_in_slices(gang_preemption.search(self._preemption, demand), seconds=SLICE_S)
@@ -97,13 +98,13 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             if gang_priority(gang) != priority or not self._is_ready():
                 return None
             if found is None:
-                gang.searched = state
-                gang.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
+                gang.preemption.searched = state
+                gang.preemption.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
                 self._gangs.nominations.report_none(gang, seconds)
                 return None
             if not found.victims and not found.leaving:
                 # It fits as it is. If its plan says otherwise, neither is made again at once.
-                gang.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
+                gang.preemption.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
                 self._cycles.unschedulable.on_room()
                 return None
             # The search may have paused, and nodes may have changed since.
@@ -113,8 +114,8 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             ):
                 self._before_evict()
                 return found
-        gang.search_at = max(gang.search_at, clock.monotonic() + AGAIN_S)
-        gang.may_preempt = True
+        gang.preemption.search_at = max(gang.preemption.search_at, clock.monotonic() + AGAIN_S)
+        gang.preemption.is_due = True
         self._set_timer(AGAIN_S)
         return None
 
@@ -129,8 +130,8 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         return any(entry is None or entry.facts.node in changed for entry in entries)
 
     async def _evict(self, gang: Gang, found: GangVictims) -> bool:
-        nomination = gang.nomination
-        members = [member.request for member in gang.pending()]
+        nomination = gang.preemption.nomination
+        members = [member.request for member in gang.members.pending()]
         if not members:
             return True  # They are gone, and so are the nominations.
         least = min(members, key=lambda request: request.preempts_below or 0)
@@ -140,11 +141,11 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             gang=gang.name,
             obstacle=lambda _: self._obstacle(gang, nomination),
         )
-        if problem and gang.nomination is nomination:
+        if problem and gang.preemption.nomination is nomination:
             self._gangs.nominations.renounce(gang, problem)
         if problem:
             return False
-        if gang.nomination is nomination:
+        if gang.preemption.nomination is nomination:
             self._gangs.nominations.show(gang)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
@@ -153,15 +154,15 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         """Why a victim must not be evicted any more; empty if it may."""
         if not self._is_ready():
             return NOT_DECIDING
-        if gang.nomination is not nomination or gang.state is not GangState.NOMINATED:
+        if gang.preemption.nomination is not nomination or gang.state is not GangState.NOMINATED:
             return f"gang {gang.name} is not nominated any more"
         return ""
 
 
 def gang_priority(gang: Gang) -> int | None:
     """Pods of lower priority may be evicted for the gang; None: none may now."""
-    pending = gang.pending()
-    if gang.state is not GangState.WAITING or gang.fitting is None or gang.count(MemberState.GATED):
+    pending = gang.members.pending()
+    if gang.state is not GangState.WAITING or gang.fitting is None or gang.members.count(MemberState.GATED):
         return None
     if not pending or sum(member.is_refused for member in pending) < gang.required:
         return None

@@ -1,18 +1,107 @@
 """Which gangs there are, and which pods belong to them.
 
-A gang is known while it has a member. Its size comes from its members, which must agree, or from an object
-(`group_sizes`). Gangs are in the order in which they began to wait. No step here grows with their number.
+A gang is known while it has a member. Its size comes from its members, which must agree, or from an object (PodGroup).
+Gangs are in the order in which they began to wait. No step here grows with their number.
+
+Groups without an object are looked up again and again, because it may be created later. The look-ups of all of them
+are `EACH_S` apart, however many there are, and namespaces take turns. This module makes no call: `feature` does, in a
+task of its own, so that no wake-up waits for a look-up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
-from tessera.scheduler.features.gangs.group_sizes import GroupSizes
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.pod_groups import PodGroup
+
+AGAIN_S = 5.0
+"""between two look-ups of one group"""
+EACH_S = 0.1
+"""between two look-ups of all groups"""
+
+
+class WantedGroup(NamedTuple):
+    """A group whose size is to be looked up."""
+
+    namespace: str
+    group: PodGroup
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Groups of one namespace that are to be looked up, by name."""
+
+    fresh: dict[str, PodGroup] = field(default_factory=dict)
+    """not looked up yet"""
+    again: dict[str, tuple[float, PodGroup]] = field(default_factory=dict)
+    """looked up in vain, with the time of the next look-up, in its order"""
+
+    @property
+    def due(self) -> float:
+        return -math.inf if self.fresh else next(iter(self.again.values()))[0]
+
+    def take(self, due_again: float) -> PodGroup:
+        name = next(iter(self.fresh or self.again))
+        group = self.fresh.pop(name) if self.fresh else self.again.pop(name)[1]
+        self.again[name] = due_again, group
+        return group
+
+
+class GroupSizes:
+    """The sizes of the groups that pods name, as their objects say."""
+
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+        """set when a group is to be looked up that was not before"""
+        self._minimums: dict[tuple[str, str], int] = {}
+        self._queues: dict[str, _Queue] = {}
+        """by namespace, that whose turn it is first"""
+
+    def sized(self, namespace: str, group: PodGroup) -> PodGroup:
+        """The group with the size of its object, if that was read."""
+        minimum = self._minimums.get((namespace, group.name))
+        return group if group.is_sized or minimum is None else group._replace(size=minimum, minimum=minimum)
+
+    def want(self, namespace: str, group: PodGroup) -> None:
+        queue = self._queues.setdefault(namespace, _Queue())
+        if group.name not in queue.fresh and group.name not in queue.again:
+            queue.fresh[group.name] = group
+            self.wanted.set()
+
+    def next(self, now: float) -> WantedGroup | float:
+        """The next group to be looked up, or when one is to be looked up; infinite if there is none."""
+        earliest = math.inf
+        for namespace, queue in self._queues.items():
+            if queue.due <= now:
+                # The namespace is the last one from now on.
+                self._queues[namespace] = self._queues.pop(namespace)
+                return WantedGroup(namespace, queue.take(now + AGAIN_S))
+            earliest = min(earliest, queue.due)
+        return earliest
+
+    def put(self, namespace: str, name: str, minimum: int) -> None:
+        """What its object says."""
+        self._minimums[namespace, name] = minimum
+        self.forget_wanted(namespace, name)
+
+    def forget_wanted(self, namespace: str, name: str) -> None:
+        queue = self._queues.get(namespace)
+        if queue is not None:
+            queue.fresh.pop(name, None)
+            queue.again.pop(name, None)
+            if not queue.fresh and not queue.again:
+                del self._queues[namespace]
+
+    def forget(self, namespace: str, name: str) -> None:
+        """No pod names the group any more."""
+        self._minimums.pop((namespace, name), None)
+        self.forget_wanted(namespace, name)
 
 
 class GangRegistry:
@@ -50,9 +139,8 @@ class GangRegistry:
         """Members that the API has not shown, by uid."""
         return list(self._unshown.items())
 
-    def begin_to_wait(self, gang: Gang, now: float) -> None:
+    def put_last(self, gang: Gang) -> None:
         """It waits again, behind all others."""
-        gang.since = now
         key = gang.namespace, gang.group.name
         if self._gangs.get(key) is gang:
             self._gangs[key] = self._gangs.pop(key)
@@ -68,8 +156,10 @@ class GangRegistry:
         member = gang.members.get(request.uid)
         if member is None:
             member = Member(request, MemberState.PENDING)
-            gang.add(request.uid, member)
-            gang.tried = None
+            gang.members.add(member)
+            gang.note_change()
+            if gang.present == gang.required:
+                gang.wait.plan_at = 0.0  # What is said of a gang that is not complete is not true any more.
             self._gang_of[request.uid] = gang
             self._unshown[request.uid] = member
         elif len(gang.members) == 1 and gang.state is GangState.WAITING:
@@ -78,7 +168,8 @@ class GangRegistry:
         member.shared_claim = prepared.shared_claim
         if member.request.containers != request.containers:
             # A claim was allocated or released, so the member asks for something else than before.
-            member.request, gang.tried = request, None
+            member.request = request
+            gang.note_change()
         return gang, member
 
     def leave(self, uid: str) -> Gang | None:
@@ -86,10 +177,9 @@ class GangRegistry:
         gang = self._gang_of.pop(uid, None)
         if gang is None:
             return None
-        gang.remove(uid)
+        gang.members.remove(uid)
         self._unshown.pop(uid, None)
-        gang.released.discard(uid)
-        gang.tried = None
+        gang.note_change()
         if not gang.members:
             del self._gangs[gang.namespace, gang.group.name]
             self.sizes.forget(gang.namespace, gang.group.name)
@@ -97,7 +187,7 @@ class GangRegistry:
 
     def note_short(self, gang: Gang) -> None:
         """All members were asked for, and do not fit together."""
-        gang.may_preempt = True
+        gang.preemption.is_due = True
         self.short.set()
 
     # -- sizes
@@ -118,7 +208,7 @@ class GangRegistry:
         gang = self._gangs.get((namespace, name))
         if gang is not None:
             gang.group = self.sizes.sized(namespace, gang.group)
-            gang.tried = None
+            gang.note_change()
 
     def _note_size(self, gang: Gang) -> None:
         if gang.group.is_sized or gang.group.where is None:

@@ -2,8 +2,13 @@
 
 A complete gang that has waited for longer than `--gang-starvation-timeout` may get a turn: places for those of its
 members that fit are held until all of it fits, for at most `TURN_S`. A turn is only for a gang that would fit if
-all other pods were gone (`outlook`), and while the account of its namespace pays for what is held (`accounts`). One
+all other pods were gone (`GangOutlook`), and while the account of its namespace pays for what is held (`accounts`). One
 gang has the turn at a time. Namespaces take turns, and in each of them the gang that has waited longest since its last.
+
+Which gangs can never fit is judged one after the other, in slices, and said in the refusals of their members. A gang is
+judged once it is complete and does not fit, and again after `VALID_S` or when nodes, quotas or its members have
+changed. A judgement takes up to half a second of processor time on large clusters, so `JUDGE_PAUSE_S` lie between two
+of them; namespaces take turns.
 
 What is held in a turn makes way for pods and gangs of higher priority. Other pods that would fit without it are told
 for whom it is held, and until when.
@@ -12,25 +17,27 @@ for whom it is held, and until when.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
 
+from tessera.core.empty_cluster import EmptyCluster
 from tessera.core.evaluation import work_per_card
-from tessera.core.gang_trial import Placed
+from tessera.core.gang_trial import GangMember, Placed
 from tessera.core.grants import Placement
 from tessera.core.holders import Holder
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames
-from tessera.scheduler.features.gangs.gang import Gang, GangState
+from tessera.scheduler.features.gangs.gang import Gang, GangState, Outlook
 from tessera.scheduler.features.gangs.holds import GangHolds
-from tessera.scheduler.features.gangs.outlook import GangOutlook
 from tessera.scheduler.pod_cycle import PodCycles
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +48,83 @@ REMEMBERED_S = 3600.0
 MAX_TRIED = 512
 """checks of one request on one card, to find out where a pod would fit without what is held: 64 nodes with 8 cards,
 those where most is held, and some 6 ms"""
+
+
+JUDGE_PAUSE_S = 5.0
+"""between two judgements of whether a gang can ever fit"""
+VALID_S = 300.0
+"""for which a judgement is good"""
+SLICE_S = 0.005
+
+
+class GangOutlook:
+    """Finds gangs that would not fit an empty cluster either."""
+
+    def __init__(self, cycles: PodCycles) -> None:
+        self._cycles = cycles
+        self._cluster: EmptyCluster | None = None
+        self._not_before = -math.inf
+        self._last: dict[str, float] = {}
+        """namespace -> when one of its gangs was judged last"""
+
+    def fits(self, gang: Gang) -> bool:
+        """Whether it is known that the gang would fit if all other pods were gone."""
+        return self._is_known(gang) and gang.outlook is not None and not gang.outlook.shortage
+
+    def shortage(self, gang: Gang) -> str:
+        """Why it can never fit; empty if it can, or is not judged."""
+        return gang.outlook.shortage if self._is_known(gang) and gang.outlook is not None else ""
+
+    def is_wanted(self, gang: Gang) -> bool:
+        """Whether the gang is to be judged: it is complete, does not fit, and nothing is known of it."""
+        return (
+            gang.state is GangState.WAITING
+            and gang.fitting is not None
+            and not (self._is_known(gang) and gang.outlook is not None and self._now() < gang.outlook.until)
+            and gang.present >= gang.required
+        )
+
+    async def judge(self, gangs: Sequence[Gang]) -> None:
+        """One of these, of the namespace that has waited longest for it, unless the last judgement was a moment ago."""
+        now = self._now()
+        if not gangs or now < self._not_before:
+            return
+        self._last = {name: at for name, at in self._last.items() if at > now - REMEMBERED_S}
+        gang = min(gangs, key=lambda gang: (self._last.get(gang.namespace, -math.inf), gang.wait.since))
+        if self._cluster is None:
+            self._cluster = EmptyCluster(self._cycles.ledger)
+        self._not_before, self._last[gang.namespace] = math.inf, now
+        state, members = self._state(gang), gang.members.pending()
+        placed = gang.present - len(members)
+        asking = [GangMember(member.request, member.candidates) for member in members[: gang.group.size]]
+        required = min(max(gang.required - placed, 0), len(asking))
+        try:
+            steps = self._cluster.shortage(asking, required=required, work=MAX_WORK)
+            shortage = await finish_in_slices(steps, seconds=SLICE_S)
+        finally:
+            self._not_before = self._now() + JUDGE_PAUSE_S
+        gang.outlook = Outlook(shortage, state, self._now() + VALID_S)
+        gang.note_change()  # The next plan says so.
+
+    def forget(self) -> None:
+        """The vendors have changed."""
+        self._cluster = None
+
+    def end_if_idle(self) -> None:
+        """A copy of the cluster is kept only while gangs are judged."""
+        if self._now() > self._not_before + VALID_S:
+            self._cluster = None
+
+    def _is_known(self, gang: Gang) -> bool:
+        known = gang.outlook
+        return known is not None and known.state == self._state(gang)
+
+    def _state(self, gang: Gang) -> Hashable:
+        ledger = self._cycles.ledger
+        return ledger.facts_revision, ledger.quotas.revision, gang.present, gang.required
+
+    def _now(self) -> float:
+        return self._cycles.clock.monotonic()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +168,8 @@ class GangTurns:
             bool(starving)
             and gang.state is GangState.WAITING
             and gang.group.is_sized
-            and now >= max(gang.since + starving, gang.turned + starving, gang.not_before)
-            and gang.present() >= gang.required
+            and now >= max(gang.wait.since + starving, gang.wait.turned + starving, gang.wait.not_before)
+            and gang.present >= gang.required
         )
 
     def give(self, starving: Sequence[Gang]) -> Gang | None:
@@ -94,14 +178,14 @@ class GangTurns:
             return None
         self._last = {name: at for name, at in self._last.items() if at > self._now() - REMEMBERED_S}
         found = [
-            (self._last.get(gang.namespace, -math.inf), max(gang.since, gang.turned), gang.name, gang)
+            (self._last.get(gang.namespace, -math.inf), max(gang.wait.since, gang.wait.turned), gang.name, gang)
             for gang in starving
             if self.is_starving(gang) and self._outlook.fits(gang) and self._holds.accounts.pays_for(gang.namespace)
         ]
         if not found:
             return None
         gang = self.favoured = min(found, key=lambda item: item[:3])[3]
-        gang.tried = None
+        gang.note_change()
         self._last[gang.namespace] = now = self._now()
         self._ends = now + TURN_S
         clock = self._cycles.clock
@@ -118,7 +202,7 @@ class GangTurns:
     def end(self, gang: Gang | None = None) -> None:
         """The gang needs its turn no more; None: no gang has one any more. What is held stays its own."""
         if self.favoured is not None and (gang is None or self.favoured is gang):
-            self.favoured.turned, self.favoured = self._now(), None
+            self.favoured.wait.turned, self.favoured = self._now(), None
 
     def end_overdue(self) -> None:
         if self.favoured is not None and self._now() >= self._ends:
@@ -186,7 +270,7 @@ class GangTurns:
                 self._holds.put_again(gang, hold, placement)
             else:
                 self._holds.accounts.close(hold.uid)
-        gang.tried = None
+        gang.note_change()
 
     def _is_holding(self) -> bool:
         gang = self.favoured
