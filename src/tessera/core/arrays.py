@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ CARD_COLUMNS: Mapping[str, Column] = MappingProxyType(
         "cordoned": FLAG,
     }
 )
-"""arrays with a number for each card; all that is known of a card"""
+"""arrays with a number for each card"""
 NODE_COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
         "present": FLAG,
@@ -205,10 +205,6 @@ class CardArrays:
         """The device position of each card of a node; empty for nodes that are too wide."""
         column = self._columns.get(name)
         return {} if column is None else column.places
-
-    def card_columns(self) -> list[npt.NDArray[Any]]:
-        """All that is known of the cards."""
-        return [getattr(self, name) for name in CARD_COLUMNS]
 
     def without(self, amounts: Ints, columns: Ints | slice) -> CardArrays:
         """A copy in which so much less is in use in some columns; `amounts`: one for each of `USE_COLUMNS`."""

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tessera.core import screen
-from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.arrays import Bools, Ints
 from tessera.core.card_rules.base import Codes, Question
 from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import Placement
@@ -43,9 +43,6 @@ UNITS_OF_A_CHECK = 130
 
 NO_ROOMS: QuotaRooms = MappingProxyType({})
 
-FEW = 6
-"""changed columns up to which one by one is quicker than all at once"""
-
 
 class OutOfWork(Exception):
     """The plain rule was asked about more nodes than one decision may."""
@@ -63,7 +60,6 @@ class ScreenedRequest:
     counts: Ints
     """cards of the vendor, by column"""
     misfits: screen.ColumnMisfits
-    code_cache: screen.CodeCache
 
     def fits(self, columns: Ints) -> Bools:
         """Columns that take the request alone, as far as the arrays can tell."""
@@ -71,17 +67,6 @@ class ScreenedRequest:
             return screen.fits(self.codes[:, columns], self.counts[columns], self.question.request)
         enough: Bools = self.counts[columns] >= self.question.rules.least_cards(self.question.request)
         return enough
-
-    def judge_again(self, arrays: CardArrays, column: int) -> bool:
-        """The same for one column, from what its cards are now."""
-        request = self.question.request
-        codes = self.code_cache.codes(arrays, column)
-        count = len(codes) - codes.count(screen.ABSENT)
-        self.codes[:, column] = codes
-        self.counts[column] = count
-        if self.exact:
-            return codes.count(screen.TAKES) >= request.count
-        return count >= self.question.rules.least_cards(request)
 
 
 class Evaluation:
@@ -226,10 +211,8 @@ class Evaluation:
             question = screen.question(pod, request, rules)
             counts = screen.card_counts(arrays, request.vendor, columns)
             codes = screen.judge(arrays, question, columns)
-            misfits, cache = screen.ColumnMisfits(question, container), screen.CodeCache(question)
-            self._requests.append(
-                ScreenedRequest(question, container, rules.arrays_exact, codes, counts, misfits, cache)
-            )
+            misfits = screen.ColumnMisfits(question, container)
+            self._requests.append(ScreenedRequest(question, container, rules.arrays_exact, codes, counts, misfits))
         self._arrays_are_exact = all(request.exact for request in self._requests)
         self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
         self._stale.clear()
@@ -250,22 +233,12 @@ class Evaluation:
             # The node of the last placement, most likely the next choice too: then this answer is needed anyway.
             self._stale.update(dirty)
             self.possible[dirty[0]] = isinstance(self.placement(dirty[0]), Placement)
-        elif len(dirty) <= FEW:
-            self._stale.difference_update(dirty)
-            self._judge_one_by_one(dirty)
         else:
             columns = np.array(dirty, dtype=np.int64)
             self._stale.difference_update(dirty)
             self._refresh_codes(columns)
             self._combine(columns)
         self._compare(before)
-
-    def _judge_one_by_one(self, dirty: list[int]) -> None:
-        arrays = self._ledger.arrays
-        for row in dirty:
-            fits = [request.judge_again(arrays, row) for request in self._requests]
-            able = arrays.present[row] and not arrays.unavailable[row]
-            self.possible[row] = able and (all(fits) or arrays.odd[row])
 
     def _refresh_stale(self) -> None:
         """Comes before codes are read."""

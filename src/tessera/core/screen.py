@@ -43,9 +43,6 @@ LAST_IDENTITY = _last_code(Stage.IDENTITY)
 BEFORE_QUOTA = _last_code(Stage.IDENTITY, Stage.SHARING)
 """codes up to this one are checked before quota"""
 
-CACHED_STATES = 256
-"""of cards, for one request; when there are more, all are dropped"""
-
 
 def question(pod: PodRequest, request: Request, rules: Rules) -> Question:
     policy = device_policy(pod.device_policy)
@@ -97,39 +94,6 @@ def fits(codes: Codes, counts: Ints, request: Request) -> Bools:
     """Columns whose cards take the request alone."""
     enough: Bools = (codes == TAKES).sum(axis=0) >= request.count
     return enough & (counts >= request.count)
-
-
-class CodeCache:
-    """The codes of cards by their state, for one request.
-
-    Judging one column costs as many array operations as judging thousands, and most cards that change get into a state
-    in which others have been before. Codes that depend on a card's uuid are not cached.
-    """
-
-    def __init__(self, question: Question) -> None:
-        self._question = question
-        self._codes: dict[tuple[int, ...], int] = {}
-        constraint = question.constraint
-        reads_own = constraint.filter is not None and constraint.filter.reads_own
-        self._depends_on_uuid = bool(constraint.use_uuids or constraint.avoid_uuids) or reads_own
-
-    def codes(self, arrays: CardArrays, column: int) -> list[int]:
-        """The codes of the cards of one column."""
-        if self._depends_on_uuid:
-            return self._judge(arrays, column)
-        states = list(zip(*(array[:, column].tolist() for array in arrays.card_columns()), strict=True))
-        try:
-            return [self._codes[state] for state in states]
-        except KeyError:
-            codes = self._judge(arrays, column)
-        if len(self._codes) + len(states) > CACHED_STATES:
-            self._codes.clear()
-        self._codes.update(zip(states, codes, strict=True))
-        return codes
-
-    def _judge(self, arrays: CardArrays, column: int) -> list[int]:
-        codes: list[int] = judge(arrays, self._question, np.array([column], dtype=np.int64))[:, 0].tolist()
-        return codes
 
 
 class ColumnMisfits:

@@ -81,7 +81,7 @@ class Decisions(RuleBasedStateMachine):
         self._limits = (
             mock.patch.multiple(arrays, LOG_LIMIT=12, MAX_DEVICES=6),
             mock.patch.multiple(selection, SHAPES=3),
-            mock.patch.multiple(evaluation, REBUILD_SHARE=0.7, FEW=1),
+            mock.patch.object(evaluation, "REBUILD_SHARE", 0.7),
         )
         for limit in self._limits:
             limit.start()

@@ -168,6 +168,8 @@ class AmountRule(CardRule):
 
     def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
         wanted = self.wanted(asked, card.device)
+        if wanted == ANYTHING:
+            return None
         free = self.free(asked, card)
         return self.misfit(asked, card, wanted, free) if free < wanted else None
 
