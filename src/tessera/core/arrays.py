@@ -80,33 +80,17 @@ class Column(NamedTuple):
     kind: type[np.generic] = np.int64
 
 
-FLAG = Column(kind=np.bool_)
+NUMBER, FLAG = Column(), Column(kind=np.bool_)
 CARD_COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {
-        "kind": Column(empty=-1),
-        "slots": Column(),
-        "memory": Column(),
-        "cores": Column(),
-        "used": Column(),
-        "used_memory": Column(),
-        "used_cores": Column(),
-        "pods": Column(),
-        "taken": Column(),
-        "published": Column(empty=-1),
-        "sick": FLAG,
-        "cordoned": FLAG,
-    }
+    dict.fromkeys(("kind", "published"), Column(empty=-1))
+    | dict.fromkeys(("slots", "memory", "cores", "used", "used_memory", "used_cores", "pods", "taken"), NUMBER)
+    | dict.fromkeys(("sick", "cordoned"), FLAG)
 )
 """arrays with a number for each card"""
 NODE_COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {
-        "present": FLAG,
-        "odd": FLAG,
-        "unavailable": FLAG,
-        "score": Column(kind=np.float64),
-        "free_cpu": Column(empty=UNKNOWN),
-        "free_memory": Column(empty=UNKNOWN),
-    }
+    dict.fromkeys(("present", "odd", "unavailable"), FLAG)
+    | dict.fromkeys(("free_cpu", "free_memory"), Column(empty=UNKNOWN))
+    | {"score": Column(kind=np.float64)}
 )
 """arrays with a number for each node"""
 COLUMNS: Mapping[str, Column] = MappingProxyType({**CARD_COLUMNS, **NODE_COLUMNS})
