@@ -64,15 +64,8 @@ class Filter:
         self._demand = demand
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
-        self._takes_time = methods(features, Feature.takes_time)
-        self._prepare = methods(features, Feature.prepare)
-        self._pre_filter = methods(features, Feature.pre_filter)
-        self._places = methods(features, Feature.place)
-        self._post_filter = methods(features, Feature.post_filter)
-        self._on_refused = methods(features, Feature.on_refused)
+        self._features = features
         self._on_bad_pod = methods(features, Feature.on_bad_pod)
-        self._on_reserved = methods(features, Feature.reserve)
-        self._unreserve = methods(features[::-1], Feature.unreserve)
         # Most members of a gang are refused with the same reason for the same candidates.
         self._refusals = IdentityCache(_refuse_all, most=KEPT_REFUSALS)
         self._encoded = IdentityCache(_encode_refusal, most=KEPT_REFUSALS)
@@ -81,33 +74,34 @@ class Filter:
     def answer(self, body: bytes) -> bytes:
         """The answer to a request. Errors are part of it, so HTTP always says 200."""
         try:
-            return self._filter(decode_filter_args(body))
+            args = decode_filter_args(body)
+            return self._answer(args, self._attempt(args))
         except WireError as error:
             return encode_filter_result(error=str(error))
 
     def begin(self, body: bytes, missing: Callable[[], str]) -> bytes | Coroutine[Any, Any, bytes]:
-        """As `answer`; the plan of a large gang is made first, between other requests.
+        """As `answer`; what takes a feature long is done first, between other requests.
 
         `missing` says why no decision can be made, which may be so by then.
         """
         try:
             args = decode_filter_args(body)
-            if not any(takes_time(args.pod) for takes_time in self._takes_time):
-                return self._filter(args)
+            attempt = self._attempt(args)
+            if isinstance(attempt, Attempt):
+                for feature in attempt.features:
+                    if feature.takes_time(attempt):
+                        return self._prepare_and_answer(attempt, missing)
+            return self._answer(args, attempt)
         except WireError as error:
             return encode_filter_result(error=str(error))
-        return self._prepare_and_answer(args, missing)
 
-    async def _prepare_and_answer(self, args: FilterArgs, missing: Callable[[], str]) -> bytes:
+    async def _prepare_and_answer(self, attempt: Attempt, missing: Callable[[], str]) -> bytes:
         try:
-            attempt = self._attempt(args)
-            if not isinstance(attempt, Attempt):
-                return self._filter(args)
             request = attempt.request
             if self._standing_answer(request, self._cycles.get(request.uid), attempt.given) is None:
                 self._give_up(attempt)
-                for prepare in self._prepare:
-                    if not await prepare(attempt):
+                for feature in attempt.features:
+                    if not await feature.prepare(attempt):
                         pod = f"pod {request.namespace}/{request.name}"
                         return encode_filter_result(error=f"{pod} was deleted or bound meanwhile")
             problem = missing()
@@ -118,31 +112,31 @@ class Filter:
     def reserve_on(self, pod: Pod, prepared: PreparedRequest, node: str) -> str:
         """Reserve a placement on this node only; empty, or why there is none."""
         named = self._selector.candidates([node])
-        attempt = Attempt(pod, prepared, named, named)
-        for pre_filter in self._pre_filter:
-            bad = pre_filter(attempt)
+        attempt = self._new_attempt(pod, prepared, named)
+        for feature in attempt.features:
+            bad = feature.pre_filter(attempt)
             if bad is not None:
                 return bad.text
         first: Misfit | None = None
         for request in prepared.variants:
             began = time.perf_counter()
             if not request.asks_for_devices:
-                self._reserve(prepared, Placement(node, {}))
+                self._reserve(attempt, prepared, Placement(node, {}))
                 return ""
             answer = self._ledger.fit(request, node)
             self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
             if not isinstance(answer, Misfit):
-                self._reserve(structs.replace(prepared, request=request), answer)
+                self._reserve(attempt, structs.replace(prepared, request=request), answer)
                 return ""
             first = first or answer
         if first is None or first is UNREGISTERED:
             return f"node {node} has no registered devices"
         return f"pod no longer fits node {node}: {first.text}"
 
-    def _reserve(self, prepared: PreparedRequest, placement: Placement) -> None:
+    def _reserve(self, attempt: Attempt, prepared: PreparedRequest, placement: Placement) -> None:
         self._cycles.reserve(prepared, placement)
-        for on_reserved in self._on_reserved:
-            on_reserved(prepared)
+        for feature in attempt.features:
+            feature.reserve(prepared)
 
     def forget(self) -> None:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
@@ -151,8 +145,7 @@ class Filter:
 
     # -- decisions
 
-    def _filter(self, args: FilterArgs) -> bytes:
-        attempt = self._attempt(args)
+    def _answer(self, args: FilterArgs, attempt: Attempt | PreparedRequest | BadPod) -> bytes:
         if isinstance(attempt, Attempt):
             return self._decide(attempt)
         if isinstance(attempt, BadPod):
@@ -171,8 +164,12 @@ class Filter:
             return prepared
         if args.node_names is None:
             return prepared
-        named = CandidateList(args.node_names, self._candidate_lists)
-        return Attempt(args.pod, prepared, named, named)
+        return self._new_attempt(args.pod, prepared, CandidateList(args.node_names, self._candidate_lists))
+
+    def _new_attempt(self, pod: Pod, prepared: PreparedRequest, named: Named) -> Attempt:
+        attempt = Attempt(pod, prepared, named, named)
+        attempt.features = [feature for feature in self._features if feature.concerns(attempt)]
+        return attempt
 
     def _decide(self, attempt: Attempt) -> bytes:
         """Pre-filter, place, the selector, post-filter, reserve."""
@@ -182,15 +179,15 @@ class Filter:
         if standing is not None:
             return standing
         self._give_up(attempt)
-        for pre_filter in self._pre_filter:
-            bad = pre_filter(attempt)
+        for feature in attempt.features:
+            bad = feature.pre_filter(attempt)
             if bad is not None:
                 self._leave_to_feature(cycle)
                 return self._refuse_unready(attempt.pod, attempt.given, bad)
-        for place in self._places:
-            found = place(attempt)
+        for feature in attempt.features:
+            found = feature.place(attempt)
             if isinstance(found, Place):
-                return self._place_given(attempt.prepared, *found, began)
+                return self._place_given(attempt, *found, began)
             if found is not None:
                 self._leave_to_feature(cycle)
                 return self._refuse_by_feature(attempt, found, began)
@@ -207,7 +204,7 @@ class Filter:
         prepared = attempt.prepared
         if request is not prepared.request:
             prepared = structs.replace(prepared, request=request)
-        return self._place(prepared, answer.placement, partial(self._describe_success, answer))
+        return self._place(attempt, prepared, answer.placement, partial(self._describe_success, answer))
 
     def _give_up(self, attempt: Attempt) -> None:
         """kube-scheduler asks again: what was reserved for the pod is free, or a feature's again."""
@@ -215,14 +212,15 @@ class Filter:
         if cycle is not None and cycle.state is CycleState.RESERVED and cycle.placement is not None:
             placement = cycle.placement
             self._cycles.give_up(cycle)
-            for unreserve in self._unreserve:
-                unreserve(attempt.request, placement)
+            for feature in reversed(attempt.features):
+                feature.unreserve(attempt.request, placement)
 
     def _select(self, attempt: Attempt) -> tuple[PodRequest, Selected | Refused | Unfinished]:
         """The first alternative that fits; if none does, what is said of the preferred one."""
         request, answer = self._select_once(attempt)
-        if isinstance(answer, Refused) and any(make(request, attempt.candidates) for make in self._post_filter):
-            return self._select_once(attempt)
+        for feature in attempt.features if isinstance(answer, Refused) else ():
+            if feature.post_filter(request, attempt.candidates):
+                return self._select_once(attempt)
         return request, answer
 
     def _select_once(self, attempt: Attempt) -> tuple[PodRequest, Selected | Refused | Unfinished]:
@@ -234,19 +232,21 @@ class Filter:
             return found
         return prepared.request, Unfinished()
 
-    def _place(self, prepared: PreparedRequest, placement: Placement, describe: Callable[[], str]) -> bytes:
-        self._reserve(prepared, placement)
+    def _place(
+        self, attempt: Attempt, prepared: PreparedRequest, placement: Placement, describe: Callable[[], str]
+    ) -> bytes:
+        self._reserve(attempt, prepared, placement)
         self._after_reserve()
         self._observer.on_placed(PlacedEvent(prepared.request, describe, partial(brief_success_text, placement)))
         return encode_filter_result(node_names=[placement.node])
 
-    def _place_given(self, prepared: PreparedRequest, asked: PodRequest, placement: Placement, began: float) -> bytes:
+    def _place_given(self, attempt: Attempt, asked: PodRequest, placement: Placement, began: float) -> bytes:
         """On a node that was given: it is not chosen among the candidates."""
         if placement.grants:
             # A score compares nodes.
             decision = BindDecision(asked, placement._replace(score=0.0), placement.node, time.perf_counter() - began)
             self._observer.on_bind_decision(decision)
-        return self._place(prepared, placement, partial(brief_success_text, placement))
+        return self._place(attempt, attempt.prepared, placement, partial(brief_success_text, placement))
 
     def _leave_to_feature(self, cycle: PodCycle | None) -> None:
         """A feature decides what becomes of the pod: nothing is evicted for it alone."""
@@ -260,8 +260,8 @@ class Filter:
         self._report(request, refused, attempt.candidates, began)
         if is_first:
             self._demand.note_request(request)
-        for on_refused in self._on_refused:
-            refused = on_refused(attempt, refused, by_feature=False)
+        for feature in attempt.features:
+            refused = feature.on_refused(attempt, refused, by_feature=False)
         describe = partial(self._describe_refusal, request, candidates, refused)
         self._observer.on_refused(RefusedEvent(request, refused, is_first, describe, attempt.pod))
         if attempt.elsewhere is not None:
@@ -272,8 +272,8 @@ class Filter:
     def _refuse_by_feature(self, attempt: Attempt, refusal: Refusal, began: float) -> bytes:
         request, misfit = attempt.request, refusal.misfit
         refused = self._refusals.of(attempt.given.resolve(), misfit)
-        for on_refused in self._on_refused:
-            refused = on_refused(attempt, refused, by_feature=True)
+        for feature in attempt.features:
+            refused = feature.on_refused(attempt, refused, by_feature=True)
         seconds = time.perf_counter() - began
         decision = FilterDecision(request, refused, attempt.given, refusal.refusals, seconds, of_gang=True)
         self._observer.on_filter_decision(decision)

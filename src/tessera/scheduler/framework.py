@@ -6,9 +6,9 @@
     bind     permit ─▶ pre_bind ─▶ before_binding ─▶ (the Binding) ─▶ post_bind
     always   what the API shows (on_pod, on_node, ...), recover, tick, wake, run, end_term
 
-A feature overrides the methods of the points that it needs, and is not called at the others (`methods`). Features are
-made in one order (`features.registry`); they know the pipeline, and never each other. Up to the bind nothing waits:
-filter is one step of the event loop.
+A feature overrides the methods of the points that it needs. Filter asks it about those pods only that it says it
+`concerns`. Features are made in one order (`features.registry`); they know the pipeline, and never each other. Up to
+the bind nothing waits: filter is one step of the event loop.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Attempt:
     """by kube-scheduler"""
     candidates: Named
     """those of them that features leave"""
+    features: Sequence[Feature] = ()
+    """those that have a say about the pod"""
     elsewhere: Misfit | None = None
     """why the others are left out"""
 
@@ -166,7 +168,12 @@ class Feature:
 
     # -- filter
 
-    def takes_time(self, pod: Pod) -> bool:
+    def concerns(self, attempt: Attempt) -> bool:
+        """Whether the feature has a say about this pod. Otherwise no point of filter asks it: this is the one question
+        that a plain pod costs."""
+        return False
+
+    def takes_time(self, attempt: Attempt) -> bool:
         """Whether `prepare` has to come before the decision."""
         return False
 

@@ -87,6 +87,8 @@ class PodReader:
         self._vendors = vendors
         self._defaults = defaults
         self._read: dict[Hashable, tuple[Request, ...] | BadRequest] = {}
+        self._by_name: dict[str, set[str]] = {}
+        """resource -> keys of the vendors that read it"""
         self._allocated: dict[str, dict[str, Vendor]] = {}
         """annotation -> vendors that write it, by key"""
         self._grants: dict[tuple[str, str], tuple[Grants, ...]] = {}
@@ -98,8 +100,11 @@ class PodReader:
         self._read.clear()
         self._grants.clear()
         self._allocated.clear()
+        self._by_name.clear()
         for key in sorted(self._vendors):
             vendor = self._vendors[key]
+            for name in vendor.names.all:
+                self._by_name.setdefault(name, set()).add(key)
             self._allocated.setdefault(vendor.keys.allocated, {})[key] = vendor
 
     def request(self, pod: Pod) -> PodRequest | BadPod:
@@ -166,7 +171,8 @@ class PodReader:
 
     def _read_requests(self, resources: Resources) -> tuple[Request, ...] | BadRequest:
         found = []
-        for key in sorted(self._vendors):
+        named = (self._by_name[name] for name in (*resources.limits, *resources.requests) if name in self._by_name)
+        for key in sorted(set[str]().union(*named)):
             answer = self._vendors[key].request(resources)
             if isinstance(answer, BadRequest):
                 return answer

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tessera.core.misfits import Reason, node_misfit
 from tessera.scheduler.features.registry import FEATURES
-from tessera.scheduler.framework import Attempt, Feature, Pipeline, Refusal, methods
+from tessera.scheduler.framework import Attempt, Feature, Pipeline, Refusal
 from tessera.scheduler.pod_cycle import PodCycle
 from tests.support.builders import gpu_pod, node
 from tests.support.event_loops import in_fake_time
@@ -20,9 +24,10 @@ class Quarantine(Feature):
         super().__init__(pipeline)
         self.bound = 0
 
-    def place(self, attempt: Attempt) -> Refusal | None:
-        if "quarantine" not in (attempt.pod.metadata.labels or {}):
-            return None
+    def concerns(self, attempt: Attempt) -> bool:
+        return "quarantine" in (attempt.pod.metadata.labels or {})
+
+    def place(self, attempt: Attempt) -> Refusal:
         return Refusal(node_misfit(Reason.NODE_UNAVAILABLE), is_first=True, refusals=1)
 
     def post_bind(self, cycle: PodCycle, error: str) -> None:
@@ -73,8 +78,19 @@ def test_a_feature_is_one_class_and_one_line(kind: type[World]) -> None:
     check()
 
 
-def test_a_feature_is_not_called_at_points_that_it_does_not_override() -> None:
+def test_a_plain_pod_asks_each_feature_one_question() -> None:
     world = BeforeOthers(node("n1").gpus(1))
-    feature = world.engine.feature(Quarantine)
-    assert methods([feature], Feature.place) == (feature.place,)
-    assert methods([feature], Feature.permit) == ()
+    asked: Counter[str] = Counter()
+    for feature in world.engine.features:
+        for name in (name for name, found in vars(Feature).items() if callable(found) and not name.startswith("_")):
+            setattr(feature, name, _counting(asked, name, getattr(feature, name)))
+    assert world.chosen(gpu_pod("plain")) == "n1"
+    assert asked == {"concerns": len(world.engine.features)}
+
+
+def _counting(asked: Counter[str], name: str, called: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        asked[name] += 1
+        return called(*args, **kwargs)
+
+    return wrapper

@@ -76,6 +76,9 @@ class Claims(Feature):
         is_ours = self._is_on and pod.spec.scheduler_name == self._scheduler_name
         return self.reader.join(pod, prepared) if is_ours else prepared
 
+    def concerns(self, attempt: Attempt) -> bool:
+        return attempt.prepared.claims is not None
+
     def pre_filter(self, attempt: Attempt) -> BadPod | None:
         """A pod whose claims are allocated fits their node only."""
         claims = attempt.prepared.claims

@@ -29,6 +29,7 @@ from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.pod_cycle import PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.objects import Node, Pod
+from tessera.wire.pod_groups import read_pod_group
 
 log = structlog.get_logger(__name__)
 
@@ -85,8 +86,13 @@ class Gangs(Feature):
 
     # -- filter
 
-    def takes_time(self, pod: Pod) -> bool:
-        return self.coordinator.takes_time(pod)
+    def concerns(self, attempt: Attempt) -> bool:
+        """A member, one that was, or a pod that may come in the way of the gang whose turn it is."""
+        is_member = read_pod_group(attempt.pod) is not None or self.registry.of(attempt.request.uid) is not None
+        return is_member or self.turns.favoured is not None
+
+    def takes_time(self, attempt: Attempt) -> bool:
+        return self.coordinator.takes_time(attempt.pod)
 
     async def prepare(self, attempt: Attempt) -> bool:
         return await self.coordinator.prepare(attempt.pod, attempt.prepared, attempt.candidates)

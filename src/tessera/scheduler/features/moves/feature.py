@@ -31,9 +31,10 @@ class Moves(Feature):
     def on_node_gone(self, name: str) -> None:
         self._holds.drop_node(name)
 
+    def concerns(self, attempt: Attempt) -> bool:
+        return self._ledger.holds.has_moves
+
     def place(self, attempt: Attempt) -> Place | None:
-        if not self._ledger.holds.has_moves:
-            return None
         found = take_moved(self._ledger, attempt.request, attempt.pod.workload, attempt.candidates)
         return None if found is None else Place(*found)
 

@@ -36,10 +36,13 @@ class PodPreemption(Feature):
             adds_victims=pipeline.settings.preemption,
         )
 
+    def concerns(self, attempt: Attempt) -> bool:
+        return self._ledger.nominations.has(attempt.request.uid)
+
     def place(self, attempt: Attempt) -> Place | None:
         """On the node that the pod is nominated for, if its victims have left. If they have not, or it does not fit, it
         is placed wherever it fits, or keeps its nomination."""
-        nomination = self._ledger.nominations.get(attempt.request.uid) if self._ledger.nominations else None
+        nomination = self._ledger.nominations.get(attempt.request.uid)
         if nomination is None or nomination.facts.node not in attempt.candidates:
             return None
         answer = self._ledger.fit(attempt.request, nomination.facts.node)
