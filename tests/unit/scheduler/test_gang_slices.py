@@ -236,7 +236,7 @@ async def test_a_pod_that_is_deleted_while_a_starving_gang_gets_its_turn_joins_n
 async def test_the_holds_of_a_gang_that_is_planned_meanwhile_stay() -> None:
     world, pods = Slices(80), gang(SIZE)
     world.create(*pods)
-    planner, found = gangs_of(world.engine)._planner, gangs_of(world.engine).registry.get("default", "g")
+    planner, found = gangs_of(world.engine).lifecycle, gangs_of(world.engine).registry.get("default", "g")
     assert found is not None
     first = asyncio.ensure_future(planner.plan_in_slices(found, None))
     await asyncio.sleep(0)

@@ -1,6 +1,6 @@
 """Schedules gangs all or nothing: what filter answers to a member, what the API shows, and what time brings.
 
-    filter of a member   the gang is planned whole, once (`planner`); each member gets a hold of the plan, or one
+    filter of a member   the gang is planned whole, once (`lifecycle`); each member gets a hold of the plan, or one
                          common reason
     bind of a member     waits until every required member has come, then all are written together (`lifecycle`)
     over time            a plan without progress is given up, and tried again (`lifecycle`); a starving gang gets its
@@ -26,9 +26,8 @@ from tessera.core.selection import CandidateNames
 from tessera.core.steps import finish
 from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
-from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit
+from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit, shared_claim_text
 from tessera.scheduler.features.gangs.nominations import GangNominations
-from tessera.scheduler.features.gangs.planner import GangPlanner, shared_claim_text
 from tessera.scheduler.features.gangs.registry import GangRegistry
 from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.nominated_nodes import NominatedNodes
@@ -90,11 +89,12 @@ class GangCoordinator:
         """why nothing is decided; empty if it is"""
         self.outlook = outlook = GangOutlook(cycles)
         self.turns = turns = GangTurns(holds, cycles, outlook, settings)
-        self.lifecycle = GangLifecycle(self.registry, holds, cycles, turns, settings=settings, observer=observer)
+        self.lifecycle = GangLifecycle(
+            self.registry, holds, cycles, turns, outlook, settings=settings, observer=observer
+        )
         self.nominations = GangNominations(
             holds, cycles, book, nominated_nodes=nominated_nodes, lifecycle=self.lifecycle, observer=observer
         )
-        self._planner = GangPlanner(holds, cycles, self.lifecycle, turns=turns, outlook=outlook)
         self._round = _Round(deque(), None)
         self._is_ticking = False
         cycles.on_overdue[HolderKind.GANG] = self._end_overdue
@@ -175,14 +175,14 @@ class GangCoordinator:
         request = prepared.request
         was_shown, overtaken = self._is_shown(request.uid), self._overtaken(request.uid)
         if overtaken is not None:
-            await self._planner.plan_in_slices(overtaken, None)
+            await self.lifecycle.plan_in_slices(overtaken, None)
         group = read_pod_group(pod)
         if isinstance(group, PodGroup) and (self._is_shown(request.uid) or not was_shown):
             gang, member = self._meet(group, prepared)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = named.resolve()
                 if not self._follow_moves(gang, pod.workload):
-                    await self._planner.plan_in_slices(gang, member)
+                    await self.lifecycle.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
     def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placement | Misfit | Alone:
@@ -190,7 +190,7 @@ class GangCoordinator:
         request = prepared.request
         overtaken = self._overtaken(request.uid)
         if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
-            self._planner.plan(overtaken, None)
+            self.lifecycle.plan(overtaken, None)
         group = read_pod_group(pod)
         if group is None:
             self.forget(request.uid)
@@ -218,12 +218,12 @@ class GangCoordinator:
         if gang.state is NOMINATED and gang.wait.misfit is not None:
             return gang.wait.misfit
         if gang.state is WAITING and not self._follow_moves(gang, pod.workload):
-            problem = self._planner.plan(gang, member)
+            problem = self.lifecycle.plan(gang, member)
             if problem is not None:
                 return problem
         if gang.state is PLANNED and gang.plan is not None:
             if not self._is_first_try(pod, member, named):
-                return self._planner.place(gang, gang.plan, member, named)
+                return self.lifecycle.place(gang, gang.plan, member, named)
             placement = self.holds.take(gang, member.request, named)
             return placement or gang_misfit(f"gang {gang.name}: another node is planned for this pod")
         if not self.holds.count(gang):
@@ -368,7 +368,7 @@ class GangCoordinator:
                 await self.holds.prepare(gang)
             self.lifecycle.end_if_overdue(gang)
             is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
-            problem = None if is_planned else await self._planner.plan_in_slices(gang, None)
+            problem = None if is_planned else await self.lifecycle.plan_in_slices(gang, None)
             if problem is not None and gang.is_short:
                 self.registry.note_short(gang)
             await asyncio.sleep(0)
@@ -401,7 +401,7 @@ class GangCoordinator:
 
     def _is_sliced(self, group: PodGroup, gang: Gang | None) -> bool:
         """Whether a gang is planned between other work: it is large, or each member may take as long as a pod."""
-        if group.size > MEMBERS_AT_ONCE or group.topology or self._planner.is_busy:
+        if group.size > MEMBERS_AT_ONCE or group.topology or self.lifecycle.is_busy:
             return True
         return gang is not None and len({member.request.shape for member in gang.members.values()}) > FEW_SHAPES
 

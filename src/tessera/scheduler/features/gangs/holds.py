@@ -24,6 +24,7 @@ from tessera.core.gang_trial import Domains, GangMember, Placed
 from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
 from tessera.core.holders import GrantState, Holder, HolderKind, owner_of
+from tessera.core.ledger import facts_of
 from tessera.core.matching import find_path
 from tessera.core.relocation import take_moved
 from tessera.core.requests import PodRequest
@@ -355,30 +356,28 @@ class GangHolds:
     def _displace(self, gang: Gang, request: PodRequest, node: str, *, at_any_cost: bool) -> Placement | None:
         """A place on the node instead of the holds there."""
         displaced = [hold for hold in self.of(gang) if hold.node == node]
-        for hold in displaced:
-            self._ledger.release(hold.uid)
-        placement = self._ledger.fit(request, node)
-        moved: dict[str, Placement] = {}
-        if isinstance(placement, Placement):
-            taken = self._ledger.name_hold(gang.name, request)
-            self._ledger.reserve(taken, placement, deadline=math.inf)
+        moved: list[tuple[Gang, Holder, Placement]] = []
+        with self._ledger.begin() as trial:
+            for hold in displaced:
+                trial.remove(hold.uid)
+            placement = self._ledger.fit(request, node)
+            if not isinstance(placement, Placement):
+                return None
+            trial.put(facts_of(self._ledger.name_hold(gang.name, request), placement), GrantState.RESERVED)
             for hold in displaced:
                 again = self._selector.select(_request(hold), self._candidates_for(gang, hold))
                 if isinstance(again, Selected):
-                    self._ledger.reserve(_request(hold), again.placement, deadline=math.inf)
-                    moved[hold.uid] = again.placement
-            for uid in (taken.uid, *moved):
-                self._ledger.release(uid)
-        if isinstance(placement, Placement) and (at_any_cost or len(moved) == len(displaced)):
-            # The member is decided first, on the ledger without them: a card whose cores are all taken refuses it.
-            self._displaced = [(gang, hold, moved[hold.uid]) for hold in displaced if hold.uid in moved]
-            for hold in displaced:
-                if hold.uid not in moved:
-                    self.accounts.close(hold.uid)
-            return placement
+                    trial.put(facts_of(_request(hold), again.placement), GrantState.RESERVED)
+                    moved.append((gang, hold, again.placement))
+        if len(moved) < len(displaced) and not at_any_cost:
+            return None
+        # The member is decided first, on the ledger without them: a card whose cores are all taken refuses it.
+        self._displaced, stay = moved, {hold.uid for _, hold, _ in moved}
         for hold in displaced:
-            self.put_again(gang, hold)
-        return None
+            self._ledger.release(hold.uid)
+            if hold.uid not in stay:
+                self.accounts.close(hold.uid)
+        return placement
 
     def _candidates_for(self, gang: Gang, hold: Holder) -> Candidates:
         member = _taker(gang, hold)
