@@ -209,9 +209,8 @@ class Filter:
     def _give_up(self, attempt: Attempt) -> None:
         """kube-scheduler asks again: what was reserved for the pod is free, or a feature's again."""
         cycle = self._cycles.get(attempt.request.uid)
-        if cycle is not None and cycle.state is CycleState.RESERVED and cycle.placement is not None:
-            placement = cycle.placement
-            self._cycles.give_up(cycle)
+        if cycle is not None and cycle.state is CycleState.RESERVED:
+            placement = self._cycles.give_up(cycle)
             for feature in reversed(attempt.features):
                 feature.unreserve(attempt.request, placement)
 

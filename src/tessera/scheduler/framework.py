@@ -203,8 +203,9 @@ class Feature:
     def reserve(self, prepared: PreparedRequest) -> None:
         """The pod has a reservation."""
 
-    def unreserve(self, request: PodRequest, placement: Placement) -> None:
-        """kube-scheduler asks for the pod again: its reservation was given up."""
+    def unreserve(self, request: PodRequest, placement: Placement | None) -> None:
+        """kube-scheduler asks for the pod again: its reservation was given up. `placement`: what is free again; None if
+        claims of the pod have a part of it."""
 
     # -- bind
 

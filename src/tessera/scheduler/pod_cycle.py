@@ -227,10 +227,13 @@ class PodCycles:
         cycle.unseen_ticks = 0
         return self.unschedulable.add(request, candidates, is_judged=is_judged, others=others)
 
-    def give_up(self, cycle: PodCycle) -> None:
-        """RESERVED -> PENDING: filter is asked again, or the bind is for another node."""
+    def give_up(self, cycle: PodCycle) -> Placement | None:
+        """RESERVED -> PENDING: filter is asked again, or the bind is for another node. What is free again; None if
+        claims of the pod have a part of it."""
+        placement = None if cycle.handed else cycle.placement
         self._apply(Transition.GIVE_UP, cycle)
         self._release(cycle)
+        return placement
 
     def forget(self, cycle: PodCycle) -> None:
         """REFUSED, NOMINATED -> PENDING: the API does not know the pod any more."""

@@ -14,6 +14,7 @@ from tessera.wire.resource_api import ClaimStatus, Consumer
 from tests.support.builders import PodBuilder, pod
 from tests.support.claim_scheduler import ClaimWorld, agent_node, claiming, device_class, templated
 from tests.support.event_loops import in_fake_time
+from tests.support.fake_cluster import Step, refused
 from tests.support.features import gangs_of
 
 BIG: dict[str, Any] = {"memory": 60000, "cores": 30}
@@ -141,6 +142,20 @@ def test_no_member_is_bound_before_the_claims_of_all_are_theirs(happens: str) ->
         assert world.agrees()
 
     check()
+
+
+@in_fake_time
+async def test_a_place_is_not_held_again_for_a_member_whose_claim_has_it() -> None:
+    members = [member(0), member(1)]
+    world = world_with(*members, nodes=("n1", "n2"))
+    world.api.script("bind", Step(), *[refused(429)] * 20)
+    assert sorted(map(bool, await bind_all(world, *members))) == [False, True]
+    world.watch()
+    await world.work()
+    for each in members:
+        world.filtered(each)
+        assert max(sum(world.held(name).values()) for name in ("n1", "n2")) == BIG["memory"], "each claim once"
+    await world.work()
 
 
 @in_fake_time

@@ -116,7 +116,7 @@ class Gangs(Feature):
     def reserve(self, prepared: PreparedRequest) -> None:
         self.coordinator.holds.settle()
 
-    def unreserve(self, request: PodRequest, placement: Placement) -> None:
+    def unreserve(self, request: PodRequest, placement: Placement | None) -> None:
         self.coordinator.holds.put_back(request, placement, self.registry.of(request.uid))
 
     # -- bind

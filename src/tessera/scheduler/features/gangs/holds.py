@@ -268,13 +268,11 @@ class GangHolds:
         cycle = self._cycles.get(uid)
         if cycle is None or cycle.state is not CycleState.RESERVED or cycle.placement is None:
             return
-        placement = cycle.placement
-        self._cycles.give_up(cycle)
-        self.put_back(gang.members[uid].request, placement, gang)
+        self.put_back(gang.members[uid].request, self._cycles.give_up(cycle), gang)
 
-    def put_back(self, request: PodRequest, placement: Placement, gang: Gang | None) -> None:
+    def put_back(self, request: PodRequest, placement: Placement | None, gang: Gang | None) -> None:
         """A member has given its reservation up: while the gang has a plan, the place is a hold of it again."""
-        if gang is not None and gang.state not in (GangState.WAITING, GangState.NOMINATED):
+        if gang is not None and placement is not None and gang.state not in (GangState.WAITING, GangState.NOMINATED):
             self.hold_one(gang, gang.members[request.uid].request, placement)
         else:
             self.accounts.close(request.uid)
