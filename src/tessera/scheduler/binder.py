@@ -19,7 +19,7 @@ states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from tessera.core.grants import Placement
-from tessera.kube.errors import KubeError, Unreachable, is_not_found
+from tessera.kube.errors import KubeError, is_not_found
 from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.framework import Feature, methods
@@ -153,7 +153,10 @@ class Binder:
             await self._fence_again(args)
             return Outcome(WriteResult.VOID, f"{pod_name}: {TAKEN_OVER}")
         if not prepared.needs_placement:
-            return await self._write(cycle, args, prepared, {}, {})
+            try:
+                return await self._write(cycle, args, prepared, {}, {})
+            except KubeError as error:
+                return Outcome(WriteResult.NOT_BOUND, str(error))
         if cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
         if cycle.state not in (CycleState.PENDING, *UNSCHEDULABLE):
@@ -229,30 +232,17 @@ class Binder:
         problem = await self._cycles.queue.enter(ticket) if ticket is not None else ""
         return Outcome(WriteResult.NOT_BOUND, problem) if problem else None
 
-    async def _write(
+    def _write(
         self,
         cycle: PodCycle,
         args: BindingArgs,
         prepared: PreparedRequest,
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
-    ) -> Outcome:
+    ) -> Awaitable[Outcome]:
+        """Raises KubeError if it is not known what became of it."""
         write = _BindingWrite(self, cycle, args, prepared, annotations, labels, self._cycles.term)
-        try:
-            if not prepared.version:
-                # The filter request did not have it.
-                unread = f"pod {args.pod_namespace}/{args.pod_name} is gone, being deleted, or cannot be read"
-                outcome = await look_up(write, unread)
-                if outcome is not None:
-                    return outcome
-            written = await write_version(write)
-            if isinstance(written, Outcome):
-                return written
-            error = written.error
-            outcome = await look_up(write, error) if written.may_land else None
-        except Unreachable as fault:
-            return Outcome(WriteResult.NOT_BOUND, str(fault))
-        return outcome or Outcome(WriteResult.NOT_BOUND, error)
+        return write_version(write) if prepared.version else write.read_and_send()
 
     async def _fence_again(self, args: BindingArgs) -> None:
         """Replace a foreign fence, so that the next bind succeeds if this replica still decides by then.
@@ -350,13 +340,19 @@ class _BindingWrite:
     def version(self) -> str:
         return self._prepared.version
 
-    async def send(self) -> Outcome:
+    async def read_and_send(self) -> Outcome:
+        """For a filter request that did not have the pod's version."""
+        name = f"pod {self._args.pod_namespace}/{self._args.pod_name}"
+        found = await look_up(self, f"{name} is gone, being deleted, or cannot be read")
+        return await write_version(self) if found is None else found
+
+    def send(self) -> Awaitable[None]:
         binder, args = self._binder, self._args
         if not binder._tenure.is_held() or self._term != binder._cycles.term:
             # Another replica decides by now, and knows nothing of what was reserved here.
             raise NotSent(NOT_LEADING)
         binder._before_write()
-        await binder._api.bind(
+        return binder._api.bind(
             args.pod_namespace,
             args.pod_name,
             uid=args.pod_uid,
@@ -365,7 +361,9 @@ class _BindingWrite:
             annotations=self._annotations,
             labels=self._labels,
         )
-        binder._after_write()
+
+    def on_written(self, answer: None) -> Outcome:
+        self._binder._after_write()
         return BOUND
 
     def on_unanswered(self) -> None:
@@ -379,6 +377,10 @@ class _BindingWrite:
                 return Outcome(WriteResult.VOID, error)
             raise
         return _read_outcome(pod, self._args, error) or self._renew(pod)
+
+    async def give_up(self, error: str, *, may_land: bool) -> Outcome:
+        found = await look_up(self, error) if may_land else None
+        return found or Outcome(WriteResult.NOT_BOUND, error)
 
     def _renew(self, pod: Pod) -> Outcome | None:
         """Go on with the version that the pod has now, unless it is not what was placed any more."""

@@ -7,14 +7,14 @@
     refused                       looked up; not sent again
 
 Of all that were sent for one version only one can land, so sending it again is safe. Whether one may land that was not
-answered is the writer's to find out in the end: `Unwritten.may_land`.
+answered is the writer's to find out in the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError, Unreachable, is_conflict, is_throttled
@@ -31,23 +31,17 @@ class NotSent(KubeError):
     """The write must not be sent; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unwritten:
-    """The write is not there, as far as the API shows."""
-
-    error: str
-    may_land: bool
-    """an answer is missing"""
-
-
 class VersionedWrite(Protocol[R_co]):
     """One write and its end; it knows the object in the version that it is sent for next."""
 
     @property
     def version(self) -> str: ...
 
-    async def send(self) -> R_co:
-        """Raises KubeError, and NotSent if it must not be sent any more."""
+    def send(self) -> Awaitable[Any]:
+        """Raises NotSent if it must not be sent any more. No coroutine where every pod passes: each frame costs."""
+
+    def on_written(self, answer: Any) -> R_co:
+        """Its end, from what `send` returned."""
 
     def on_unanswered(self) -> None:
         """What was sent may have taken effect, or may yet."""
@@ -55,8 +49,11 @@ class VersionedWrite(Protocol[R_co]):
     async def read(self, error: str) -> R_co | None:
         """Its end as the API shows it; None if it may be sent for the version that the object has now."""
 
+    async def give_up(self, error: str, *, may_land: bool) -> R_co:
+        """Its end, if it is not there as far as the API shows. `may_land`: an answer is missing."""
 
-async def write_version(write: VersionedWrite[R]) -> R | Unwritten:
+
+async def write_version(write: VersionedWrite[R]) -> R:
     """Send it until it has an end, or a few times. Raises KubeError if it cannot be looked up."""
     error, may_land, pause = "", False, 0.0
     for attempt in range(1, ATTEMPTS + 1):
@@ -64,7 +61,7 @@ async def write_version(write: VersionedWrite[R]) -> R | Unwritten:
             await asyncio.sleep(pause)
         pause, version = PAUSES.delay(attempt), write.version
         try:
-            return await write.send()
+            return write.on_written(await write.send())
         except ApiError as refusal:
             error = str(refusal)
             if refusal.is_transient:
@@ -90,7 +87,7 @@ async def write_version(write: VersionedWrite[R]) -> R | Unwritten:
         except KubeError as fault:
             error = str(fault)
             break
-    return Unwritten(error, may_land)
+    return await write.give_up(error, may_land=may_land)
 
 
 async def look_up(write: VersionedWrite[R], error: str) -> R | None:

@@ -32,7 +32,7 @@ from tessera.scheduler.pod_claims import ClaimUse
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure
-from tessera.scheduler.versioned_write import NotSent, Unwritten, write_version
+from tessera.scheduler.versioned_write import NotSent, write_version
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.claims import BadClaim, PoolDevices, allocation, claim_grants
 from tessera.wire import keys
@@ -85,6 +85,9 @@ class ClaimWrite:
         writer._after_claim()
         return answer
 
+    def on_written(self, answer: ResourceClaim | str) -> ResourceClaim | str:
+        return answer
+
     def on_unanswered(self) -> None:
         """The record is WRITING until the end is known."""
 
@@ -103,6 +106,18 @@ class ClaimWrite:
             return error
         self.claim = found
         return None
+
+    async def give_up(self, error: str, *, may_land: bool) -> ResourceClaim | str:
+        writer = self.writer
+        if not may_land:
+            return error
+        if not writer._tenure.is_held():
+            raise Unreachable(error, maybe_done=True)  # Only the decider may touch it.
+        found = await writer._touch(self.record)
+        if self.has_landed(found):
+            return found
+        writer._book.learn(self.record, found)
+        return error
 
     def may_follow(self, claim: ResourceClaim) -> bool:
         """Whether a later version of the claim is as far as the one that the write was made for."""
@@ -293,7 +308,7 @@ class ClaimWriter:
         """From WRITING to the end; empty if it is written, or why it is not."""
         record, book = write.record, self._book
         try:
-            answer = await self._try(write)
+            answer = await write_version(write)
         except KubeError as error:
             book.lose_track(record)
             return str(error)
@@ -309,21 +324,6 @@ class ClaimWriter:
         if write.facts is not None:
             self.allocated += 1
         return ""
-
-    async def _try(self, write: ClaimWrite) -> ResourceClaim | str:
-        """The claim as it was written; a text if it certainly was not. Raises KubeError if that is not known."""
-        written = await write_version(write)
-        if not isinstance(written, Unwritten):
-            return written
-        if not written.may_land:
-            return written.error
-        if not self._tenure.is_held():
-            raise Unreachable(written.error, maybe_done=True)  # Only the decider may touch it.
-        found = await self._touch(write.record)
-        if write.has_landed(found):
-            return found
-        self._book.learn(write.record, found)
-        return written.error
 
     async def _protect(self, claim: ResourceClaim) -> ResourceClaim:
         """No claim goes while pods use it, as with kube-scheduler; that a pod owns it changes nothing."""
