@@ -300,5 +300,13 @@ def changes_cards(request: PodRequest, policy: str) -> bool:
     return bool(policy) and request.device_policy in CARD_CHOICES and request.device_policy != policy
 
 
+def card_choices(request: PodRequest) -> Iterator[PodRequest]:
+    """The request, and the same with other cards preferred: a plan may have found its place with one of these."""
+    yield request
+    for policy in CARD_CHOICES:
+        if changes_cards(request, policy):
+            yield replace(request, device_policy=policy)
+
+
 def _with_card_choice(request: PodRequest, policy: str) -> PodRequest:
     return replace(request, device_policy=policy) if changes_cards(request, policy) else request

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from tessera.core.grants import Placement
+from tessera.core.gang_trial import Placed
 from tessera.core.holders import Holder, HolderKind, owner_of
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
@@ -185,7 +185,7 @@ class GangCoordinator:
                     await self.lifecycle.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
-    def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placement | Misfit | Alone:
+    def decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateNames) -> Placed | Misfit | Alone:
         """A member's place, or why it has none. `holds.settle` follows once the member has the place."""
         request = prepared.request
         overtaken = self._overtaken(request.uid)
@@ -207,7 +207,7 @@ class GangCoordinator:
 
     def _decide(
         self, gang: Gang, group: PodGroup, member: Member, pod: Pod, named: CandidateNames
-    ) -> Placement | Misfit | Alone:
+    ) -> Placed | Misfit | Alone:
         if gang.state is PLANNED and member.shared_claim:
             self.lifecycle.give_up(gang, shared_claim_text(member.shared_claim))
         if gang.state in (WAITING, NOMINATED):

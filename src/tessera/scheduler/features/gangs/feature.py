@@ -101,7 +101,7 @@ class Gangs(Feature):
         answer = self.coordinator.decide(attempt.pod, attempt.prepared, attempt.candidates)
         if isinstance(answer, Misfit):
             return Refusal(answer, *self.coordinator.note_refusal(attempt.request.uid, answer.text))
-        return None if isinstance(answer, Alone) else Place(attempt.request, answer)
+        return None if isinstance(answer, Alone) else Place(*answer)
 
     def post_filter(self, request: PodRequest, candidates: Named) -> bool:
         return self.turns.favoured is not None and self.turns.makes_way_for(request, candidates)

@@ -20,7 +20,7 @@ from itertools import count
 from typing import NamedTuple
 
 from tessera.core.gang_demand import GangDemand
-from tessera.core.gang_trial import Domains, GangMember, Placed
+from tessera.core.gang_trial import Domains, GangMember, Placed, card_choices
 from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
 from tessera.core.holders import GrantState, Holder, HolderKind, owner_of
@@ -289,7 +289,7 @@ class GangHolds:
             domains=self._labels.domains(gang.group.topology),
         )
 
-    def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
+    def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placed | None:
         """A placement on the node of a hold, if it is one of these nodes; the hold is free for the member from now on.
 
         The node may have changed since it was planned, so the plain rule decides again. A hold that does not fit any
@@ -297,10 +297,11 @@ class GangHolds:
         """
         while (hold := self._find(gang, request, named)) is not None:
             self._ledger.release(hold.uid)
-            placement = self._ledger.fit(request, hold.node)
-            if isinstance(placement, Placement):
-                self._hand_over(gang, request, hold)
-                return placement
+            for asked in card_choices(request):
+                placement = self._ledger.fit(asked, hold.node)
+                if isinstance(placement, Placement):
+                    self._hand_over(gang, request, hold)
+                    return Placed(asked, placement)
             self.accounts.close(hold.uid)
         return None
 
@@ -325,7 +326,7 @@ class GangHolds:
 
     def exchange(
         self, gang: Gang, request: PodRequest, named: CandidateNames, *, at_any_cost: bool = False
-    ) -> Placement | None:
+    ) -> Placed | None:
         """A place on one of these nodes instead of a hold on another one; None if that is not possible.
 
         Holds of other members on it make way if there is room for them elsewhere, or `at_any_cost`. `settle` follows
@@ -340,13 +341,13 @@ class GangHolds:
         answer = self._selector.select(request, named)
         if isinstance(answer, Selected):
             self._hand_over(gang, request, own)
-            return answer.placement
+            return Placed(request, answer.placement)
         nodes = sorted({hold.node for hold in self.of(gang)})
         for node in [name for name in nodes if name in named][:MAX_EXCHANGED]:
             placement = self._displace(gang, request, node, at_any_cost=at_any_cost)
             if placement is not None:
                 self._hand_over(gang, request, own)
-                return placement
+                return Placed(request, placement)
         if own is not None:
             self.put_again(gang, own)
         return None

@@ -27,7 +27,6 @@ import structlog
 
 from tessera.core.gang_trial import Placed
 from tessera.core.gangs import GangMisfit, GangPlan
-from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.selection import CandidateNames, Unfinished
 from tessera.core.steps import finish
@@ -233,7 +232,7 @@ class GangLifecycle:
         gang.wait.tried, gang.wait.plan_at = None, self._cycles.clock.monotonic() + PAUSE_S
         asyncio.get_running_loop().call_later(PAUSE_S, self._cycles.unschedulable.on_room)
 
-    def place(self, gang: Gang, plan: Plan, member: Member, named: CandidateNames) -> Placement | Misfit | Alone:
+    def place(self, gang: Gang, plan: Plan, member: Member, named: CandidateNames) -> Placed | Misfit | Alone:
         """The member's hold of the plan, on a node that kube-scheduler allows for it."""
         request = member.request
         placement = self._holds.take(gang, request, named)
