@@ -40,7 +40,7 @@ class Planned:
     def take(self, name: str, *allowed: str) -> str | None:
         """The node of the hold that the member gets."""
         found = self.keeper.take(self.gang, self.request(name), self.candidates(allowed))
-        return None if found is None else found.node
+        return None if found is None else found.placement.node
 
     @property
     def holds(self) -> dict[str, str]:

@@ -12,7 +12,8 @@ from tessera.core.holders import HolderKind
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.features.gangs.gang import GangState
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
-from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node, pod
+from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
+from tests.support.builders import pod as pod_builder
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
 from tests.support.features import gangs_of
@@ -328,10 +329,12 @@ async def test_what_an_earlier_plan_was_not_allowed_makes_no_later_one_impossibl
 @in_fake_time
 async def test_a_member_gets_the_place_that_was_found_by_preferring_other_cards() -> None:
     """Spread over both cards, the small container takes the place of the large one; packed, both fit."""
-    large, small = {"memory": 81920, "slots": 1}, {"memory": 30000, "slots": 1}
-    nodes = [node(name).gpu(f"{name}-0", **large).gpu(f"{name}-1", **small) for name in ("n1", "n2")]
+    nodes = [
+        node(name).gpu(f"{name}-0", memory=81920, slots=1).gpu(f"{name}-1", memory=30000, slots=1)
+        for name in ("n1", "n2")
+    ]
     world = World(*map(serving_downward_api, nodes))
-    asking = using_downward_api(pod().container(gpu=1, mem=20000).container(gpu=1, mem=60000))
+    asking = using_downward_api(pod_builder().container(gpu=1, mem=20000).container(gpu=1, mem=60000))
     pods = [asking.called(f"g-{i}").in_gang("g", 2) for i in range(2)]
     world.create(*pods)
     alone = using_downward_api(asking.called("alone"))
