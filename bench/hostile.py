@@ -225,7 +225,7 @@ class Bench:
         if gang.is_many:
             for asked in members[1:ASKED]:
                 self.filter(asked, keep=True)
-            for work in (*(self.engine.feature(Gangs).coordinator.tick_in_slices, self._retry) * ROUNDS, self._look_up):
+            for work in (*(self.engine.feature(Gangs).tick_in_slices, self._retry) * ROUNDS, self._look_up):
                 more = Stretches(_nothing(work()))
                 asyncio.run(more.run())
                 steps.longest, steps.count = max(steps.longest, more.longest), steps.count + more.count
@@ -237,13 +237,13 @@ class Bench:
 
     async def _retry(self) -> None:
         """A round of wake-ups."""
-        async for _ in self.engine.feature(Gangs).coordinator.retry():
+        async for _ in self.engine.feature(Gangs).wake():
             pass
 
     async def _look_up(self) -> None:
         """What of a second of look-ups is not waiting for the API."""
         for _ in range(10):
-            self.engine.feature(Gangs).coordinator.registry.sizes.next(monotonic())
+            self.engine.feature(Gangs).registry.sizes.next(monotonic())
 
     def _show(self, asked: Json) -> float:
         shown = msgspec.convert(asked, Pod)

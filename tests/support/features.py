@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tessera.core.steps import finish
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.feature import Claims
-from tessera.scheduler.features.gangs.coordinator import GangCoordinator
 from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.preemptor import GangPreemptor
 from tessera.scheduler.features.preemption.feature import PodPreemption
@@ -15,8 +15,13 @@ def claims_of(engine: Engine) -> Claims:
     return engine.feature(Claims)
 
 
-def gangs_of(engine: Engine) -> GangCoordinator:
-    return engine.feature(Gangs).coordinator
+def gangs_of(engine: Engine) -> Gangs:
+    return engine.feature(Gangs)
+
+
+def tick_gangs(engine: Engine) -> None:
+    """What a tick does to gangs, at once."""
+    finish(engine.feature(Gangs)._tick())
 
 
 def gang_preemptor_of(engine: Engine) -> GangPreemptor:

@@ -169,7 +169,7 @@ class EngineView:
 
     def counts(self) -> EngineCounts:
         engine = self._engine
-        cycles, gangs, claims = engine.cycles, self._gangs.coordinator, self._claims
+        cycles, gangs, claims = engine.cycles, self._gangs, self._claims
         return EngineCounts(
             handovers=engine.queue.active,
             awaiting_turn=engine.queue.waiting,
@@ -297,9 +297,9 @@ class EngineView:
                 moment = gang.plan.until
             case GangState.NOMINATED if gang.preemption.nomination is not None:
                 moment = gang.preemption.nomination.deadline
-            case GangState.COMPLETING if self._gangs.coordinator.holds.count(gang):
+            case GangState.COMPLETING if self._gangs.holds.count(gang):
                 moment = gang.holds_end
-            case GangState.WAITING if self._gangs.coordinator.holds.count(gang):
+            case GangState.WAITING if self._gangs.holds.count(gang):
                 moment = self._gangs.turns.ends_of(gang)
         return self._wall_time(moment)
 

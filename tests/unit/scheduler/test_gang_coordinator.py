@@ -16,7 +16,7 @@ from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.builders import pod as pod_builder
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.features import gangs_of
+from tests.support.features import gangs_of, tick_gangs
 from tests.support.stepwise_scheduler import (
     World,
     assert_cycles_match,
@@ -70,7 +70,7 @@ async def bind_all(world: World, pods: Sequence[PodBuilder]) -> list[str]:
 
 async def woken(world: World) -> list[str]:
     """Names of the members that are woken now."""
-    return [member.name async for members in gangs_of(world.engine).retry() for member in members]
+    return [member.name async for members in gangs_of(world.engine).wake() for member in members]
 
 
 # -- all or nothing
@@ -467,7 +467,7 @@ async def test_a_process_that_ended_while_it_wrote_leaves_a_gang_that_the_next_o
     await bind_all(world, pods)
     assert sorted(map(bool, nodes_of(world, pods))) == [False, False, True, True]
     world.restart()
-    gangs_of(world.engine).recover(lambda work: work.close())
+    gangs_of(world.engine).recover()
     assert (state(world), held(world)) == (GangState.COMPLETING, 2)
     thief = using_downward_api(gpu_pod("thief"))
     world.create(thief)
@@ -485,7 +485,7 @@ async def test_the_rest_of_a_gang_that_is_bound_in_part_gets_what_there_is_and_o
     pods, other = gang(4), gang(1, name="other")
     world.create(pods[0].on("n1", "n1-0,NVIDIA,81920,0:;"), *pods[1:], *other)
     world.restart()
-    gangs_of(world.engine).recover(lambda work: work.close())
+    gangs_of(world.engine).recover()
     assert (state(world), state(world, "other")) == (GangState.COMPLETING, GangState.WAITING)
     assert held(world) == 2
 
@@ -527,7 +527,7 @@ async def test_what_is_held_for_the_rest_of_a_gang_is_free_again_after_a_while()
     world.api.script("bind", Step(), Step(), *[Step(refused(500))] * 8)
     await bind_all(world, pods)
     world.restart()
-    gangs_of(world.engine).recover(lambda work: work.close())
+    gangs_of(world.engine).recover()
     await asyncio.sleep(301)
     world.engine.cycles.tick()
     assert held(world) == 0
@@ -640,7 +640,7 @@ async def test_a_starving_gang_gets_what_becomes_free_for_a_bounded_time() -> No
     assert await woken(world) == []
     assert held(world) == 2
     await asyncio.sleep(601)
-    gangs_of(world.engine).tick()
+    tick_gangs(world.engine)
     assert held(world) == 0
     assert world.filtered(using_downward_api(gpu_pod("thief")))["NodeNames"] is not None
 

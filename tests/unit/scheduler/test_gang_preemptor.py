@@ -22,7 +22,7 @@ from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, refused
-from tests.support.features import gang_preemptor_of, gangs_of
+from tests.support.features import gang_preemptor_of, gangs_of, tick_gangs
 from tests.support.stepwise_scheduler import assert_cycles_match, uid
 from tests.unit.scheduler.test_gang_coordinator import bind_all, woken
 from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low
@@ -380,7 +380,7 @@ async def test_a_search_in_vain_is_not_repeated_while_nothing_changes(searches: 
     await cluster.runs(low("a"), high("b"))
     await cluster.preempts_for(gang(2))
     for _ in range(3):
-        gangs_of(cluster.engine).tick()
+        tick_gangs(cluster.engine)
         await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
     await cluster.preempts_for(gang(2))
     assert (len(searches), cluster.evictions) == (1, [])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tessera.core.quota import QuotaFacts
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
-from tests.support.features import gangs_of
+from tests.support.features import gangs_of, tick_gangs
 from tests.support.stepwise_scheduler import World, using_downward_api
 from tests.unit.scheduler.test_gang_coordinator import STARVING, bind_all, gang, held, machine, reason, woken
 
@@ -139,7 +139,7 @@ async def test_namespaces_take_turns() -> None:
         had.append(favoured.name)
         while gangs_of(world.engine).turns.favoured is favoured:
             await asyncio.sleep(15)
-            gangs_of(world.engine).tick()
+            tick_gangs(world.engine)
         assert held(world) == 0
     assert had == ["default/a", "late/g", "default/b"]
 
@@ -151,7 +151,7 @@ async def test_a_gang_waits_since_it_began_to_whatever_turns_it_had() -> None:
     assert waiting is not None
     before = waiting.wait.since
     await asyncio.sleep(TURN)
-    gangs_of(world.engine).tick()
+    tick_gangs(world.engine)
     assert (waiting.wait.since, held(world)) == (before, 0)
 
 
@@ -161,7 +161,7 @@ async def test_a_turn_ends_when_the_account_of_the_namespace_does_not_pay_for_it
     began = asyncio.get_running_loop().time()
     while held(world):
         await asyncio.sleep(15)
-        gangs_of(world.engine).tick()
+        tick_gangs(world.engine)
     # 4 cards of the cluster for 300 s, and 10 % of them refilled; 3 are held.
     assert 360 <= asyncio.get_running_loop().time() - began <= 450
     assert world.chosen(single()) == "n1"

@@ -383,7 +383,7 @@ async def test_what_pods_leave_is_held_for_the_gang_that_waits_until_all_of_them
     assert set(world.filtered(other)["FailedNodes"]) == set(names), "the place that is free already is still held"
     world.api.delete_pod("default/old-n2")
     world.watch()
-    [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).retry()]
+    [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).wake()]
     assert woken == ["m0", "m1"]
     assert {world.chosen(member) for member in members} == set(names)
     assert not world.ledger.holds.has_moves
@@ -406,7 +406,7 @@ async def hold_for_members(moves: Moves, members: list[PodBuilder]) -> list[Hold
         await moves.world.api.annotate_node(name, {keys.MOVE_PREFIX + hold.pod: encode_move_hold(hold)})
         moves.holds.put_node(moves.world.api.nodes[name])
         await moves.settle()
-        assert [pods async for pods in gangs_of(moves.world.engine).retry()] == [], "nothing is taken yet"
+        assert [pods async for pods in gangs_of(moves.world.engine).wake()] == [], "nothing is taken yet"
     nodes = moves.world.api.nodes
     return [decode_move_hold(nodes[n].annotations[keys.MOVE_PREFIX + h.pod]).state for n, h in asked.items()]
 
@@ -421,7 +421,7 @@ async def test_a_place_of_a_gang_that_needs_no_move_is_held_until_all_others_are
     assert all(set(world.filtered(member)["FailedNodes"]) == {"n1", "n2"} for member in members)
     world.api.delete_pod("default/old")
     world.watch()
-    [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).retry()]
+    [woken] = [[pod.name for pod in pods] async for pods in gangs_of(world.engine).wake()]
     assert woken == ["m0", "m1"]
     assert {world.chosen(member) for member in members} == {"n1", "n2"}
     assert not world.ledger.holds.has_moves

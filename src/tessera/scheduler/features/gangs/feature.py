@@ -1,6 +1,12 @@
 """Gangs: the members of a group of pods are placed and bound together, or none is.
 
-`coordinator` decides about them, `preemptor` lets other pods make way for them.
+    filter of a member   the gang is planned whole, once (`lifecycle`); each member gets a hold of the plan, or one
+                         common reason
+    bind of a member     waits until every required member has come, then all are written together (`lifecycle`)
+    over time            a plan without progress is given up, and tried again (`lifecycle`); a starving gang gets its
+                         turn (`turns`); one that may preempt is nominated for places of victims (`nominations`)
+
+`gang` draws the states.
 """
 
 from __future__ import annotations
@@ -8,72 +14,156 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import structlog
 
+from tessera.core.gang_trial import Placed
 from tessera.core.grants import Placement
+from tessera.core.holders import Holder, HolderKind, owner_of
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused
+from tessera.core.selection import CandidateNames, Refused
 from tessera.kube.errors import KubeError
 from tessera.scheduler.features.gangs.accounts import HoldAccounts
-from tessera.scheduler.features.gangs.coordinator import GangCoordinator
-from tessera.scheduler.features.gangs.gang import Alone, GangState
-from tessera.scheduler.features.gangs.holds import GangHolds, NodeLabels
+from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState
+from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds, NodeLabels
+from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit, shared_claim_text
+from tessera.scheduler.features.gangs.nominations import GangNominations
 from tessera.scheduler.features.gangs.preemptor import GangPreemptor
-from tessera.scheduler.features.gangs.registry import EACH_S, WantedGroup
-from tessera.scheduler.features.gangs.turns import HeldNodes
+from tessera.scheduler.features.gangs.registry import EACH_S, GangRegistry, WantedGroup
+from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns, HeldNodes
 from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, Work
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.pod_cycle import PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.wire.objects import Node, Pod
-from tessera.wire.pod_groups import read_pod_group
+from tessera.scheduler.preemption_loop import finish_in_slices
+from tessera.vendors.drafts import BadPod
+from tessera.vendors.pod_reader import ENDED
+from tessera.wire.objects import Node, Pod, Workload
+from tessera.wire.pod_groups import BadPodGroup, PodGroup, read_pod_group
 
 log = structlog.get_logger(__name__)
 
 KEPT_REFUSALS = 32
 """a backlog is refused with the same few again and again"""
+WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.PLANNED
+SUCCEEDED = "Succeeded"
+FEW_SHAPES = 2
+"""of members, up to which a small gang is planned at once: such as a leader and its workers"""
+PLANNED_AT_ONCE = 64
+"""gangs that are planned before single pods are woken again"""
+SEEN_AT_ONCE = 256
+"""gangs, or pods, that are looked at between two pauses"""
+SLICE_S = 0.005
+UNSEEN_TICKS = 2
+"""ticks, 15 s apart, that a member may be known from filter alone"""
+
+
+@dataclass(slots=True)
+class _Round:
+    """One look at each gang."""
+
+    gangs: deque[Gang]
+    """that are still to be looked at"""
+    began: Hashable
+    """the version of the ledger then"""
+    unjudged: list[Gang] = field(default_factory=list)
+    starving: list[Gang] = field(default_factory=list)
 
 
 class Gangs(Feature):
-    """All gangs."""
+    """All gangs of the cluster."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
-        settings, ledger = pipeline.settings, pipeline.cycles.ledger
+        settings, cycles, observer = pipeline.settings, pipeline.cycles, pipeline.observer
+        self._cycles = cycles
         self.labels = NodeLabels()
         accounts = HoldAccounts(
-            pipeline.clock.monotonic, lambda: ledger.card_count, share=settings.gang_hold_percent / 100
+            pipeline.clock.monotonic, lambda: cycles.ledger.card_count, share=settings.gang_hold_percent / 100
         )
-        self.coordinator = GangCoordinator(
-            GangHolds(pipeline.selector, pipeline.cycles, self.labels, accounts),
-            pipeline.cycles,
-            pipeline.request_reader,
-            book=pipeline.evictor.book,
+        self.registry = registry = GangRegistry()
+        self.holds = holds = GangHolds(pipeline.selector, cycles, self.labels, accounts)
+        self.outlook = outlook = GangOutlook(cycles)
+        self.turns = turns = GangTurns(holds, cycles, outlook, settings)
+        self.lifecycle = lifecycle = GangLifecycle(
+            registry, holds, cycles, turns, outlook, settings=settings, observer=observer
+        )
+        self.nominations = GangNominations(
+            holds,
+            cycles,
+            pipeline.evictor.book,
             nominated_nodes=pipeline.nominated_nodes,
-            settings=settings,
-            observer=pipeline.observer,
+            lifecycle=lifecycle,
+            observer=observer,
         )
-        self.registry = self.coordinator.registry
-        self.turns = self.coordinator.turns
         self.preemptor = GangPreemptor(
-            self.coordinator,
-            pipeline.preemption,
-            pipeline.evictor,
+            registry,
+            holds,
+            self.nominations,
+            cycles,
+            preemption=pipeline.preemption,
+            evictor=pipeline.evictor,
             settings=settings,
             is_ready=pipeline.may_preempt,
         )
+        self.recovering = ""
+        """why nothing is decided; empty if it is"""
+        self._round = _Round(deque(), None)
+        self._is_ticking = False
         self._held_refusals = IdentityCache(_refuse_for_turn, most=KEPT_REFUSALS)
+        cycles.on_overdue[HolderKind.GANG] = self._end_overdue
+
+    def count(self, *states: GangState) -> int:
+        return sum(1 for gang in self.registry if gang.state in states)
 
     # -- what the API shows
 
     def on_pod(self, pod: Pod) -> None:
-        self.coordinator.observe(pod)
+        uid, phase = pod.metadata.uid, pod.status.phase
+        group = read_pod_group(pod)
+        has_failed = phase in ENDED and phase != SUCCEEDED
+        # A member that is leaving does not count, or the pod that replaces it would be bound beside it, alone.
+        is_over = has_failed or bool(pod.metadata.deletion_timestamp)
+        is_bound = bool(pod.spec.node_name)
+        prepared = None
+        if isinstance(group, PodGroup) and not is_over:
+            # Of a pod that is bound, claims say nothing any more: they may be gone.
+            prepared = self._pipeline.request_reader.read(pod, with_claims=not is_bound)
+        if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
+            self.on_pod_gone(uid)
+            return
+        gang, member = self._join(group, prepared)
+        is_new = self.registry.note_shown(uid, member)
+        has_devices = prepared.needs_placement or (is_bound and bool(pod.spec.resource_claims))
+        if phase == SUCCEEDED or not has_devices:
+            state = MemberState.DONE
+        elif is_bound:
+            state = MemberState.BOUND
+        else:
+            state = MemberState.GATED if pod.spec.scheduling_gates else MemberState.PENDING
+        gang.members.set_state(member, state)
+        if gang.state is PLANNED and is_new:
+            self.lifecycle.extend_plan(gang)
+        self._look_again(gang)
 
     def on_pod_gone(self, uid: str) -> None:
-        self.coordinator.forget(uid)
+        """The pod is gone, has failed, or belongs to no gang any more."""
+        self.lifecycle.leave_bind(uid)
+        gang = self.registry.leave(uid)
+        if gang is None:
+            return
+        if gang.plan is not None:
+            gang.plan.end_bind(uid, "the pod is gone")
+        self.holds.accounts.close(uid)
+        self._look_again(gang)
+        if not gang.members:
+            self.holds.release(gang)
+            self.turns.end(gang)
 
     def on_node(self, node: Node) -> None:
         self.labels.put(node)
@@ -82,7 +172,7 @@ class Gangs(Feature):
         self.labels.drop(name)
 
     def forget_vendors(self) -> None:
-        self.coordinator.outlook.forget()
+        self.outlook.forget()
 
     # -- filter
 
@@ -92,16 +182,97 @@ class Gangs(Feature):
         return is_member or self.turns.favoured is not None
 
     def takes_time(self, attempt: Attempt) -> bool:
-        return self.coordinator.takes_time(attempt.pod)
+        """Whether a gang is to be planned in slices."""
+        pod = attempt.pod
+        overtaken = self._overtaken(pod.metadata.uid)
+        if overtaken is not None and self._is_sliced(overtaken.group, overtaken):
+            return True
+        group = read_pod_group(pod)
+        if not isinstance(group, PodGroup):
+            return False
+        gang = self.registry.get(pod.metadata.namespace, group.name)
+        if gang is not None:
+            self.lifecycle.end_if_overdue(gang)
+        if gang is not None and gang.state is not WAITING:
+            return False
+        return self._is_sliced(group if gang is None else gang.group, gang)
 
     async def prepare(self, attempt: Attempt) -> bool:
-        return await self.coordinator.prepare(attempt.pod, attempt.prepared, attempt.candidates)
+        """Plan the gang whose turn it is, and that of the pod which kube-scheduler asks for, between other work."""
+        pod, request = attempt.pod, attempt.request
+        was_shown, overtaken = self._is_shown(request.uid), self._overtaken(request.uid)
+        if overtaken is not None:
+            await self.lifecycle.plan_in_slices(overtaken, None)
+        group = read_pod_group(pod)
+        if isinstance(group, PodGroup) and (self._is_shown(request.uid) or not was_shown):
+            gang, member = self._meet(group, attempt.prepared)
+            if gang.state is WAITING and not self.registry.difference(gang, group):
+                member.candidates = attempt.candidates.resolve()
+                if not self._follow_moves(gang, pod.workload):
+                    await self.lifecycle.plan_in_slices(gang, member)
+        return self._is_shown(request.uid) or not was_shown
 
     def place(self, attempt: Attempt) -> Place | Refusal | None:
-        answer = self.coordinator.decide(attempt.pod, attempt.prepared, attempt.candidates)
+        answer = self._decide(attempt)
         if isinstance(answer, Misfit):
-            return Refusal(answer, *self.coordinator.note_refusal(attempt.request.uid, answer.text))
+            return Refusal(answer, *self._note_refusal(attempt.request.uid, answer.text))
         return None if isinstance(answer, Alone) else Place(*answer)
+
+    def _decide(self, attempt: Attempt) -> Placed | Misfit | Alone:
+        """A member's place, or why it has none. `holds.settle` follows once the member has the place."""
+        pod, request = attempt.pod, attempt.request
+        overtaken = self._overtaken(request.uid)
+        if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
+            self.lifecycle.plan(overtaken, None)
+        group = read_pod_group(pod)
+        if group is None:
+            self.on_pod_gone(request.uid)
+            return Alone.NO_MEMBER
+        if isinstance(group, BadPodGroup):
+            return gang_misfit(group.text)
+        gang, member = self._meet(group, attempt.prepared)
+        answer = self._decide_member(gang, group, member, pod, attempt.candidates)
+        if isinstance(answer, Misfit):
+            member.is_refused = True
+            if gang.is_short:
+                self.registry.note_short(gang)
+        return answer
+
+    def _decide_member(
+        self, gang: Gang, group: PodGroup, member: Member, pod: Pod, named: CandidateNames
+    ) -> Placed | Misfit | Alone:
+        if gang.state is PLANNED and member.shared_claim:
+            self.lifecycle.give_up(gang, shared_claim_text(member.shared_claim))
+        if gang.state in (WAITING, NOMINATED):
+            member.candidates = named.resolve()
+        difference = self.registry.difference(gang, group)
+        if difference:
+            return gang_misfit(f"gang {gang.name}: {difference}")
+        if gang.state is NOMINATED and gang.wait.misfit is not None:
+            return gang.wait.misfit
+        if gang.state is WAITING and not self._follow_moves(gang, pod.workload):
+            problem = self.lifecycle.plan(gang, member)
+            if problem is not None:
+                return problem
+        if gang.state is PLANNED and gang.plan is not None:
+            if not self._is_first_try(pod, member, named):
+                return self.lifecycle.place(gang, gang.plan, member, named)
+            placement = self.holds.take(gang, member.request, named)
+            return placement or gang_misfit(f"gang {gang.name}: another node is planned for this pod")
+        if not self.holds.count(gang):
+            return Alone.BOUND
+        placement = self.holds.take(gang, member.request, named)
+        return placement or self.holds.exchange(gang, member.request, named, at_any_cost=True) or Alone.BOUND
+
+    def _note_refusal(self, uid: str, text: str) -> tuple[bool, int]:
+        """Whether the member is refused with this text for the first time, and how often it was refused in all."""
+        gang = self.registry.of(uid)
+        if gang is None:
+            return True, 1
+        member = gang.members[uid]
+        is_first, member.text = member.text != text, text
+        member.refusals += 1
+        return is_first, member.refusals
 
     def post_filter(self, request: PodRequest, candidates: Named) -> bool:
         return self.turns.favoured is not None and self.turns.makes_way_for(request, candidates)
@@ -114,21 +285,21 @@ class Gangs(Feature):
         return refused if held is None else self._held_refusals.of(refused, held)
 
     def reserve(self, prepared: PreparedRequest) -> None:
-        self.coordinator.holds.settle()
+        self.holds.settle()
 
     def unreserve(self, request: PodRequest, placement: Placement | None) -> None:
-        self.coordinator.holds.put_back(request, placement, self.registry.of(request.uid))
+        self.holds.put_back(request, placement, self.registry.of(request.uid))
 
     # -- bind
 
     async def permit(self, uid: str) -> str:
-        return await self.coordinator.lifecycle.enter_bind(uid)
+        return await self.lifecycle.enter_bind(uid)
 
     async def before_binding(self, cycle: PodCycle) -> str:
-        return await self.coordinator.lifecycle.await_claims(cycle.uid)
+        return await self.lifecycle.await_claims(cycle.uid)
 
     def post_bind(self, cycle: PodCycle, error: str) -> None:
-        self.coordinator.lifecycle.leave_bind(cycle.uid)
+        self.lifecycle.leave_bind(cycle.uid)
 
     # -- preemption
 
@@ -138,36 +309,178 @@ class Gangs(Feature):
         gang = self.registry.of(request.uid)
         if gang is None or gang.state is GangState.WHOLE:
             return None
-        return frozenset(hold.node for hold in self.coordinator.holds.alike(gang, request))
+        return frozenset(hold.node for hold in self.holds.alike(gang, request))
 
     def make_way(self, uid: str) -> None:
-        self.coordinator.make_way(uid)
+        """What the gang of the pod holds in its turn must not be in the way of what is held for the pod itself."""
+        gang = self.registry.of(uid)
+        if gang is not None and gang.state is WAITING:
+            self.holds.release(gang)
 
     def is_nominated(self, uid: str) -> bool:
-        return self.coordinator.is_nominated(uid)
+        gang = self.registry.of(uid)
+        return gang is not None and gang.state is NOMINATED
 
     # -- over time
 
     def missing(self) -> str:
-        return self.coordinator.recovering
+        return self.recovering
 
     def recover(self) -> None:
-        self.coordinator.recover(self._pipeline.spawn)
+        """Make holds for the rest of the gangs that are bound in part. Comes before any other decision, so `recovering`
+        says why none is made where that takes several slices."""
+        if self.recovering:
+            return
+        steps = self._recover()
+        for _ in steps:
+            self.recovering = "places are being held for gangs that are bound in part"
+            self._pipeline.spawn(self._finish_recovery(steps))
+            return
+
+    def _recover(self) -> Iterator[None]:
+        for gang in sorted(self.registry, key=lambda gang: gang.name):
+            if self.lifecycle.needs_holds(gang):
+                yield from self.lifecycle.complete(gang)
+
+    async def _finish_recovery(self, steps: Iterator[None]) -> None:
+        try:
+            await asyncio.sleep(0)
+            for _ in steps:
+                await asyncio.sleep(0)
+        finally:
+            self.recovering = ""
+            self._cycles.unschedulable.on_room()
+
+    def end_term(self) -> None:
+        """This replica stops deciding: nothing is held any more."""
+        self.turns.end()
+        for gang in self.registry:
+            if gang.state is PLANNED:
+                self.lifecycle.give_up(gang, "this replica stopped deciding", pause=False)
+            self.nominations.renounce(gang, "this replica stopped deciding")
+            self.holds.give_up(gang)
 
     def tick(self) -> None:
-        self._pipeline.spawn(self.coordinator.tick_in_slices())
+        self._pipeline.spawn(self.tick_in_slices())
 
-    def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
-        return self.coordinator.retry()
+    async def tick_in_slices(self) -> None:
+        """Between other work: there may be any number of gangs."""
+        if not self._is_ticking:
+            self._is_ticking = True
+            try:
+                await finish_in_slices(self._tick(), seconds=SLICE_S)
+            finally:
+                self._is_ticking = False
+
+    def _tick(self) -> Generator[None, None, None]:
+        for uid, member in self.registry.unshown():
+            member.unseen_ticks += 1
+            if member.unseen_ticks > UNSEEN_TICKS:
+                self.on_pod_gone(uid)
+            yield
+        self.turns.end_overdue()
+        overdrawn, holding, is_waiting = self.holds.accounts.overdrawn(), list[Gang](), False
+        for gang in self.registry:
+            self._look_again(gang)
+            self.lifecycle.end_if_overdue(gang)
+            if gang.preemption.nomination is not None:
+                self.holds.pay_for_nominations(gang)
+            if gang.is_short:
+                # Other pods may have become victims since.
+                self.registry.note_short(gang)
+            is_waiting = is_waiting or gang.state is WAITING
+            if overdrawn and gang.namespace in overdrawn and self.holds.is_holding(gang):
+                holding.append(gang)
+            yield
+        for gang in sorted(holding, key=lambda gang: gang.wait.since):
+            if not self.holds.accounts.pays_for(gang.namespace):
+                self.lifecycle.end_unpaid(gang)
+                self.nominations.renounce(gang, "its namespace has held too much for too long without being bound")
+        self.outlook.end_if_idle()
+        if is_waiting:
+            # A pause may be over, a gang may be starving by now.
+            self._cycles.unschedulable.on_room()
+
+    async def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
+        """Plan the gangs that wait, the longest first; the members to be woken, gang by gang. If there are many, the
+        others follow in the next round: single pods are woken in between."""
+        rest, is_new = self._round, not self._round.gangs
+        if is_new:
+            rest = self._round = _Round(deque(self.registry), self._cycles.ledger.version)
+        planned = seen = 0
+        while rest.gangs and planned < PLANNED_AT_ONCE:
+            gang, seen = rest.gangs.popleft(), seen + 1
+            if seen % SEEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if not self._is_known(gang):
+                continue
+            if gang.preemption.nomination is not None:
+                self.holds.pay_for_nominations(gang)
+            if gang.state is NOMINATED or gang.members.asleep:
+                planned += 1
+                if woken := await self._retry(gang):
+                    yield woken
+            if self.outlook.is_wanted(gang):
+                rest.unjudged.append(gang)
+            if self.turns.is_starving(gang):
+                rest.starving.append(gang)
+        if not rest.gangs:
+            self._round = _Round(deque(), None)
+            await self.outlook.judge(list(filter(self._is_known, rest.unjudged)))
+            favoured = self.turns.give(list(filter(self._is_known, rest.starving)))
+            if favoured is not None and (woken := await self._retry(favoured)):
+                yield woken
+        if woken := self._above_the_turn():
+            yield woken
+        if rest.gangs or (not is_new and rest.began != self._cycles.ledger.version):
+            self._cycles.unschedulable.on_room()
+
+    def _is_known(self, gang: Gang) -> bool:
+        return bool(gang.members) and self.registry.get(gang.namespace, gang.group.name) is gang
+
+    async def _retry(self, gang: Gang) -> list[PodRequest]:
+        """Plan a gang that waits; the members to be woken."""
+        if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
+            self.lifecycle.begin_plan(gang)
+        asleep = gang.members.asleep
+        if not asleep or gang.state is NOMINATED:
+            return []
+        if gang.state is WAITING:
+            if gang.wait.is_unfinished:
+                await self.holds.prepare(gang)
+            self.lifecycle.end_if_overdue(gang)
+            is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
+            problem = None if is_planned else await self.lifecycle.plan_in_slices(gang, None)
+            if problem is not None and gang.is_short:
+                self.registry.note_short(gang)
+            await asyncio.sleep(0)
+            if problem is not None:
+                return []
+        for member in asleep:
+            member.is_refused = False
+        return [member.request for member in asleep]
+
+    def _above_the_turn(self) -> list[PodRequest]:
+        """Pods of higher priority that fit if what is held in a turn makes way."""
+        found: list[PodRequest] = []
+        if self.turns.favoured is None:
+            return found
+        for pod in islice(self._cycles.unschedulable, SEEN_AT_ONCE):
+            if not pod.is_woken and self.turns.would_place(pod.request, pod.candidates):
+                pod.is_woken = True
+                found.append(pod.request)
+        return found
 
     def on_wake_failed(self, uid: str) -> None:
-        self.coordinator.on_wake_failed(uid)
+        """The patch failed: the next change tries again."""
+        gang = self.registry.of(uid)
+        if gang is not None:
+            gang.members[uid].is_refused = True
+        else:
+            self._cycles.unschedulable.on_wake_failed(uid)
 
     def work(self) -> Sequence[Work]:
         return self.preemptor.run, self._look_up_groups
-
-    def end_term(self) -> None:
-        self.coordinator.end_term()
 
     async def _look_up_groups(self) -> None:
         """For ever: read the sizes of gangs that are in an object, at a bounded rate. No wake-up waits for that."""
@@ -195,6 +508,73 @@ class Gangs(Feature):
         if found.minimum is not None:
             self.registry.set_minimum(namespace, group.name, found.minimum)
             self._pipeline.cycles.unschedulable.on_room()
+
+    # -- inside
+
+    def _is_sliced(self, group: PodGroup, gang: Gang | None) -> bool:
+        """Whether a gang is planned between other work: it is large, or each member may take as long as a pod."""
+        if group.size > MEMBERS_AT_ONCE or group.topology or self.lifecycle.is_busy:
+            return True
+        return gang is not None and len({member.request.shape for member in gang.members.values()}) > FEW_SHAPES
+
+    def _is_first_try(self, pod: Pod, member: Member, named: CandidateNames) -> bool:
+        """Whether kube-scheduler asks for the nominated node alone. If that is refused, it asks for all nodes at once,
+        so no plan is changed for it."""
+        node, was_tried = pod.status.nominated_node_name, member.is_tried
+        member.is_tried = not was_tried and bool(node) and named.resolve().names == (node,)
+        return member.is_tried
+
+    def _is_shown(self, uid: str) -> bool:
+        """Whether the API shows the pod, not bound."""
+        cycle = self._cycles.get(uid)
+        return cycle is not None and cycle.is_shown
+
+    def _follow_moves(self, gang: Gang, workload: Workload) -> bool:
+        """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held."""
+        if not self._cycles.ledger.holds.has_moves or self.lifecycle.is_begun(gang):
+            return False
+        is_held = self.holds.hold_moved(gang, workload)
+        if is_held:
+            self.lifecycle.begin_plan(gang)
+        return is_held
+
+    def _look_again(self, gang: Gang) -> None:
+        """Bring the state to what the API shows."""
+        if gang.state is NOMINATED and (gang.members.count(MemberState.BOUND) or gang.present < gang.required):
+            self.nominations.renounce(gang, "its members are others now")
+        self.lifecycle.observe(gang)
+
+    def _end_overdue(self, holder: Holder) -> None:
+        """A nomination, or what is held for the rest of a gang that is bound in part."""
+        namespace, _, name = owner_of(holder.uid).partition("/")
+        gang = self.registry.get(namespace, name)
+        if gang is not None and gang.state is NOMINATED:
+            self.nominations.end_overdue(gang)
+        elif gang is not None:
+            self.holds.release(gang)
+
+    def _meet(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
+        """kube-scheduler asks for a member."""
+        request = prepared.request
+        gang, member = self._join(group, prepared)
+        member.request, member.is_refused = request, False
+        self._look_again(gang)
+        self.lifecycle.end_if_overdue(gang)
+        return gang, member
+
+    def _join(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
+        request = prepared.request
+        known = self.registry.of(request.uid)
+        if known is not None and (known.namespace, known.group.name) != (request.namespace, group.name):
+            self.on_pod_gone(request.uid)
+        return self.registry.join(group, prepared, now=self._cycles.clock.monotonic())
+
+    def _overtaken(self, uid: str) -> Gang | None:
+        """The gang whose turn it is, if kube-scheduler asks for another pod before it got what has become free."""
+        gang = self.turns.favoured
+        if gang is None or gang.state is not WAITING or uid in gang.members:
+            return None
+        return gang if self._cycles.unschedulable.room.is_set() else None
 
 
 def _refuse_for_turn(refused: Refused, held: HeldNodes) -> Refused:

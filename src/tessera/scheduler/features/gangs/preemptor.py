@@ -18,8 +18,10 @@ from tessera.core import gang_preemption
 from tessera.core.gang_preemption import GangVictims
 from tessera.core.preemption import Preemption
 from tessera.scheduler.evictor import Evictor
-from tessera.scheduler.features.gangs.coordinator import GangCoordinator
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState, MemberState
+from tessera.scheduler.features.gangs.holds import GangHolds
+from tessera.scheduler.features.gangs.nominations import GangNominations
+from tessera.scheduler.features.gangs.registry import GangRegistry
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.preemption_loop import (
     AGAIN_S,
@@ -40,16 +42,21 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
 
     def __init__(
         self,
-        gangs: GangCoordinator,
+        registry: GangRegistry,
+        holds: GangHolds,
+        nominations: GangNominations,
+        cycles: PodCycles,
+        *,
         preemption: Preemption,
         evictor: Evictor,
-        *,
         settings: Settings,
         is_ready: Callable[[], bool],
     ) -> None:
-        super().__init__(gangs.registry.short, gangs.cycles.clock, settings=settings, is_ready=is_ready)
-        self._gangs = gangs
-        self._cycles: PodCycles = gangs.cycles
+        super().__init__(registry.short, cycles.clock, settings=settings, is_ready=is_ready)
+        self._registry = registry
+        self._holds = holds
+        self._nominations = nominations
+        self._cycles = cycles
         self._preemption = preemption
         self._book = evictor.book
         self._evictor = evictor
@@ -59,7 +66,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
     def preemptors(self) -> list[Gang]:
         found = [
             (-priority, gang.wait.since, gang.name, gang)
-            for gang in self._gangs.registry
+            for gang in self._registry
             if gang.preemption.is_due and (priority := gang_priority(gang)) is not None
         ]
         return [gang for *_, gang in sorted(found, key=lambda item: item[:3])]
@@ -83,11 +90,11 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             priority = gang_priority(gang)
             if priority is None or not self._is_ready():
                 return None
-            accounts = self._gangs.holds.accounts
+            accounts = self._holds.accounts
             if not accounts.pays_for(gang.namespace):
                 gang.preemption.search_at = accounts.pays_again_at(gang.namespace, 0.0)
                 break
-            demand = self._gangs.holds.demand(gang, priority=priority)
+            demand = self._holds.demand(gang, priority=priority)
             self._book.forget_overdue()
             state = ledger.version, self._book.revision, demand
             if state == gang.preemption.searched:
@@ -100,7 +107,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             if found is None:
                 gang.preemption.searched = state
                 gang.preemption.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
-                self._gangs.nominations.report_none(gang, seconds)
+                self._nominations.report_none(gang, seconds)
                 return None
             if not found.victims and not found.leaving:
                 # It fits as it is. If its plan says otherwise, neither is made again at once.
@@ -109,7 +116,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
                 return None
             # The search may have paused, and nodes may have changed since.
             is_settled = not self._has_changed(found, position)
-            if is_settled and await self._gangs.nominations.nominate(
+            if is_settled and await self._nominations.nominate(
                 gang, found, priority=priority, seconds=self._settings.nomination_s, searched=seconds
             ):
                 self._before_evict()
@@ -142,11 +149,11 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             obstacle=lambda _: self._obstacle(gang, nomination),
         )
         if problem and gang.preemption.nomination is nomination:
-            self._gangs.nominations.renounce(gang, problem)
+            self._nominations.renounce(gang, problem)
         if problem:
             return False
         if gang.preemption.nomination is nomination:
-            self._gangs.nominations.show(gang)
+            self._nominations.show(gang)
         self._cycles.unschedulable.on_room()  # The victims may be gone already.
         return True
 
