@@ -16,6 +16,7 @@ TRUE = [
     f"{G}.model.lowerAscii() == 'nvidia h200' && {G}.model.upperAscii() == 'NVIDIA H200'",
     f"{G}.model.size() == 11 && size({G}.model) == 11",
     f"{G}.model.matches('^NVIDIA (H|B)[0-9]+$')",
+    f"{G}.model.matches(r'(?i)\\bh[[:digit:]]{{3}}\\b') && {G}.model.matches(r'^\\pL+ (?P<name>\\S{{2,9}}?)\\z')",
     f"{G}.model in ['NVIDIA A100', 'NVIDIA H200']",
     f"{G}.index == 1 && {G}.index >= 1 && {G}.index < 2 && {G}.index != 0",
     f"{G}.index * 3 + 4 - 1 == 6 && 7 / 2 == 3 && -7 / 2 == -3 && 7 % -2 == 1 && -7 % 2 == -1 && 0x10 == 16",

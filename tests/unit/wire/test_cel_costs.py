@@ -11,8 +11,17 @@ import pytest
 from tessera.core.devices import Attribute, Published
 from tessera.core.published_cards import CLUSTER_COST
 from tessera.wire.cel import AllOf, Selector, compile_selector
-from tessera.wire.cel.costs import MAX_COST, Meter, TooCostly
-from tessera.wire.cel.patterns import compile_pattern
+from tessera.wire.cel.costs import (
+    BAD_PATTERN,
+    MAX_COST,
+    PATTERN_CHARACTER,
+    PATTERN_STATE,
+    SEARCHED_STATES,
+    UNICODE_CLASS,
+    Meter,
+    TooCostly,
+)
+from tessera.wire.cel.patterns import BadPattern, check_pattern, matches
 from tessera.wire.cel.syntax import MAX_LENGTH, MAX_PARTS
 from tessera.wire.cel.values import MAX_TEXT, add, contains, equal, less
 
@@ -75,6 +84,11 @@ def cost(text: str) -> int:
     return answer.cost
 
 
+def refuse_pattern(pattern: str, meter: Meter) -> None:
+    with pytest.raises(BadPattern):
+        check_pattern(pattern, meter)
+
+
 MODELS, LONG = grown(f"[{G}.model]", 5), grown(f"{G}.model", 4)
 RANGES = "".join(f"{letter}-{letter}" for letter in "abcdefghijk")
 HOSTILE = {
@@ -86,9 +100,9 @@ HOSTILE = {
     "lists that are put together": f"cel.bind(x, {MODELS}, [{','.join('1' * 30)}].all(i, size(x + x + x) > 0))",
     "lowerAscii()": f"cel.bind(x, {grown(f'{G}.far', 3)}, [1, 2, 3, 4, 5, 6].all(i, x.lowerAscii() != ''))",
     "contains()": f"cel.bind(x, {LONG}, [1, 2, 3].all(i, !x.contains(x.lowerAscii())))",
-    "a pattern": f"cel.bind(x, {LONG}, x.matches('(a|N|V|I|D|A| |H|2|0)*x'))",
-    "a pattern with many ranges": f"{LONG}.matches('[{RANGES}]+')",
-    "computed patterns": f"[1, 2, 3].all(i, !{G}.model.matches({grown(f'{G}.uuid', 3)}))",
+    "a pattern": f"cel.bind(x, {LONG}, x.matches('(a|N|V|I|D|A| |H|2|0){{60}}x'))",
+    "a pattern with many ranges": f"{LONG}.matches('(?i)[{RANGES}]{{60}}')",
+    "computed patterns": f"[1, 2, 3, 4, 5, 6].all(i, !{G}.model.matches({grown(f'{G}.uuid', 3)}))",
     "failures": f"[{','.join('1' * 300)}].exists(x, {G}.nothing == x)",
     "quantities": f"[{','.join('1' * 300)}].exists(x, isQuantity({G}.model))",
     "loops in loops": f"[{','.join('1' * 99)}].all(x, [{','.join('1' * 99)}].all(y, x == y && {G}.model != ''))",
@@ -134,8 +148,11 @@ def test_what_is_larger_costs_more(small: str, large: str, more: int) -> None:
         (lambda meter: less(meter, "a" * MAX_TEXT, "a" * MAX_TEXT), MAX_TEXT // 128),
         (lambda meter: add(meter, (1,) * 2000, (1,) * 2000), 500),
         (lambda meter: add(meter, "a" * 2000, "a" * 2000), 30),
-        (lambda meter: compile_pattern("(a{9}){9}", meter), 81),
-        (lambda meter: compile_pattern("ab*c", Meter(MAX_COST)).is_in("ab" * 99, meter), 198),
+        (lambda meter: check_pattern("(a{9}){9}", meter), 81 * PATTERN_STATE),
+        (lambda meter: check_pattern("a" * 99, meter), 99 * PATTERN_CHARACTER),
+        (lambda meter: check_pattern(r"\pL\PN", meter), 2 * UNICODE_CLASS),
+        (lambda meter: refuse_pattern(".{1000}", meter), BAD_PATTERN),
+        (lambda meter: matches("ab" * 999, "ab*c", meter), 3 * 1998 // SEARCHED_STATES),
     ],
 )
 def test_no_operation_is_free(work: Callable[[Meter], object], least: int) -> None:

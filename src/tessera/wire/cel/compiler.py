@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tessera.wire.cel.costs import BIND, FAILURE, ITEM, MAX_FOLDED, PART, Meter, TooCostly
 from tessera.wire.cel.functions import FUNCTIONS, METHODS, Pure
-from tessera.wire.cel.patterns import BadPattern, compile_pattern
+from tessera.wire.cel.patterns import BadPattern, check_pattern, matches
 from tessera.wire.cel.syntax import (
     Bind,
     Call,
@@ -254,25 +254,23 @@ class _Compiler:
         return self._folded(lambda scope: apply(scope.meter, first(scope), second(scope)), cost, names)
 
     def _matches(self, target: Evaluate, wanted: Compiled) -> Evaluate:
-        known = None
         if isinstance(wanted.constant, str):
             try:
-                known = compile_pattern(wanted.constant, self._meter)
+                check_pattern(wanted.constant, self._meter)
             except BadPattern as error:
                 raise Unsupported(f"the pattern of matches(): {error}") from error
         pattern_text = wanted.evaluate
 
-        def matches(scope: Scope) -> bool:
-            text, pattern, meter = target(scope), pattern_text(scope), scope.meter
+        def search(scope: Scope) -> bool:
+            text, pattern = target(scope), pattern_text(scope)
             if not isinstance(text, str) or not isinstance(pattern, str):
                 raise Failed("matches() takes texts")
             try:
-                compiled = known or compile_pattern(pattern, meter)
+                return matches(text, pattern, scope.meter)
             except BadPattern as error:
                 raise Failed(str(error)) from None
-            return compiled.is_in(text, meter)
 
-        return matches
+        return search
 
 
 def _names(parts: list[Compiled]) -> frozenset[str]:

@@ -29,12 +29,14 @@ VERSION_CHARACTER = 3
 """each character of a version: each second one may begin another part"""
 NUMBERS = 60
 """two quantities that are compared, added or subtracted"""
-LETTER = 15
-"""each letter of a text in which a pattern is looked for"""
-STATE = 8
-"""each state of a pattern that a search enters; a class counts as many as it has ranges"""
-PATTERN_CHARACTER, PATTERN_STATE = 80, 30
-"""each character and each state of a pattern that is compiled: once, or whenever it is used if it is computed"""
+PATTERN, PATTERN_CHARACTER, PATTERN_STATE = 200, 10, 2
+"""a pattern that is used, and each character and each state of it: as if RE2 compiled it each time"""
+UNICODE_CLASS = 5_000
+"""a class of letters by a property, as `\\pL`: RE2 makes some 600 ranges of it"""
+BAD_PATTERN = 4_000
+"""a pattern that is refused: RE2 may have made all the states that fit into its memory"""
+SEARCHED_STATES = 8
+"""bytes of a text, times states of the pattern that is looked for in it, for one unit"""
 COPIED_CHARACTERS, COPIED_ITEMS = 128, 8
 """of texts and lists that one unit copies or compares"""
 CHANGED_CHARACTERS = 16
