@@ -17,7 +17,7 @@ from tessera.core.fit import fit_pod, make_ask
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.policies import POLICIES, card_scores, fragmentation, node_policy
-from tessera.core.policies.fragmentation import Growth, growths
+from tessera.core.policies.base import Ranking
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selected
 from tessera.inspect.slices import GrantedSlice, placement_slices
@@ -33,8 +33,8 @@ class ScoredNode:
     """how much of the node is in use before the pod comes"""
     place: int
     """1 = the best"""
-    growth: Growth | None = None
-    """by how much its loss would grow; None under other node policies, which use the score"""
+    growth: float | None = None
+    """of its loss with the pod, in cards; None under other node policies, which use the score"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,9 @@ def _with_growth(ledger: Ledger, request: PodRequest, nodes: Sequence[ScoredNode
     if node_policy(request.node_policy) is not fragmentation.POLICY:
         return list(nodes)
     rows = np.array([ledger.arrays.row(one.node) for one in nodes], dtype=np.intp)
-    found = growths(ledger.arrays, request, rows)
-    return [replace(one, growth=growth) for one, growth in zip(nodes, found, strict=True)]
+    ranked = fragmentation.rank(Ranking(request, rows, np.zeros(len(rows)), ledger.arrays))
+    # Adding 0.0 turns the -0.0 of floating point into 0.0.
+    return [replace(one, growth=0.0 - rank) for one, rank in zip(nodes, ranked.tolist(), strict=True)]
 
 
 def _card_order(ledger: Ledger, pod: PodRequest, node: str) -> tuple[ScoredCard, ...]:

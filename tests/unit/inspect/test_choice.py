@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from tessera.core.ledger import Ledger
@@ -56,7 +55,7 @@ def hosts(ledger: Ledger) -> list[int]:
     return [int(ledger.arrays.free_cpu[ledger.arrays.row(name)]) for name in ledger.node_names()]
 
 
-async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_the_page_says_why() -> None:
+async def test_the_winner_comes_first_with_the_least_growth() -> None:
     ended = on("q", 50, "one-0").ended()
     state = state_of([hosting(node("big").gpus(4)), hosting(node("one").gpus(1))], [asking(), ended], setup=BY_FLAG)
     found = explain(OfflineCluster(state), "default/p")
@@ -64,29 +63,21 @@ async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_th
     assert (one.node, one.place, big.node, big.place) == ("one", 1, "big", 2)
     assert one.growth is not None
     assert big.growth is not None
-    assert (one.growth.groups, one.growth.unserved, one.growth.scarce) == (0.0, 0.0, 0.0)
-    assert big.growth.groups > 0.0, "four whole cards are worth more than three"
-    assert one.growth.total == round(one.growth.leftovers + one.growth.emptiness, 6) < big.growth.total
-    gain, groups, room = (
-        getattr(big.growth, part) - getattr(one.growth, part) for part in ("total", "groups", "emptiness")
-    )
-    assert room > 0.0, "a node with one card has less room than one with four"
-    largest_first = sorted(((groups, "groups broken"), (room, "empty node")), reverse=True)
-    reasons = ", ".join(f"{part} {less:.4f} less" for less, part in largest_first)
-    assert f"one loses {gain:.4f} cards less than big: {reasons}" in told(found)
+    assert one.growth < big.growth, "four whole cards are worth more than three, and a node with one has less room"
+    shown = f"with how much their loss grows, in cards: one ({one.growth:+.4f}), big ({big.growth:+.4f})"
+    assert shown in told(found)
 
 
 async def test_how_much_room_costs_is_what_the_newest_pod_was_placed_by() -> None:
-    def emptiness(*placed: PodBuilder) -> float:
+    def growth(*placed: PodBuilder) -> float:
         state = state_of([node("n1").gpus(4)], [*placed, asking()], setup=BY_FLAG)
-        growth = fits(explain(OfflineCluster(state), "default/p")).best[0].growth
-        assert growth is not None
-        return growth.emptiness
+        found = fits(explain(OfflineCluster(state), "default/p")).best[0].growth
+        assert found is not None
+        return found
 
     running = on("q", 50, "n1-0")
     half, whole = (running.annotate((keys.TURNOVER, text)) for text in ("0.5", "1.0"))
-    assert emptiness(running) == 0.0
-    assert 0.0 < emptiness(half) == pytest.approx(emptiness(whole) / 2)
+    assert 0.0 < growth(half) - growth(running) == pytest.approx((growth(whole) - growth(running)) / 2)
 
 
 async def test_programs_get_the_same_figures() -> None:
@@ -94,22 +85,9 @@ async def test_programs_get_the_same_figures() -> None:
     found = explain(OfflineCluster(state), "default/p")
     shown = make_document("Explanation", state, found)
     growth = fits(found).best[0].growth
-    assert shown["verdict"]["best"][0]["growth"] == msgspec.to_builtins(growth)
+    assert shown["verdict"]["best"][0]["growth"] == growth
     assert growth is not None
-    assert set(shown["verdict"]["best"][0]["growth"]) == {
-        "total", "leftovers", "unserved", "groups", "scarce", "emptiness",
-    }  # fmt: skip
     assert (shown["expected"]["learnedFrom"], shown["expected"]["needed"]) == (0, LEARN)
-
-
-async def test_by_annotation_alone_nobody_follows_the_hosts() -> None:
-    pod = asking().policy(node=FRAGMENTATION)
-    found = explain(OfflineCluster(state_of([hosting(node("n1").gpus(1))], [pod])), "default/p")
-    [one] = fits(found).best
-    assert one.growth is not None
-    assert one.growth.unserved is None
-    assert "the card policy may choose others" in told(found)
-    assert "n1 is the only node that fits" in told(found)
 
 
 async def test_other_policies_show_scores_and_expect_nothing() -> None:
@@ -123,7 +101,7 @@ async def test_nodes_that_lose_alike_are_decided_by_name() -> None:
     state = state_of([node("n2").gpus(1), node("n1").gpus(1)], [asking()], setup=BY_FLAG)
     found = explain(OfflineCluster(state), "default/p")
     assert fits(found).node == "n1"
-    assert "n1 and n2 lose the same: the first by name is chosen" in told(found)
+    assert len({one.growth for one in fits(found).best}) == 1
 
 
 async def test_cards_show_what_the_card_policy_orders_them_by() -> None:
@@ -149,7 +127,7 @@ async def test_what_the_pods_of_the_cluster_teach_decides() -> None:
     first, second = fits(guessed).best[0].growth, fits(learned).best[0].growth
     assert first is not None
     assert second is not None
-    assert first.leftovers != second.leftovers
+    assert first != second
 
 
 @pytest.mark.parametrize(
@@ -193,7 +171,7 @@ async def test_the_node_of_a_placed_pod_is_shown_however_far_from_the_best_it_is
         *((f"n{number}", number + 1) for number in range(5)),
         ("n8", 9),
     ]
-    assert "and 3 more nodes" in told(found)
+    assert ", 3 more" in told(found)
 
 
 async def test_a_placed_pod_is_judged_without_what_it_uses_itself_and_looking_changes_nothing() -> None:

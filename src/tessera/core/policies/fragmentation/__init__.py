@@ -8,19 +8,17 @@ that fits stays a candidate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.core.arrays import UNKNOWN, CardArrays, Ints
-from tessera.core.demand_forecast import PRIOR, DemandForecast
+from tessera.core.arrays import CardArrays, Ints
+from tessera.core.demand_forecast import PRIOR
 from tessera.core.devices import MIG, Device
 from tessera.core.mig import PlaceLoss, bits
 from tessera.core.node_info import Card
-from tessera.core.policies.base import Floats, Policy, Ranking, Rows, by_score
-from tessera.core.policies.fragmentation.array_growth import emptiness_by_column, growth_by_column
+from tessera.core.policies.base import Floats, Policy, Ranking, by_score
+from tessera.core.policies.fragmentation.array_growth import growth_by_column
 from tessera.core.policies.fragmentation.growth import DIGITS, MISSING, NodeGrowth, steps
 from tessera.core.policies.fragmentation.waste import mig_waste, waste_rows
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
@@ -120,71 +118,3 @@ POLICY = Policy(
     place_loss=place_loss,
     uses_forecast=True,
 )
-
-
-# -- explaining
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How much the loss of one node grows with the pod there, in cards; below zero is a gain."""
-
-    total: float
-    leftovers: float
-    """parts of cards that no pod will come for"""
-    unserved: float | None
-    """idle cards that the host's CPU and memory cannot serve; None if it is unknown what the host has free"""
-    groups: float
-    """whole cards and groups of them that are broken"""
-    scarce: float
-    """cards of a model that other pods cannot do without"""
-    emptiness: float
-    """room on the node, which would be whole sooner without the pod"""
-
-    @property
-    def is_weighed(self) -> bool:
-        """False if the policy sees no card that takes the pod, and tries the node last."""
-        return self.total < MISSING / 2
-
-
-def growths(arrays: CardArrays, pod: PodRequest, rows: Rows) -> list[Growth]:
-    """By row: why the policy ranks the node as it does.
-
-    Each part is what the growth gains when the forecast learns of it, so the parts add up to the growth that ranks the
-    node. Several times slower than ranking, so not for decisions.
-    """
-    known = arrays.free_cpu[rows] > UNKNOWN
-    forecasts = list(_forecasts_part_by_part(pod.forecast or PRIOR))
-    totals = [
-        -rank(Ranking(replace(pod, forecast=forecast), rows, np.zeros(len(rows)), arrays)) for forecast in forecasts
-    ]
-    emptiness = [emptiness_by_column(arrays, forecast, rows) for forecast in forecasts]
-    sums = [total - empty for total, empty in zip(totals, emptiness, strict=True)]
-    parts = [sums[0], *(after - before for before, after in pairwise(sums))]
-    return [
-        Growth(
-            total=_rounded(totals[-1][i]),
-            leftovers=_rounded(parts[0][i]),
-            unserved=_rounded(parts[1][i]) if known[i] else None,
-            groups=_rounded(parts[2][i]),
-            scarce=_rounded(parts[3][i]),
-            emptiness=_rounded(emptiness[-1][i]),
-        )
-        for i in range(len(rows))
-    ]
-
-
-def _forecasts_part_by_part(forecast: DemandForecast) -> Iterator[DemandForecast]:
-    """From the slices alone to the whole forecast, one part more at a time."""
-    step = DemandForecast(slices=forecast.slices, memory_part=forecast.memory_part)
-    yield step
-    step = replace(step, loads=forecast.loads, host_need=forecast.host_need, turnover=forecast.turnover)
-    yield step
-    step = replace(step, groups=forecast.groups, whole_need=forecast.whole_need)
-    yield step
-    yield forecast
-
-
-def _rounded(value: float) -> float:
-    """Adding 0.0 turns the -0.0 of floating point into 0.0."""
-    return round(float(value), DIGITS) + 0.0

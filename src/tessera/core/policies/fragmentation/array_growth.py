@@ -125,13 +125,6 @@ def growth_by_column(arrays: CardArrays, pod: PodRequest, columns: Ints) -> Floa
     return grown
 
 
-def emptiness_by_column(arrays: CardArrays, forecast: DemandForecast, columns: Ints) -> Floats:
-    """By column: the part of the growth that is due to the room there."""
-    cards = _cards_of(arrays, columns)
-    free = cards.steps(cards.left_memory, cards.left_cores)
-    return _emptiness(forecast, _state(arrays, forecast, cards, free, columns))
-
-
 def _emptiness(forecast: DemandForecast, state: NodeState) -> Floats:
     load, weight = forecast.mean_load, EMPTY * forecast.turnover
     if load is None:
