@@ -22,10 +22,10 @@ from tessera.core.devices import NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
-from tessera.core.preemption import Preemption
+from tessera.core.preemption import Preemption, VictimSet
 from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Candidates, Selector
-from tessera.core.victims import PodTraits, VictimSet
+from tessera.core.victims import PodTraits
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
 
@@ -123,7 +123,7 @@ def _pods(case: Case, node: NodeFacts) -> list[PodFacts]:
 def search(preemption: Preemption, pod: PodRequest, candidates: Candidates) -> tuple[VictimSet | None, list[float]]:
     """The victims, and the seconds of each step: between two steps other requests are served."""
     steps: list[float] = []
-    searching = preemption.search(pod, priority=PREEMPTOR, candidates=candidates)
+    searching = preemption.search_for_pod(pod, priority=PREEMPTOR, candidates=candidates)
     while True:
         began = process_time()
         try:
@@ -156,7 +156,7 @@ def measure(case: Case, *, nodes: int, devices: int, searches: int) -> dict[str,
         stretches.append(max(steps))
         if found is None:
             sys.exit(f"{case.name}: no victims found")
-        ledger.nominate(facts_of(pod, found.placement), frozenset((*found.victims, *found.leaving)))
+        ledger.nominate(facts_of(pod, found.places[0].placement), frozenset((*found.victims, *found.leaving)))
         victims += len(found.victims)
     gc.unfreeze()
     return {

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tessera.core import gang_preemption
 from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
-from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import GangMember
 from tessera.core.gangs import GangMisfit, plan_gang
-from tessera.core.node_preemption import NodeSearch
+from tessera.core.node_victims import NodeSearch, Scratch
+from tessera.core.preemption import Demand
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
@@ -262,7 +261,13 @@ class Checker:
         priority = request.preempts_below
         assert priority is not None
         for name in names:
-            found = NodeSearch(engine.ledger, engine.victims, request, priority=priority, node=name).run()
+            found = NodeSearch(
+                Scratch(engine.ledger, engine.victims, free={request.uid}),
+                engine.victims,
+                request,
+                priority=priority,
+                node=name,
+            ).run()
             assert found is None, f"pod {request.uid} waits, and could be placed without {found.victims}"
 
     def _gangs(self) -> dict[tuple[str, str], list[Pod]]:
@@ -326,8 +331,8 @@ class Checker:
     def _check_gang_preemption(self, engine: Engine, name: str, members: list[GangMember], misfit: GangMisfit) -> None:
         """A gang that may preempt waits only if no set of victims is found."""
         priority = min(member.request.preempts_below or 0 for member in members)
-        demand = GangDemand(members, len(members), priority=priority, fitting=misfit.places)
-        found = gang_preemption.find(engine.preemption, demand)
+        demand = Demand(members, len(members), priority=priority, fitting=misfit.places)
+        found = engine.preemption.find(demand)
         assert found is None, f"gang {name} waits, and could be placed without {found.victims}"
 
     def _compare(self, engine: Engine, node: Node) -> None:

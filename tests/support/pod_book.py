@@ -52,7 +52,7 @@ def brute_force(
     """The best of all sets of all nodes, each tried on a ledger that never saw the victims."""
     sets = sorted(each for name in nodes for each in _sets(ledger, book, priority, name))
     for cost, node, victims, gone in sets:
-        if _fits_without(ledger, pod, node, set(gone)):
+        if fits_without(ledger, pod, node, set(gone)):
             return cost, node, victims
     return None
 
@@ -90,7 +90,8 @@ def _unit(entries: dict[str, Holder], book: PlainBook, uid: str, priority: int, 
     return tuple(staying)
 
 
-def _fits_without(ledger: Ledger, pod: PodRequest, node: str, gone: set[str]) -> bool:
+def fits_without(ledger: Ledger, pod: PodRequest, node: str, gone: Collection[str]) -> bool:
+    """Whether the pod fits on a ledger that never saw what is gone."""
     nodes = [view.facts for name in ledger.node_names() if (view := ledger.node(name)) is not None]
     pods = [entry.facts for entry in ledger.pods() if entry.facts.uid not in gone]
     objects, _ = ledger.quotas.state()

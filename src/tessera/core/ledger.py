@@ -34,10 +34,12 @@ from tessera.core.holders import (
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.misfits import UNREGISTERED, Misfit
 from tessera.core.node_info import Card, NodeInfo
-from tessera.core.nominations import NominationBook, Part, counted, quota_use, shares_of, with_nominations
+from tessera.core.nominations import NominationBook, Part, quota_use, shares_of, with_nominations
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.transaction import Transaction, TransactionError
+
+Version = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ class Ledger:
         """changes with every change of a registration"""
         self.transactions: list[Transaction] = []
         """those that are open, the innermost last; changed by themselves only"""
+        self._restored: dict[Version, Version] = {}
+        """what is written last, and the version that it equals"""
 
     def begin(self) -> Transaction:
         """Try changes, which are then kept or taken back together. Until then nothing else may change the ledger."""
@@ -172,8 +176,17 @@ class Ledger:
         return before is not None
 
     @property
-    def version(self) -> tuple[int, int, int]:
+    def version(self) -> Version:
         """As long as it is the same, so is every decision about the same request."""
+        written = self._written
+        return self._restored.get(written, written)
+
+    def note_restored(self, version: Version) -> None:
+        """What was tried is taken back: everything is as it was with this version."""
+        self._restored = {self._written: version}
+
+    @property
+    def _written(self) -> Version:
         return self.arrays.epoch, self.arrays.now, self.quotas.revision
 
     def observe_quota(self, facts: QuotaFacts) -> None:
@@ -203,30 +216,34 @@ class Ledger:
         if self.arrays.forget_host(name) and self.listener is not None:
             self.listener.on_host(name, None)
 
-    def copy_without_nodes(self) -> Ledger:
-        """A ledger with the same quotas and nominations, to which `copy_node` adds nodes."""
+    def copy_without_nodes(self, claimants: Collection[str] = ()) -> Ledger:
+        """A ledger with the same quotas and nominations, but for those of the claimants. `copy_node` adds nodes."""
         copied = Ledger(self.rules)
         copied.quotas = self.quotas.copy()
         for nomination in self.nominations.all():
-            copied.nominations.put(nomination)
+            if nomination.facts.uid not in claimants:
+                copied.nominations.put(replace(nomination))
         return copied
 
-    def copy_node(self, name: str, source: Ledger) -> None:
+    def copy_node(self, name: str, source: Ledger, *, without: Iterable[str] = ()) -> None:
         """Take a node with its pods over from another ledger of the same vendors, to try placements on it. Quotas are
-        not charged for them: take those of the other ledger, too."""
+        not charged for them: take those of the other ledger, too. Pods that are left out give back their part."""
         node = source._nodes.get(name)
         if node is None or node.facts is None:
             return
         facts = replace(node.facts, problem=node.problem)
         cards = {uuid: card.copy() for uuid, card in node.cards.items()}
-        self._nodes[name] = copied = NodeEntry(facts, node.devices, cards, dict(node.pods))
+        pods = {uid: replace(entry) for uid, entry in node.pods.items()}
+        self._nodes[name] = copied = NodeEntry(facts, node.devices, cards, pods)
         self.card_count += len(node.devices)
-        self._pods.update(node.pods)
+        self._pods.update(pods)
         self._names = None
         host = source.arrays.host_free(name)
         if host is not None:
             self.arrays.set_host_free(name, cpu=host[0], memory=host[1])
         self._refresh(name, copied)
+        for uid in without:
+            self._remove(uid)
 
     # -- decisions
 
@@ -257,8 +274,8 @@ class Ledger:
     ) -> None:
         """Claim a placement over `victims` for a pod that holds nothing. Replaces an older nomination of the same pod.
 
-        The placement must fit `node_after(..., victims, claimant=uid)`, which relies on the victims of earlier
-        nominations on the node as well: `victims` must name those too.
+        The placement must be one of `fit_without(..., victims)`, which relies on the victims of earlier nominations on
+        the node as well: `victims` must name those too.
         """
         self._check(HolderTransition.NOMINATE, facts.uid)
         self._put(Holder(facts, GrantState.NOMINATED, deadline, victims=victims, request=request, meant_for=meant_for))
@@ -353,15 +370,6 @@ class Ledger:
             return NodeInfo(facts, tuple(node.cards.values()))
         return NodeInfo(facts, tuple(self._current(name, node, card, claimant) for card in node.cards.values()))
 
-    def node_after(self, name: str, gone: Collection[str], *, claimant: str) -> NodeInfo | None:
-        """The node for the claimant once these pods and the victims of all other nominations have left, with what those
-        nominations claim."""
-        view, node = self.node(name), self._nodes.get(name)
-        if view is None or node is None:
-            return None
-        cards = (self._later(name, node, card, claimant, gone) for card in view.cards)
-        return NodeInfo(view.facts, tuple(cards))
-
     def fit(self, pod: PodRequest, name: str) -> Placement | Misfit:
         """Where the pod goes on one node, by the plain rule, with what it is nominated for."""
         view = self.node(name, claimant=pod.uid)
@@ -369,12 +377,18 @@ class Ledger:
             return UNREGISTERED
         return fit_pod(view, pod, self.rules, self.rooms(pod.namespace, pod.vendors, claimant=pod.uid))
 
-    def fit_after(self, pod: PodRequest, name: str, gone: Collection[str]) -> Placement | Misfit:
-        """The same once these pods and the victims of other nominations have left (`node_after`)."""
-        view = self.node_after(name, gone, claimant=pod.uid)
-        if view is None:
-            return UNREGISTERED
-        return fit_pod(view, pod, self.rules, self.rooms_after(pod.namespace, pod.vendors, gone, claimant=pod.uid))
+    def fit_without(self, pod: PodRequest, name: str, gone: Iterable[str]) -> Placement | Misfit:
+        """The same once these pods, and the victims of nominations on the node, have left."""
+        with self.begin() as trial:
+            for uid in {*gone, *self.nominations.victims_on(name, without=pod.uid)}:
+                entry = self._pods.get(uid)
+                # Elsewhere only what counts against the same quotas matters.
+                if entry is not None and (entry.facts.node == name or self._shares_quota(entry.facts, pod)):
+                    trial.remove(uid)
+            return self.fit(pod, name)
+
+    def _shares_quota(self, facts: PodFacts, pod: PodRequest) -> bool:
+        return self.quotas.limits_anything and facts.namespace == pod.namespace
 
     def devices(self, name: str) -> Mapping[str, Device]:
         """The node's cards by uuid; empty if nothing is registered."""
@@ -412,26 +426,6 @@ class Ledger:
                 more = quota_use([nomination.facts], namespace, vendor).minus(quota_use(victims, namespace, vendor))
                 claimed[vendor] = use.plus(more.peak(NO_USE))
         return self._rooms(namespace, claimed)
-
-    def rooms_after(
-        self, namespace: str, vendors: Iterable[str], gone: Collection[str], *, claimant: str
-    ) -> QuotaRooms:
-        """The same once these pods have left. Nothing is expected of victims of nominations on other nodes."""
-        if not self.quotas.limits_anything:
-            return {}
-        return self._rooms(namespace, self._quota_balance(namespace, vendors, gone, claimant))
-
-    def _quota_balance(
-        self, namespace: str, vendors: Iterable[str], gone: Collection[str], claimant: str
-    ) -> dict[str, Use]:
-        """By vendor: what other nominations claim, less what leaves with the pods `gone`."""
-        claims = [each.facts for each in self.nominations.others(claimant)]
-        freed = [entry.facts for uid in set(gone) if (entry := self._pods.get(uid)) is not None]
-        return {
-            vendor: quota_use(claims, namespace, vendor).minus(quota_use(freed, namespace, vendor))
-            for vendor in vendors
-            if vendor in self.rules
-        }
 
     def _rooms(self, namespace: str, claimed: Mapping[str, Use]) -> QuotaRooms:
         found = {v: self.quotas.room(namespace, self.rules[v], claimed=use) for v, use in claimed.items()}
@@ -617,13 +611,6 @@ class Ledger:
             named |= nomination.victims
         staying = [share for share in shares if share.tenant.uid not in named]
         return with_nominations(card, staying, parts, core_masks=masks)
-
-    def _later(self, name: str, node: NodeEntry, card: Card, claimant: str, gone: Collection[str]) -> Card:
-        claims = self.nominations.on_node(name, without=claimant)
-        left = self.nominations.victims_on(name, without=claimant).union(gone)
-        shares = shares_of(card.device.uuid, _held(node), gone=left)
-        shares += shares_of(card.device.uuid, ((each.facts, each.holdings) for each in claims))
-        return counted(card, shares, core_masks=self._has_core_masks(card))
 
     def _has_core_masks(self, card: Card) -> bool:
         rules = self.rules.get(card.device.vendor)

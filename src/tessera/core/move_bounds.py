@@ -1,6 +1,6 @@
 """What making room on a node costs at least, by moving some of its pods: nodes are searched in this order.
 
-No set that `node_preemption` finds on the node costs less. Each card is looked at alone: how many of its pods have to
+No set that `node_victims` finds on the node costs less. Each card is looked at alone: how many of its pods have to
 leave until it takes the request once, or, in MIG mode, so many times. On most nodes that is the true number of pods, so
 few nodes are searched in vain, and those that cannot help are not searched at all.
 """

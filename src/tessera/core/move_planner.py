@@ -1,6 +1,6 @@
 """One plan of moves in the making: for each copy of a pod the cheapest pods that leave, each with another place.
 
-The cheapest pods are found whose leaving makes a copy fit (`node_preemption`, with the number of pods first), and each
+The cheapest pods are found whose leaving makes a copy fit (`node_victims`, with the number of pods first), and each
 of them must find another place (`relocation`) beside the copy. Of all nodes the cheapest are tried first. Where no pod
 finds a place directly, others may make room for it in turn (`DEPTH`). A pod moves at most once. The plan is made again
 on copies by the plain rule before it is returned; the ledger, on which it is tried, is as before then.
@@ -22,12 +22,12 @@ from tessera.core.holders import move_hold_uid
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import facts_of
 from tessera.core.move_bounds import MoveBounds
-from tessera.core.node_preemption import NodeSearch
+from tessera.core.node_victims import EvictionRules, NodeSearch, NodeVictims, Scratch, promised_victims
 from tessera.core.relocation import NO_HOST, MovablePod, Move, Relocation, replay_moves
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates
 from tessera.core.transaction import Transaction
-from tessera.core.victims import Cost, PodBook, PodTraits, VictimSet
+from tessera.core.victims import Cost, PodBook, PodTraits
 
 ANY_PRIORITY = 2**31
 """above every priority that an API can show"""
@@ -93,7 +93,7 @@ class DefragmentationPlan:
 class _Queue:
     """Nodes for one request, the cheapest first: by a bound until a node was searched, then by its best set."""
 
-    heap: list[tuple[Cost, str, int, VictimSet | None]] = field(default_factory=list)
+    heap: list[tuple[Cost, str, int, NodeVictims | None]] = field(default_factory=list)
     """cost, node, version, and the set if the node was searched"""
     versions: dict[str, int] = field(default_factory=dict)
     """by node; entries of other versions are void"""
@@ -267,7 +267,7 @@ class Planner:
             heapq.heappush(queue.heap, entry)
         return done
 
-    def _displace(self, request: PodRequest, host: HostRequest, found: VictimSet, depth: int) -> str | None:
+    def _displace(self, request: PodRequest, host: HostRequest, found: NodeVictims, depth: int) -> str | None:
         """Place the pod where the victims are, and these elsewhere. None: done; else nothing has changed, and it is the
         pod that finds no place, or empty."""
         transaction, steps = self.transaction, len(self.steps)
@@ -324,15 +324,21 @@ class Planner:
 
     # -- which pods of a node
 
-    def _search(self, request: PodRequest, node: str, queue: _Queue, depth: int) -> VictimSet | None:
-        search = self.node_search(request, node, queue.spared.get(node, ()), direct=not depth)
+    def _search(self, request: PodRequest, node: str, queue: _Queue, depth: int) -> NodeVictims | None:
+        book = self._movers(queue.spared.get(node, ()), direct=not depth)
+        scratch = Scratch(self.ledger, book)
+        search = NodeSearch(scratch, book, request, priority=ANY_PRIORITY, node=node, fewest_first=True)
         found = search.run()
         self.spend(SEARCH_WORK + search.work)
         return found
 
-    def node_search(
-        self, request: PodRequest, node: str, spared: Collection[str], *, direct: bool = False
-    ) -> NodeSearch:
+    def rules(self) -> EvictionRules:
+        """Which pods may move, whatever for."""
+        promised = promised_victims(self.ledger, ())
+        return EvictionRules(self._movers((), direct=False), priority=ANY_PRIORITY, group="", promised=promised)
+
+    def _movers(self, spared: Collection[str], *, direct: bool) -> _BookView:
+        """The book, in which what does not move is protected."""
 
         def protect(traits: PodTraits) -> PodTraits:
             if traits.protection:
@@ -340,8 +346,7 @@ class Planner:
             reason = NO_OTHER_PLACE if traits.uid in spared else self.obstacle(traits.uid, direct=direct)
             return traits._replace(protection=reason) if reason else traits
 
-        book = _BookView(self.book, protect)
-        return NodeSearch(self.ledger, book, request, priority=ANY_PRIORITY, node=node, fewest_first=True)
+        return _BookView(self.book, protect)
 
     def obstacle(self, uid: str, *, direct: bool) -> str:
         """Why a pod does not move; `direct`: without others that make room for it."""

@@ -3,7 +3,8 @@
 While a transaction is open, only it changes the ledger, and the ledger's listener hears nothing. `keep` tells the
 listener what each touched pod, nomination and host has become; `discard` leaves everything as it was. `roll_back`
 returns to a `mark`. A transaction may be begun inside another one: what it keeps is then kept or taken back with the
-outer one. Revisions and the log of the arrays only grow, so no cache takes a state that was tried for a later one.
+outer one. The log of the arrays and the revision of quotas only grow, so no cache takes what was tried for a later
+state; the ledger's `version` is the former one again after `discard`.
 
 A transaction is never left open across a pause: whatever decides meanwhile could neither read nor change the ledger.
 """
@@ -51,6 +52,7 @@ class Transaction:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._changes: list[Change] = []
+        self._version = ledger.version
 
     def __enter__(self) -> Self:
         return self
@@ -120,6 +122,7 @@ class Transaction:
         """Take back all changes, and end."""
         self.roll_back(0)
         self.ledger.transactions.pop()
+        self.ledger.note_restored(self._version)
 
     def keep(self) -> None:
         """Keep all changes, and end."""

@@ -199,7 +199,9 @@ class VictimArrays:
 
     def _read_leaving(self, name: str, leaving: set[str]) -> None:
         """What is free once these pods have left and nominations have what they claim, beyond what is free now."""
-        now, later = self._ledger.node(name), self._ledger.node_after(name, leaving, claimant="")
+        scratch = self._ledger.copy_without_nodes()
+        scratch.copy_node(name, self._ledger, without=leaving)
+        now, later = self._ledger.node(name), scratch.node(name)
         arrays, row = self._ledger.arrays, self._ledger.arrays.row(name)
         places = arrays.places_on(name)
         for card, after in zip(now.cards if now else (), later.cards if later else (), strict=True):

@@ -16,11 +16,8 @@ sets for each.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable
-from typing import NamedTuple, Protocol
-
-from tessera.core.grants import Placement
+from collections.abc import Collection, Generator, Iterable
+from typing import Any, NamedTuple, Protocol
 
 NO_PRIORITY = -(2**31) - 1
 """below every priority that an API can show"""
@@ -130,38 +127,12 @@ def make_unit(members: Iterable[tuple[PodTraits, int]], budgets: Iterable[str]) 
     return Unit(tuple(sorted(traits.uid for traits, _ in pods)), cost, tuple(budgets))
 
 
-class VictimSet(NamedTuple):
-    """The pods that have to leave a node, and where the preemptor goes then."""
-
-    cost: Cost
-    node: str
-    victims: tuple[str, ...]
-    """uids of pods to evict, sorted; empty if it is enough to wait for those that leave"""
-    leaving: tuple[str, ...]
-    """uids of pods on the node that leave already, sorted"""
-    placement: Placement
-
-    @property
-    def rank(self) -> tuple[Cost, str, tuple[str, ...]]:
-        """The order of sets: the smallest is the best."""
-        return self.cost, self.node, self.victims
+def dearest_first(unit: Unit) -> tuple[Any, ...]:
+    """An order in which units are reprieved: those stay that would cost the most."""
+    highest, pods, priorities, ages, work = unit.cost
+    return -highest, -pods, tuple(-each for each in priorities), tuple(-each for each in ages), -work, unit.uids
 
 
-class Budgets:
-    """How many evictions the disruption budgets allow, for sets of units on one node."""
-
-    def __init__(self, book: PodBook, *, promised: Callable[[], Iterable[str]]) -> None:
-        """`promised`: pods that are to be evicted for others. No budget shows those whose eviction is not accepted."""
-        self._book = book
-        self._promised = promised
-        self._spent: Counter[str] | None = None
-
-    def allow(self, units: Iterable[Unit]) -> bool:
-        counts = Counter(budget for unit in units for budget in unit.budgets)
-        return all(count <= self.left(budget) for budget, count in counts.items())
-
-    def left(self, budget: str) -> int:
-        if self._spent is None:
-            pods = [uid for uid in set(self._promised()) if (one := self._book.traits(uid)) and not one.is_leaving]
-            self._spent = Counter(name for uid in pods for name in self._book.budgets(uid))
-        return self._book.disruptions_allowed(budget) - self._spent[budget]
+def smallest_first(unit: Unit) -> tuple[Any, ...]:
+    """Another one: small units stay, so that few large ones leave."""
+    return -unit.cost.pods, unit.cost.work, *dearest_first(unit)

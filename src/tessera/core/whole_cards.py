@@ -138,12 +138,12 @@ class WholeCards:
         return found
 
     def _collect(self, small: SmallCluster, name: str) -> None:
-        search = self._planner.node_search(PodRequest("", "", "", ()), name, ())
+        rules = self._planner.rules()
         for entry in self._planner.ledger.pods_on(name):
             traits = self._planner.book.traits(entry.facts.uid)
             if traits is None or traits.group or traits.is_leaving:
                 continue
-            if not search.obstacle(entry):
+            if not rules.obstacle(entry):
                 small.add(entry, (traits.priority, -traits.started))
 
     def _make(self, small: SmallCluster) -> bool:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import GangMember
 from tessera.core.gangs import GangMisfit, GangPlanning, describe_members
+from tessera.core.preemption import Demand
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Unfinished
 from tessera.core.steps import finish
@@ -148,7 +148,7 @@ def _judge(
         outlook = None
         if preempt:
             priority = min((each for each in priorities if each is not None), default=0)
-            demand = GangDemand(planned, required, priority=priority, fitting=answer.places, domains=domains)
+            demand = Demand(planned, required, priority=priority, fitting=answer.places, domains=domains)
             outlook = foresee_gang(cluster, demand, is_patient=None in priorities)
         return _Verdict(answer.text, False, len(answer.places), outlook)
     what = describe_members([request for request, _ in members])

@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.core import gang_preemption
-from tessera.core.gang_demand import GangDemand
-from tessera.core.node_preemption import NodeSearch
-from tessera.core.preemption import Preemption
+from tessera.core.node_victims import EvictionRules, promised_victims
+from tessera.core.preemption import Demand, Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodBook, PodTraits
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -65,19 +63,19 @@ def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) 
     if obstacle or priority is None:
         return PreemptionOutlook(obstacle=obstacle)
     preemption = _preemption(cluster)
-    found = preemption.find(request, priority=priority, candidates=cluster.view.selector.candidates(names))
+    found = preemption.find_for_pod(request, priority=priority, candidates=cluster.view.selector.candidates(names))
     if found is None:
         return PreemptionOutlook(obstacle=_obstacle(cluster, preemption.book, request, priority, names))
     return _outlook(cluster, found.node, found.victims, found.leaving)
 
 
-def foresee_gang(cluster: OfflineCluster, demand: GangDemand, *, is_patient: bool) -> PreemptionOutlook:
+def foresee_gang(cluster: OfflineCluster, demand: Demand, *, is_patient: bool) -> PreemptionOutlook:
     """For a gang whose members all exist and do not fit together. `is_patient`: a member preempts none."""
     never = "the preemptionPolicy of a member is Never"
     obstacle = _find_obstacle(cluster, None if is_patient else demand.priority, never=never)
     if obstacle:
         return PreemptionOutlook(obstacle=obstacle)
-    found = gang_preemption.find(_preemption(cluster), demand)
+    found = _preemption(cluster).find(demand)
     if found is None:
         text = f"no set of pods with a priority below {demand.priority} makes all {demand.required} members fit"
         return PreemptionOutlook(obstacle=text)
@@ -151,11 +149,12 @@ def _obstacle(cluster: OfflineCluster, book: PodBook, request: PodRequest, prior
     """Why no set of pods helps: what keeps the pods that hold cards of the kinds asked for."""
     ledger = cluster.ledger
     kept: Counter[str] = Counter()
+    promised = promised_victims(ledger, {request.uid})
+    rules = EvictionRules(book, priority=priority, group=request.group, promised=promised)
     for name in names:
-        search = NodeSearch(ledger, book, request, priority=priority, node=name)
         for entry in ledger.pods_on(name):
             if not set(request.vendors).isdisjoint(entry.facts.grants):
-                kept[_short(search.obstacle(entry), priority)] += 1
+                kept[_short(rules.obstacle(entry), priority)] += 1
     kept.pop("", None)
     reasons = ", ".join(f"{count} with {reason}" for reason, count in kept.most_common())
     return (

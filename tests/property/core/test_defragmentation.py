@@ -21,7 +21,7 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.move_bounds import MoveBounds
 from tessera.core.move_planner import Goal
-from tessera.core.node_preemption import NodeSearch
+from tessera.core.node_victims import NodeSearch, Scratch
 from tessera.core.relocation import MovablePod
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Selected, Selector
@@ -233,7 +233,7 @@ def test_no_set_of_pods_on_a_node_costs_less_than_its_bound(
         bounds = MoveBounds(on)
         for name in on.node_names():
             bound = bounds.bound(request, name, partial(_mover, pods))
-            found = NodeSearch(on, pods, request, priority=2**31, node=name, fewest_first=True).run()
+            found = NodeSearch(Scratch(on, pods), pods, request, priority=2**31, node=name, fewest_first=True).run()
             if found is not None and found.victims:
                 event("bound" if bound is not None and bound.pods == found.cost.pods else "lower bound")
                 assert bound is not None

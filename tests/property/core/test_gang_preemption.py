@@ -16,14 +16,11 @@ from itertools import combinations
 
 import pytest
 
-from tessera.core import gang_preemption
 from tessera.core.audit import audit
-from tessera.core.gang_demand import GangDemand
-from tessera.core.gang_preemption import GangVictims
 from tessera.core.gang_trial import Domains, GangMember
 from tessera.core.gangs import GangMisfit, plan_gang
 from tessera.core.ledger import facts_of
-from tessera.core.preemption import Preemption
+from tessera.core.preemption import Demand, Preemption, VictimSet
 from tessera.core.selection import Selected
 from tessera.core.victims import Cost, PodTraits, Unit, add_up, make_unit
 from tests.support.builders import Cluster, cluster, gpu_pod, node
@@ -49,12 +46,10 @@ class Case:
     members: list[GangMember]
     misfit: GangMisfit
 
-    def find(self, domains: Domains | None = None) -> GangVictims | None:
+    def find(self, domains: Domains | None = None) -> VictimSet | None:
         preemption = Preemption(self.built.selector, self.book)
-        demand = GangDemand(
-            self.members, len(self.members), priority=PRIORITY, fitting=self.misfit.places, domains=domains
-        )
-        return gang_preemption.find(preemption, demand)
+        demand = Demand(self.members, len(self.members), priority=PRIORITY, fitting=self.misfit.places, domains=domains)
+        return preemption.find(demand)
 
     def units(self) -> list[Unit]:
         """What may leave."""
@@ -202,7 +197,7 @@ def cases(seed: int, count: int, *sizes: int) -> Iterator[Case]:
             yield case
 
 
-def check(case: Case, found: GangVictims) -> None:
+def check(case: Case, found: VictimSet) -> None:
     """The victims may leave, are enough, and none is needless."""
     units = {unit.uids: unit for unit in case.units()}
     chosen = [unit for unit in units.values() if set(unit.uids) <= set(found.victims)]
@@ -299,8 +294,8 @@ def test_a_gang_that_no_domain_holds_goes_to_a_few_large_ones() -> None:
         built.ledger.observe_pod(facts_of(request, answer.placement))
         book.pods[request.uid] = PodTraits(request.uid, "team", request.name)
     members = [GangMember(gpu_pod(f"m{i}", mem=MEMORY).request()) for i in range(4)]
-    demand = GangDemand(members, len(members), priority=PRIORITY, domains=Domains("rack", racks))
-    found = gang_preemption.find(Preemption(built.selector, book), demand)
+    demand = Demand(members, len(members), priority=PRIORITY, domains=Domains("rack", racks))
+    found = Preemption(built.selector, book).find(demand)
     assert found is not None
     assert sorted(place.placement.node for place in found.places) == ["n2", "n3", "n4", "n5"]
     assert found.spread == 2

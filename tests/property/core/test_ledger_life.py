@@ -185,7 +185,7 @@ class Decisions(RuleBasedStateMachine):
     def let_time_pass(self, seconds: int) -> None:
         self.now += seconds
         for uid in expire(self.ledger, self.now):
-            del self.pods[uid]
+            del (self.pods if uid in self.pods else self.nominated)[uid]
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data())
@@ -203,9 +203,7 @@ class Decisions(RuleBasedStateMachine):
         victims = frozenset(data.draw(st.lists(st.sampled_from(on_node), min_size=1, max_size=3)))
         victims |= self.ledger.nominations.victims_on(name)
         pod = data.draw(some.pod_requests(self.pool, self.new_uid()))
-        view = self.ledger.node_after(name, victims, claimant=pod.uid)
-        rooms = self.ledger.rooms_after(pod.namespace, pod.vendors, victims, claimant=pod.uid)
-        answer = fit_pod(view, pod, some.VENDORS, rooms) if view is not None else None
+        answer = self.ledger.fit_without(pod, name, victims)
         if isinstance(answer, Placement):
             before = self.ledger.state(), columns(self.ledger)
             self.ledger.nominate(facts_of(pod, answer), victims, deadline=self.now + 10)

@@ -109,7 +109,7 @@ def test_victims_make_room_on_cards_that_match_one_another() -> None:
     selection = Selector(ledger)
     same = [{"matchAttribute": "gpu.tessera.io/numaNode"}]
     pod = claiming(exactly(count=2, memory="16Gi"), constraints=same)
-    found = Preemption(selection, book).find(pod, priority=9, candidates=selection.candidates(["n"]))
+    found = Preemption(selection, book).find_for_pod(pod, priority=9, candidates=selection.candidates(["n"]))
     assert found is not None
     assert set(found.victims) == set(book.pods)
 

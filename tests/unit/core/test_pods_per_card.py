@@ -86,7 +86,7 @@ def test_as_many_pods_leave_as_the_limit_asks_for() -> None:
     world = shared_by("a", "b", "c")
     search = Preemption(world.selector, book_of(a=1, b=2, c=3))
     names = world.selector.candidates(["n1"])
-    found = [search.find(at_most(limit).request(), priority=9, candidates=names) for limit in (1, 2, 3)]
+    found = [search.find_for_pod(at_most(limit).request(), priority=9, candidates=names) for limit in (1, 2, 3)]
     assert [None if one is None else one.victims for one in found] == [
         ("uid-a", "uid-b", "uid-c"),
         ("uid-a", "uid-b"),

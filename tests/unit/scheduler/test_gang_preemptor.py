@@ -10,11 +10,8 @@ from itertools import count
 import pytest
 from msgspec import structs
 
-from tessera.core import gang_preemption
 from tessera.core.audit import audit
-from tessera.core.gang_demand import GangDemand
-from tessera.core.gang_preemption import GangSearch, GangVictims
-from tessera.core.preemption import Preemption
+from tessera.core.preemption import Demand, Preemption, Search, VictimSet
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.features.gangs import nominations, preemptor
 from tessera.scheduler.features.gangs.gang import Gang, GangState
@@ -362,20 +359,20 @@ async def test_quota_that_victims_free_counts_for_all_members() -> None:
 
 
 @pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> list[GangDemand]:
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Demand]:
     """What victims were searched for."""
-    found: list[GangDemand] = []
-    search = gang_preemption.search
+    found: list[Demand] = []
+    search = Preemption.search
 
-    def recorded(preemption: Preemption, demand: GangDemand) -> GangSearch:
+    def recorded(preemption: Preemption, demand: Demand) -> Search:
         found.append(demand)
         return (yield from search(preemption, demand))
 
-    monkeypatch.setattr(gang_preemption, "search", recorded)
+    monkeypatch.setattr(Preemption, "search", recorded)
     return found
 
 
-async def test_a_search_in_vain_is_not_repeated_while_nothing_changes(searches: list[GangDemand]) -> None:
+async def test_a_search_in_vain_is_not_repeated_while_nothing_changes(searches: list[Demand]) -> None:
     cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("a"), high("b"))
     await cluster.preempts_for(gang(2))
@@ -493,15 +490,15 @@ async def test_a_pod_that_leaves_while_victims_are_searched_for_saves_another_on
 ) -> None:
     cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(1))
     await cluster.runs(low("a"), high("neighbour"), low("c"))
-    search = gang_preemption.search
+    search = Preemption.search
 
-    def late(preemption: Preemption, demand: GangDemand) -> GangSearch:
+    def late(preemption: Preemption, demand: Demand) -> Search:
         found = yield from search(preemption, demand)
         if "default/neighbour" in cluster.api.pods:
             cluster.gone("neighbour")
         return found
 
-    monkeypatch.setattr(gang_preemption, "search", late)
+    monkeypatch.setattr(Preemption, "search", late)
     await cluster.preempts_for(gang(2))
     assert len(cluster.evictions) == 1
     assert len(cluster.claims) == 2
@@ -516,22 +513,22 @@ async def test_a_victim_may_go_in_any_pause_of_the_search(
 ) -> None:
     cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(2))
     await cluster.runs(*(low(name) for name in "abcd"))
-    search = gang_preemption.search
+    search = Preemption.search
 
-    def interrupted(preemption: Preemption, demand: GangDemand) -> GangSearch:
+    def interrupted(preemption: Preemption, demand: Demand) -> Search:
         steps = search(preemption, demand)
         for number in count():
             try:
                 next(steps)
             except StopIteration as end:
-                found: GangVictims | None = end.value
+                found: VictimSet | None = end.value
                 return found
             if number == pause and f"default/{victim}" in cluster.api.pods:
                 cluster.gone(victim)
             yield
         raise AssertionError
 
-    monkeypatch.setattr(gang_preemption, "search", interrupted)
+    monkeypatch.setattr(Preemption, "search", interrupted)
     await cluster.preempts_for(gang(3))
     assert len(cluster.claims) == 3
     assert len(cluster.evictions) == 3 - (f"default/{victim}" not in cluster.api.pods)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core import node_preemption
+from tessera.core import node_victims
 from tessera.scheduler.evictor import SPARED_S
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState
@@ -501,7 +501,7 @@ async def test_a_pod_whose_budgets_take_too_long_to_match_is_spared(monkeypatch:
     await cluster.runs(low("victim").labelled(app="x"))
     for number in range(5_000):
         cluster.engine.budgets.put(*budget(f"b{number}", 1, tier="x"))
-    monkeypatch.setattr(node_preemption, "MAX_MATCHING", 1)
+    monkeypatch.setattr(node_victims, "MAX_MATCHING", 1)
     assert await cluster.preempt_verb(high(), {"n1": []}) == {}
     monkeypatch.undo()
     assert await cluster.preempt_verb(high(), {"n1": []}) == {"n1": ["uid-victim"]}

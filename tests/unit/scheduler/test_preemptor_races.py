@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tessera.core import nominations
+from tessera.core.grants import Placement
 from tessera.core.ledger import facts_of
-from tessera.core.node_info import Card
-from tessera.core.node_preemption import NodeSearch
+from tessera.core.node_victims import NodeSearch
+from tessera.scheduler.features.preemption import preempt_verb
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step
@@ -25,7 +25,7 @@ async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("a").with_priority(1), low("b").with_priority(2))
     pod = cluster.refuse(high())
-    search = cluster.engine.preemption.search(pod.request, priority=1000, candidates=pod.candidates)
+    search = cluster.engine.preemption.search_for_pod(pod.request, priority=1000, candidates=pod.candidates)
     next(search)
     cluster.api.add_node(serving_downward_api(node("n3").gpus(16)))
     cluster.watch()
@@ -40,22 +40,28 @@ async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins
 
 
 async def test_a_card_with_many_tenants_is_not_searched_for_all_their_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = 0
-
-    def counted(*args: object, **kwargs: object) -> Card:
-        nonlocal trials
-        trials += 1
-        return nominations.counted(*args, **kwargs)  # type: ignore[arg-type]
-
+    trials = count_trials(monkeypatch)
     cluster = Cluster(node("n1").gpus(1, slots=64))
     large = [low(f"large-{i}", mem=3000).started("2026-01-01T00:00:00Z") for i in range(10)]
     small = [low(f"small-{i}", mem=1000).started("2026-02-01T00:00:00Z") for i in range(10)]
     await cluster.runs(*large, *small)
-    monkeypatch.setattr("tessera.core.card_victims.counted", counted)
     # All that is free, and the large ones: but the small ones are newer.
     await cluster.preempts(high(mem=CARD - 10 * 1000))
     assert sorted(cluster.evictions) == sorted(pod.name for pod in large)
-    assert trials < 2_000
+    assert len(trials) < 200
+
+
+def count_trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The nodes on which the plain rule was asked in searches for victims."""
+    tried: list[str] = []
+    fit = NodeSearch._fit
+
+    def counted(search: NodeSearch) -> Placement | None:
+        tried.append(search.node)
+        return fit(search)
+
+    monkeypatch.setattr(NodeSearch, "_fit", counted)
+    return tried
 
 
 @in_fake_time
@@ -119,7 +125,7 @@ async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeyp
         cycle = cluster.cycles.get("uid-high")
         assert cycle is not None
         assert found is not None
-        facts = facts_of(pod.request, found.placement)._replace(node="n2")
+        facts = facts_of(pod.request, found.places[0].placement)._replace(node="n2")
         cluster.cycles.nominate(cycle, facts, frozenset({"uid-c"}), deadline=math.inf)
 
     found = await preemptor._nominate(pod)
@@ -169,15 +175,10 @@ async def test_a_nomination_ends_when_its_pod_joins_a_gang_that_waits() -> None:
     assert cluster.agrees()
 
 
-def by_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with MIG, several requests or a quota."""
-    monkeypatch.setattr("tessera.core.node_preemption.NodeSearch._cards_decide", lambda search: False)
-
-
 async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    by_trial(monkeypatch)
+    monkeypatch.setattr(preempt_verb, "MAX_TRIALS", 8)
     names = [f"n{i}" for i in range(4)]
     cluster = Cluster(*(node(name).gpus(4, slots=10) for name in names))
     for name in names:
@@ -190,20 +191,16 @@ async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trial
     assert list(answer) == ["n0"]
 
 
-async def test_a_set_that_was_found_in_steps_is_used_only_while_all_of_it_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    by_trial(monkeypatch)
+async def test_a_set_that_was_found_in_steps_is_used_only_while_all_of_it_is_needed() -> None:
     cluster = Cluster(node("n1").gpus(3))
     await cluster.runs(low("a"), low("b"), low("c"))
     pod = cluster.refuse(high(gpu=2))
-    found = cluster.engine.preemption.find(pod.request, priority=1000, candidates=pod.candidates)
+    found = cluster.engine.preemption.find_for_pod(pod.request, priority=1000, candidates=pod.candidates)
     assert found is not None
     assert len(found.victims) == 2
 
     def confirmed() -> bool:
-        search = NodeSearch(cluster.ledger, cluster.engine.victims, pod.request, priority=1000, node="n1")
-        return search.confirm(found) is not None
+        return cluster.engine.preemption.confirm(pod.request, found, priority=1000) is not None
 
     assert confirmed()
     [other] = {"uid-a", "uid-b", "uid-c"} - set(found.victims)
@@ -225,19 +222,13 @@ async def test_a_search_that_tries_sets_ends_with_the_best_one_so_far(monkeypatc
     # On each node one victim may be enough for each container, but both together need two.
     asked = replace(pod.request, containers=pod.request.containers * 2)
 
+    tried = count_trials(monkeypatch)
+
     def trials() -> int:
         tried.clear()
-        assert cluster.engine.preemption.find(asked, priority=1000, candidates=pod.candidates) is not None
+        assert cluster.engine.preemption.find_for_pod(asked, priority=1000, candidates=pod.candidates) is not None
         return len(tried)
 
-    tried: list[int] = []
-    place = NodeSearch._place
-
-    def counted(search: NodeSearch, units: Any) -> Any:
-        tried.append(1)
-        return place(search, units)
-
-    monkeypatch.setattr(NodeSearch, "_place", counted)
     everywhere = trials()
     monkeypatch.setattr("tessera.core.preemption.MAX_TRIALS", 1)
     assert trials() < everywhere / 2

@@ -19,13 +19,13 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from tessera.core.gang_demand import GangDemand
 from tessera.core.gang_trial import Domains, GangMember, Placed, card_choices
 from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
 from tessera.core.grants import Placement
 from tessera.core.holders import GrantState, Holder, HolderKind, owner_of
 from tessera.core.ledger import facts_of
 from tessera.core.matching import find_path
+from tessera.core.preemption import Demand
 from tessera.core.relocation import take_moved
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
@@ -277,10 +277,10 @@ class GangHolds:
         else:
             self.accounts.close(request.uid)
 
-    def demand(self, gang: Gang, *, priority: int) -> GangDemand:
+    def demand(self, gang: Gang, *, priority: int) -> Demand:
         """What the gang needs, for a search of victims. All members exist."""
         waiting = self.unplaced(gang)
-        return GangDemand(
+        return Demand(
             [GangMember(member.request, member.candidates) for member in waiting],
             required=min(gang.required, len(waiting)),
             priority=priority,

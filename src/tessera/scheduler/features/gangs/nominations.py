@@ -14,10 +14,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
-from tessera.core.gang_preemption import GangVictims
 from tessera.core.grants import Placement
 from tessera.core.holders import GrantState
 from tessera.core.ledger import facts_of
+from tessera.core.preemption import VictimSet
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState
@@ -52,7 +52,7 @@ class GangNominations:
 
     # -- nominate
 
-    async def nominate(self, gang: Gang, found: GangVictims, *, priority: int, seconds: float, searched: float) -> bool:
+    async def nominate(self, gang: Gang, found: VictimSet, *, priority: int, seconds: float, searched: float) -> bool:
         """For all places, in slices; False, and there is no nomination, if victims or places are not what they were.
 
         `seconds`: for which they are held beyond the victims' grace.
@@ -113,7 +113,7 @@ class GangNominations:
     ) -> bool:
         ledger = self._ledger
         held = ledger.name_hold(gang.name, request)
-        placement = ledger.fit_after(held, node, gone)
+        placement = ledger.fit_without(held, node, gone)
         if not isinstance(placement, Placement):
             return False
         cards = {grant.uuid for grants in placement.grants.values() for each in grants for grant in each}

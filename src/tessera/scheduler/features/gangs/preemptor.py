@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera.core import gang_preemption
-from tessera.core.gang_preemption import GangVictims
-from tessera.core.preemption import Preemption
+from tessera.core.preemption import Preemption, VictimSet
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import GangHolds
@@ -37,7 +35,7 @@ SLICE_S = 0.005
 """of a search between two pauses"""
 
 
-class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
+class GangPreemptor(PreemptionLoop[Gang, VictimSet]):
     """Works for the gangs of one scheduler."""
 
     def __init__(
@@ -83,7 +81,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
 
     # -- one gang
 
-    async def _nominate(self, gang: Gang) -> GangVictims | None:
+    async def _nominate(self, gang: Gang) -> VictimSet | None:
         gang.preemption.is_due = False
         ledger, clock = self._cycles.ledger, self._clock
         for _ in range(ATTEMPTS):
@@ -100,7 +98,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
             if state == gang.preemption.searched:
                 return None
             began, position = clock.monotonic(), ledger.arrays.now
-            found = await finish_in_slices(gang_preemption.search(self._preemption, demand), seconds=SLICE_S)
+            found = await finish_in_slices(self._preemption.search(demand), seconds=SLICE_S)
             seconds = clock.monotonic() - began
             if gang_priority(gang) != priority or not self._is_ready():
                 return None
@@ -126,7 +124,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         self._set_timer(AGAIN_S)
         return None
 
-    def _has_changed(self, found: GangVictims, position: int) -> bool:
+    def _has_changed(self, found: VictimSet, position: int) -> bool:
         """Whether a node of the victims is not as it was: then perhaps not all of them have to leave."""
         ledger = self._cycles.ledger
         rows = ledger.arrays.changed_since(position)
@@ -136,7 +134,7 @@ class GangPreemptor(PreemptionLoop[Gang, GangVictims]):
         entries = (ledger.pod(uid) for uid in found.victims)
         return any(entry is None or entry.facts.node in changed for entry in entries)
 
-    async def _evict(self, gang: Gang, found: GangVictims) -> bool:
+    async def _evict(self, gang: Gang, found: VictimSet) -> bool:
         nomination = gang.preemption.nomination
         members = [member.request for member in gang.members.pending()]
         if not members:

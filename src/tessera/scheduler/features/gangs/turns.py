@@ -298,7 +298,7 @@ class GangTurns:
             if work >= MAX_TRIED:
                 return
             work += work_per_card(request) * len(ledger.devices(node))
-            if isinstance(ledger.fit_after(request, node, by_node[node]), Placement):
+            if isinstance(ledger.fit_without(request, node, by_node[node]), Placement):
                 yield node
 
     def _now(self) -> float:

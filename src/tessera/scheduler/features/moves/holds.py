@@ -27,7 +27,7 @@ from tessera.core.grants import Grant, Span
 from tessera.core.holders import Holder, HolderKind, move_hold_uid, owner_of
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
-from tessera.core.node_info import Card
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.relocation import cards_of
 from tessera.core.requests import Role
 from tessera.kube.errors import KubeError
@@ -51,8 +51,13 @@ def obstacle(ledger: Ledger, facts: PodFacts, leaving: frozenset[str]) -> str:
     """Why this place cannot be held as the ledger is, once these pods have left; empty if it can."""
     if leaving and not ledger.nominations.victims_on(facts.node) <= leaving:
         return CONTESTED
-    after = ledger.node_after(facts.node, leaving, claimant=facts.uid) if leaving else None
-    view = after or ledger.node(facts.node)
+    with ledger.begin() as trial:
+        for uid in leaving:
+            trial.remove(uid)
+        return _obstacle_on(ledger, ledger.node(facts.node, claimant=facts.uid), facts)
+
+
+def _obstacle_on(ledger: Ledger, view: NodeInfo | None, facts: PodFacts) -> str:
     cards = {} if view is None or view.facts.problem else {card.device.uuid: card for card in view.cards}
     parts = holdings(facts, ledger.devices(facts.node), ledger.rules)
     for uuid in cards_of(facts):

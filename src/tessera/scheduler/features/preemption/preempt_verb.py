@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tessera.core.node_preemption import NodeSearch
+from tessera.core.node_victims import NodeSearch, Scratch
 from tessera.core.requests import PodRequest
 from tessera.scheduler.features.preemption.preemptor import Preemptor
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
@@ -23,8 +23,8 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result
 
-MAX_TRIALS = 32
-"""of sets, by the plain rule, for one request: kube-scheduler waits for it, and asks again if it gets no node"""
+MAX_TRIALS = 1_024
+"""of the plain rule, for one request: kube-scheduler waits for it, and asks again if it gets no node"""
 MAX_NODES = 64
 """looked at for one request, those with the fewest victims first: kube-scheduler chooses among what is answered"""
 
@@ -89,15 +89,8 @@ class PreemptVerb:
             if trials >= MAX_TRIALS:
                 break
             given = victims[node]
-            search = NodeSearch(
-                self._cycles.ledger,
-                self._book,
-                request,
-                priority=priority,
-                node=node,
-                given=given.uids,
-                max_trials=MAX_TRIALS - trials,
-            )
+            scratch = Scratch(self._cycles.ledger, self._book, free={request.uid}, given=given.uids)
+            search = NodeSearch(scratch, self._book, request, priority=priority, node=node)
             best = await finish_in_slices(search.steps())
             await asyncio.sleep(0)
             trials += search.trials

@@ -17,10 +17,9 @@ from collections.abc import Callable, Hashable, Iterator
 from tessera.core.grants import Placement
 from tessera.core.holders import Holder, HolderKind
 from tessera.core.ledger import Ledger, facts_of
-from tessera.core.node_preemption import NodeSearch
-from tessera.core.preemption import Preemption
+from tessera.core.preemption import Preemption, VictimSet
 from tessera.core.requests import PodRequest
-from tessera.core.victims import PodTraits, VictimSet
+from tessera.core.victims import PodTraits
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import PreemptionEvent, SchedulerObserver
@@ -144,7 +143,7 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
         grace = max((traits.grace_s for traits in (*victims, *leaving)), default=0.0)
         deadline = self._clock.monotonic() + grace + self._settings.nomination_s
         claimed = frozenset((*found.victims, *found.leaving))
-        self._cycles.nominate(cycle, facts_of(request, found.placement), claimed, deadline=deadline)
+        self._cycles.nominate(cycle, facts_of(request, found.places[0].placement), claimed, deadline=deadline)
         self._victims_left.pop(request.uid, None)
         self._observer.on_preemption(
             PreemptionEvent(request, node=found.node, victims=victims, waits_for=leaving, seconds=seconds)
@@ -175,14 +174,13 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
         if priority is None:
             return None
         self._book.forget_overdue()
-        search = self._preemption.search(pod.request, priority=priority, candidates=pod.candidates)
+        search = self._preemption.search_for_pod(pod.request, priority=priority, candidates=pod.candidates)
         return await finish_in_slices(search)
 
     def _confirm(self, request: PodRequest, found: VictimSet) -> VictimSet | None:
         priority = request.preempts_below
         assert priority is not None  # the search had one
-        search = NodeSearch(self._ledger, self._book, request, priority=priority, node=found.node)
-        return search.confirm(found)
+        return self._preemption.confirm(request, found, priority=priority)
 
     def _obstacle(self, victim: PodTraits, request: PodRequest) -> str:
         """Why a victim must not be evicted any more; empty if it may."""
