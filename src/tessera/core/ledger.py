@@ -216,12 +216,12 @@ class Ledger:
         if self.arrays.forget_host(name) and self.listener is not None:
             self.listener.on_host(name, None)
 
-    def copy_without_nodes(self, claimants: Collection[str] = ()) -> Ledger:
-        """A ledger with the same quotas and nominations, but for those of the claimants. `copy_node` adds nodes."""
+    def copy_without_nodes(self, nominees: Collection[str] = ()) -> Ledger:
+        """A ledger with the same quotas and nominations, but for those of the nominees. `copy_node` adds nodes."""
         copied = Ledger(self.rules)
         copied.quotas = self.quotas.copy()
         for nomination in self.nominations.all():
-            if nomination.facts.uid not in claimants:
+            if nomination.facts.uid not in nominees:
                 copied.nominations.put(replace(nomination))
         return copied
 
@@ -259,7 +259,7 @@ class Ledger:
     def put_pod(
         self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf
     ) -> None:
-        """Set what a pod holds, whatever it held or claimed before. A journal's records are applied with it."""
+        """Set what a pod holds, whatever it had before. A journal's records are applied with it."""
         self._check_settled()
         self._put(Holder(facts, state, deadline, observed))
 
@@ -355,27 +355,27 @@ class Ledger:
 
     # -- reading
 
-    def node(self, name: str, *, claimant: str = "") -> NodeInfo | None:
+    def node(self, name: str, *, nominee: str = "") -> NodeInfo | None:
         """The node and its cards as they are; not to be changed. None if nothing is registered.
 
-        With a `claimant`, as they are for that pod: its own nomination does not count.
+        With a `nominee`, as they are for that pod: its own nomination does not count.
         """
         node = self._nodes.get(name)
         if node is None or node.facts is None or (not node.cards and not node.problem):
             return None
         problem = node.problem
         facts = node.facts if problem == node.facts.problem else replace(node.facts, problem=problem)
-        own = self.nominations.get(claimant) if claimant else None
+        own = self.nominations.get(nominee) if nominee else None
         if own is None or own.facts.node != name:
             return NodeInfo(facts, tuple(node.cards.values()))
-        return NodeInfo(facts, tuple(self._current(name, node, card, claimant) for card in node.cards.values()))
+        return NodeInfo(facts, tuple(self._current(name, node, card, nominee) for card in node.cards.values()))
 
     def fit(self, pod: PodRequest, name: str) -> Placement | Misfit:
         """Where the pod goes on one node, by the plain rule, with what it is nominated for."""
-        view = self.node(name, claimant=pod.uid)
+        view = self.node(name, nominee=pod.uid)
         if view is None:
             return UNREGISTERED
-        return fit_pod(view, pod, self.rules, self.rooms(pod.namespace, pod.vendors, claimant=pod.uid))
+        return fit_pod(view, pod, self.rules, self.rooms(pod.namespace, pod.vendors, nominee=pod.uid))
 
     def fit_without(self, pod: PodRequest, name: str, gone: Iterable[str]) -> Placement | Misfit:
         """The same once these pods, and the victims of nominations on the node, have left."""
@@ -412,23 +412,23 @@ class Ledger:
         node = self._nodes.get(name)
         return [node.pods[uid] for uid in sorted(node.pods)] if node else []
 
-    def rooms(self, namespace: str, vendors: Iterable[str], *, claimant: str = "") -> QuotaRooms:
-        """What quotas leave now and later, only for vendors that have a limit here. The claimant's own nomination does
+    def rooms(self, namespace: str, vendors: Iterable[str], *, nominee: str = "") -> QuotaRooms:
+        """What quotas leave now and later, only for vendors that have a limit here. The nominee's own nomination does
         not count."""
         if not self.quotas.limits_anything:
             return {}
-        claimed = {vendor: NO_USE for vendor in vendors if vendor in self.rules}
+        nominated = {vendor: NO_USE for vendor in vendors if vendor in self.rules}
         named: set[str] = set()
-        for nomination in self.nominations.others(claimant):
+        for nomination in self.nominations.others(nominee):
             victims = [entry.facts for uid in nomination.victims - named if (entry := self._pods.get(uid)) is not None]
             named |= nomination.victims
-            for vendor, use in claimed.items():
+            for vendor, use in nominated.items():
                 more = quota_use([nomination.facts], namespace, vendor).minus(quota_use(victims, namespace, vendor))
-                claimed[vendor] = use.plus(more.peak(NO_USE))
-        return self._rooms(namespace, claimed)
+                nominated[vendor] = use.plus(more.peak(NO_USE))
+        return self._rooms(namespace, nominated)
 
-    def _rooms(self, namespace: str, claimed: Mapping[str, Use]) -> QuotaRooms:
-        found = {v: self.quotas.room(namespace, self.rules[v], claimed=use) for v, use in claimed.items()}
+    def _rooms(self, namespace: str, nominated: Mapping[str, Use]) -> QuotaRooms:
+        found = {v: self.quotas.room(namespace, self.rules[v], nominated=use) for v, use in nominated.items()}
         return {vendor: room for vendor, room in found.items() if room != UNLIMITED}
 
     def state(self) -> dict[str, Any]:
@@ -600,12 +600,12 @@ class Ledger:
         for uuid, card in node.cards.items():
             node.cards[uuid] = self._current(name, node, card, "")
 
-    def _current(self, name: str, node: NodeEntry, card: Card, claimant: str) -> Card:
+    def _current(self, name: str, node: NodeEntry, card: Card, nominee: str) -> Card:
         """With the larger part of each nomination (`nominations`)."""
         uuid, masks = card.device.uuid, self._has_core_masks(card)
         shares = shares_of(uuid, _held(node))
         parts, named = [], set[str]()
-        for nomination in self.nominations.on_node(name, without=claimant):
+        for nomination in self.nominations.on_node(name, without=nominee):
             held = [share for share in shares if share.tenant.uid in nomination.victims - named]
             parts.append(Part(held, shares_of(uuid, ((nomination.facts, nomination.holdings),))))
             named |= nomination.victims

@@ -380,8 +380,8 @@ class _Draft:
         for unit in found.units:
             touched |= self._evict(unit)
         number = len(self._places)
-        claimed = request.called(uid=_trial_uid(number), namespace=request.namespace, name=request.name)
-        self._trial.put(facts_of(claimed, found.placement), GrantState.RESERVED)
+        held = request.called(uid=_trial_uid(number), namespace=request.namespace, name=request.name)
+        self._trial.put(facts_of(held, found.placement), GrantState.RESERVED)
         self._places.append(Placed(request, found.placement))
         for queue in self._queues.values():
             for name in touched:

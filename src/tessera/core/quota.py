@@ -97,13 +97,13 @@ class QuotaBook:
     def limits_anything(self) -> bool:
         return bool(self._limits)
 
-    def room(self, namespace: str, rules: Rules, *, claimed: Use = NO_USE) -> QuotaRoom:
-        """What the strictest limit leaves beside what pods use and nominations have `claimed`."""
+    def room(self, namespace: str, rules: Rules, *, nominated: Use = NO_USE) -> QuotaRoom:
+        """What the strictest limit leaves beside what pods use and are `nominated` for."""
         memory = self.limit(namespace, rules.quota_memory)
         cores = self.limit(namespace, rules.quota_cores)
         if memory is None and cores is None:
             return UNLIMITED
-        used = self.used(namespace, rules.key).plus(claimed)
+        used = self.used(namespace, rules.key).plus(nominated)
         return QuotaRoom(
             None if memory is None else memory * max(rules.quota_factor, 1) - used.memory,
             None if cores is None else cores - used.cores,

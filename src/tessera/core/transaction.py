@@ -70,7 +70,7 @@ class Transaction:
     # -- changes
 
     def put(self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf) -> None:
-        """Set what a pod holds, whatever it held or claimed before."""
+        """Set what a pod holds, whatever it held or was nominated for before."""
         self._put(Holder(facts, state, deadline, observed))
 
     def remove(self, uid: str) -> Holder | None:

@@ -167,7 +167,7 @@ class VictimArrays:
             return
         self._clear(row)
         places = ledger.arrays.places_on(name)
-        claimed = ledger.nominations.victims_on(name)
+        awaited = ledger.nominations.victims_on(name)
         leaving: set[str] = set()
         cells: dict[tuple[int, int], list[int]] = {}
         for entry in ledger.pods_on(name):
@@ -176,7 +176,7 @@ class VictimArrays:
             if traits is None:
                 continue
             held = [(places[uuid], holding.use) for uuid, holding in entry.holdings.items() if uuid in places]
-            if traits.is_leaving or uid in claimed:
+            if traits.is_leaving or uid in awaited:
                 leaving.add(uid)
                 continue
             if traits.protection:

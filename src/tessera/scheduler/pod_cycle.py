@@ -249,7 +249,7 @@ class PodCycles:
         self.ledger.nominate(facts, victims, deadline=deadline)
 
     def renounce(self, cycle: PodCycle) -> None:
-        """NOMINATED -> REFUSED: what was claimed is free for other pods."""
+        """NOMINATED -> REFUSED: what it was nominated for is free for other pods."""
         self._apply(Transition.RENOUNCE, cycle)
         if self.ledger.withdraw(cycle.uid):
             self.unschedulable.on_room()

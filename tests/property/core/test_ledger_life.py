@@ -219,8 +219,8 @@ class Decisions(RuleBasedStateMachine):
         nomination = self.ledger.nominations.get(pod.uid)
         assert nomination is not None
         name = nomination.facts.node
-        view = self.ledger.node(name, claimant=pod.uid)
-        rooms = self.ledger.rooms(pod.namespace, pod.vendors, claimant=pod.uid)
+        view = self.ledger.node(name, nominee=pod.uid)
+        rooms = self.ledger.rooms(pod.namespace, pod.vendors, nominee=pod.uid)
         answer = fit_pod(view, pod, some.VENDORS, rooms) if view is not None else None
         if isinstance(answer, Placement):
             self.ledger.reserve(pod, answer, deadline=self.now + 10)
@@ -262,8 +262,8 @@ class Decisions(RuleBasedStateMachine):
             )
             # With several requests the plain rule is greedy, and may miss what it found before.
             if quota_is_free and len(pod.requests) == 1:
-                view = self.ledger.node(name, claimant=uid)
-                rooms = self.ledger.rooms(pod.namespace, pod.vendors, claimant=uid)
+                view = self.ledger.node(name, nominee=uid)
+                rooms = self.ledger.rooms(pod.namespace, pod.vendors, nominee=uid)
                 assert view is not None
                 assert isinstance(fit_pod(view, pod, some.VENDORS, rooms), Placement), "the victims left for others"
 

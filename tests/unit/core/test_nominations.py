@@ -25,10 +25,10 @@ def held(name: str, memory: int) -> PodFacts:
     return gpu_pod(name, mem=memory).on("n1", f"n1-0,NVIDIA,{memory},0:;").facts()
 
 
-def fits(ledger: Ledger, pod: PodBuilder, *, claimant: bool = False) -> bool:
+def fits(ledger: Ledger, pod: PodBuilder, *, nominee: bool = False) -> bool:
     request = pod.request()
-    uid = request.uid if claimant else ""
-    view, rooms = ledger.node("n1", claimant=uid), ledger.rooms("default", request.vendors, claimant=uid)
+    uid = request.uid if nominee else ""
+    view, rooms = ledger.node("n1", nominee=uid), ledger.rooms("default", request.vendors, nominee=uid)
     assert view is not None
     return not isinstance(fit_pod(view, request, ledger.rules, rooms), Misfit)
 
@@ -36,12 +36,12 @@ def fits(ledger: Ledger, pod: PodBuilder, *, claimant: bool = False) -> bool:
 def test_what_is_claimed_is_taken_for_all_pods_but_the_claimant() -> None:
     ledger = world()
     ledger.observe_pod(held("victim", 30_000))
-    ledger.nominate(held("claimant", 35_000), frozenset({"uid-victim"}))
+    ledger.nominate(held("nominee", 35_000), frozenset({"uid-victim"}))
     assert not fits(ledger, gpu_pod("other", mem=10_000)), "free now, but not later"
     assert fits(ledger, gpu_pod("other", mem=5_000)), "beside both"
-    assert not fits(ledger, gpu_pod("claimant", mem=35_000), claimant=True), "the victim is there"
+    assert not fits(ledger, gpu_pod("nominee", mem=35_000), nominee=True), "the victim is there"
     ledger.release("uid-victim")
-    assert fits(ledger, gpu_pod("claimant", mem=35_000), claimant=True)
+    assert fits(ledger, gpu_pod("nominee", mem=35_000), nominee=True)
     assert audit(ledger) == []
 
 
@@ -52,7 +52,7 @@ def test_a_victim_that_stays_because_its_nomination_ended_takes_nothing_from_ano
     ledger.nominate(held("second", 10_000), frozenset({"uid-victim"}))
     assert not fits(ledger, gpu_pod("other", mem=10_000)), "with the victim and the first claim there is no room"
     ledger.withdraw("uid-second")
-    assert fits(ledger, gpu_pod("first", mem=14_000), claimant=True)
+    assert fits(ledger, gpu_pod("first", mem=14_000), nominee=True)
     assert audit(ledger) == []
 
 
@@ -66,7 +66,7 @@ def test_the_same_holds_for_quotas() -> None:
     assert not fits(ledger, gpu_pod("other", mem=10_001))
     ledger.observe_pod(held("other", 10_000))
     ledger.withdraw("uid-second")
-    assert fits(ledger, gpu_pod("first", mem=10_000), claimant=True)
+    assert fits(ledger, gpu_pod("first", mem=10_000), nominee=True)
 
 
 def test_placing_a_pod_ends_its_nomination() -> None:

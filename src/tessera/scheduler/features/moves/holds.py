@@ -54,7 +54,7 @@ def obstacle(ledger: Ledger, facts: PodFacts, leaving: frozenset[str]) -> str:
     with ledger.begin() as trial:
         for uid in leaving:
             trial.remove(uid)
-        return _obstacle_on(ledger, ledger.node(facts.node, claimant=facts.uid), facts)
+        return _obstacle_on(ledger, ledger.node(facts.node, nominee=facts.uid), facts)
 
 
 def _obstacle_on(ledger: Ledger, view: NodeInfo | None, facts: PodFacts) -> str:

@@ -142,8 +142,8 @@ class Preemptor(PreemptionLoop[UnschedulablePod, VictimSet]):
         victims, leaving = self._book.traits_of(found.victims), self._book.traits_of(found.leaving)
         grace = max((traits.grace_s for traits in (*victims, *leaving)), default=0.0)
         deadline = self._clock.monotonic() + grace + self._settings.nomination_s
-        claimed = frozenset((*found.victims, *found.leaving))
-        self._cycles.nominate(cycle, facts_of(request, found.places[0].placement), claimed, deadline=deadline)
+        leaving_first = frozenset((*found.victims, *found.leaving))
+        self._cycles.nominate(cycle, facts_of(request, found.places[0].placement), leaving_first, deadline=deadline)
         self._victims_left.pop(request.uid, None)
         self._observer.on_preemption(
             PreemptionEvent(request, node=found.node, victims=victims, waits_for=leaving, seconds=seconds)
