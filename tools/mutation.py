@@ -63,6 +63,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
     "core/matching": ("unit/core/test_matching.py",),
     "scheduler/nominated_nodes": ("unit/scheduler/test_nominated_nodes.py",
                                                       "unit/scheduler/test_gang_preemptor.py"),
+    "scheduler/features/gangs/gang": ("unit/scheduler/test_gang_record.py",),
     "scheduler/binder": ("unit/scheduler/test_binder.py", "unit/scheduler/test_binder_lost_answers.py",
                          "unit/scheduler/test_binder_turns.py", "unit/scheduler/test_binder_versions.py",
                          "unit/scheduler/test_takeover.py", "unit/scheduler/test_failpoints.py",

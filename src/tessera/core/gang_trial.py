@@ -22,7 +22,7 @@ from tessera.core import screen
 from tessera.core.arrays import Ints
 from tessera.core.card_rules.amounts import memory_asked
 from tessera.core.grants import Placement
-from tessera.core.holders import GrantState
+from tessera.core.holders import GrantState, trial_hold_uid
 from tessera.core.ledger import facts_of
 from tessera.core.matching import find_path
 from tessera.core.requests import PodRequest
@@ -133,8 +133,7 @@ class GangTrial:
     # -- placing
 
     def _trial_name(self, request: PodRequest) -> PodRequest:
-        """A uid that no pod has."""
-        return request.called(uid=f"gang-trial/{len(self.held)}", namespace=request.namespace, name=request.name)
+        return request.called(uid=trial_hold_uid(len(self.held)), namespace=request.namespace, name=request.name)
 
     def run(self, domains: Domains | None) -> Generator[None, None, bool]:
         """Place what fits; whether that is finished. A step for each member that is placed, some for a refusal."""

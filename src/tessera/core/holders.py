@@ -178,6 +178,11 @@ def move_hold_uid(pod: str) -> str:
     return f"{HolderKind.MOVE.value}/{pod}"
 
 
+def trial_hold_uid(number: int) -> str:
+    """For a place that is only tried, and is never kept under this name."""
+    return f"gang-trial/{number}"
+
+
 def is_hold(uid: str) -> bool:
     return "/" in uid
 

@@ -30,7 +30,7 @@ from tessera.core.arrays import CardArrays, Ints
 from tessera.core.gang_trial import Domains, GangMember, Placed
 from tessera.core.gangs import GangPlan, largest_first, plan_gang
 from tessera.core.grants import Placement
-from tessera.core.holders import GrantState, Holder
+from tessera.core.holders import GrantState, Holder, trial_hold_uid
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.node_victims import EvictionRules, NodeSearch, NodeVictims, Scratch
 from tessera.core.requests import PodRequest
@@ -380,7 +380,7 @@ class _Draft:
         for unit in found.units:
             touched |= self._evict(unit)
         number = len(self._places)
-        held = request.called(uid=_trial_uid(number), namespace=request.namespace, name=request.name)
+        held = request.called(uid=trial_hold_uid(number), namespace=request.namespace, name=request.name)
         self._trial.put(facts_of(held, found.placement), GrantState.RESERVED)
         self._places.append(Placed(request, found.placement))
         for queue in self._queues.values():
@@ -407,7 +407,7 @@ class _Draft:
         trial, greedy, plan = self._trial, tuple(self._places), None
         if self._may_try(len(self._units)):
             for number in range(len(greedy)):
-                trial.remove(_trial_uid(number))
+                trial.remove(trial_hold_uid(number))
             planner = _Planner(self._scratch.ledger, self.demand, self._order)
             plan = planner.plan()
             free = 0
@@ -456,11 +456,6 @@ class _Planner:
         demand = self._demand
         answer = plan_gang(self._selector, self._members, required=demand.required, domains=demand.domains)
         return answer if isinstance(answer, GangPlan) else None
-
-
-def _trial_uid(number: int) -> str:
-    """Of a member's place; no pod has such a uid."""
-    return f"gang-trial/{number}"
 
 
 def _free_memory(arrays: CardArrays) -> int:

@@ -197,7 +197,7 @@ class GangTurns:
     def hold(self, gang: Gang, places: Sequence[Placed]) -> None:
         """What fits of the gang that has the turn; the turn ends if its account does not pay for it."""
         if not self._holds.hold(gang, places):
-            self._stop(gang, "its account does not pay for more")
+            self.stop(gang, "its account does not pay for more")
 
     def end(self, gang: Gang | None = None) -> None:
         """The gang needs its turn no more; None: no gang has one any more. What is held stays its own."""
@@ -206,17 +206,14 @@ class GangTurns:
 
     def end_overdue(self) -> None:
         if self.favoured is not None and self._now() >= self._ends:
-            self._stop(self.favoured, "it did not fit in time")
+            self.stop(self.favoured, "it did not fit in time")
 
     def stop(self, gang: Gang, why: str) -> None:
         """End the turn of a gang, if it has one, and release what is held for it."""
         if self.favoured is gang:
-            self._stop(gang, why)
-
-    def _stop(self, gang: Gang, why: str) -> None:
-        log.info("turn of a starving gang ends", gang=gang.name, why=why)
-        self._holds.release(gang)
-        self.end(gang)
+            log.info("turn of a starving gang ends", gang=gang.name, why=why)
+            self._holds.release(gang)
+            self.end(gang)
 
     # -- other pods
 
