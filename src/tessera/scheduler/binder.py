@@ -167,7 +167,7 @@ class Binder:
     async def _await_permit(self, cycle: PodCycle, args: BindingArgs) -> Outcome | None:
         """None once the pod may be bound."""
         for permit in self._permit:
-            problem = await permit(args.pod_uid)
+            problem = await permit(cycle)
             if problem:
                 return Outcome(WriteResult.NOT_BOUND, problem)
         return None if self._has_reservation(cycle, args) else self._overtaken(args)

@@ -209,7 +209,7 @@ class Feature:
 
     # -- bind
 
-    async def permit(self, uid: str) -> str:
+    async def permit(self, cycle: PodCycle) -> str:
         """Wait until the pod may be bound; empty, or why it may not."""
         return ""
 

@@ -145,6 +145,21 @@ def test_no_member_is_bound_before_the_claims_of_all_are_theirs(happens: str) ->
 
 
 @in_fake_time
+async def test_a_member_that_could_not_be_read_for_a_while_is_not_bound_alone() -> None:
+    members = [member(0), member(1)]
+    world = world_with(*members, nodes=("n1", "n2"))
+    at = world.chosen(members[0])
+    claim = world.api.claims["default/own-0"]
+    world.claims.claims.drop("default/own-0")
+    world.api.mark_pod("default/g-0", {"changed": "later"})
+    world.watch()
+    world.claims.claims.put("default/own-0", claim)
+    assert await world.bound(members[0], at) == "gang default/g does not count this pod yet"
+    assert not world.api.pods["default/g-0"].spec.node_name
+    await world.work()
+
+
+@in_fake_time
 async def test_a_place_is_not_held_again_for_a_member_whose_claim_has_it() -> None:
     members = [member(0), member(1)]
     world = world_with(*members, nodes=("n1", "n2"))

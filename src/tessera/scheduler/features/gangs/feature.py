@@ -292,8 +292,10 @@ class Gangs(Feature):
 
     # -- bind
 
-    async def permit(self, uid: str) -> str:
-        return await self.lifecycle.enter_bind(uid)
+    async def permit(self, cycle: PodCycle) -> str:
+        return await self.lifecycle.enter_bind(
+            cycle.uid, "" if cycle.prepared is None else cycle.prepared.request.group
+        )
 
     async def before_binding(self, cycle: PodCycle) -> str:
         return await self.lifecycle.await_claims(cycle.uid)

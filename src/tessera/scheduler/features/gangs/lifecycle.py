@@ -309,12 +309,16 @@ class GangLifecycle:
 
     # -- the barrier
 
-    async def enter_bind(self, uid: str) -> str:
-        """Wait until all required members have come to bind; empty, or why they have not.
+    async def enter_bind(self, uid: str, group: str) -> str:
+        """Wait until all required members have come to bind; empty, or why they have not. `group`: that the pod names.
 
         Then nothing of the pod is reserved any more, unless the plan goes on and only this bind has waited too long.
         """
         gang = self._registry.of(uid)
+        if gang is None and group:
+            # What it asked for could not be read for a while. The next filter call makes it a member again.
+            self._drop_reservation(uid)
+            return f"gang {group} does not count this pod yet"
         if gang is None or gang.state in (COMPLETING, WHOLE):
             return ""
         plan = gang.plan
