@@ -47,7 +47,9 @@ def lives(draw: st.DrawFn) -> RecordedCluster:
                 found.note(journal.Released, pod=_ref(ended), node=ended.node, why="ended")
             case "bind" if pods:
                 bound = pods[draw(st.sampled_from(sorted(pods)))]
-                ledger.bind(bound.uid)
+                holder = ledger.pod(bound.uid)
+                if holder is not None and not holder.observed:
+                    ledger.bind(bound.uid)
                 found.note(journal.Bind, pod=_ref(bound), node=bound.node)
             case "file":
                 found.restart()
