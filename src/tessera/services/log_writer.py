@@ -1,9 +1,9 @@
 """Writes log lines in a thread of its own, so that neither a slow stream nor one that is not read stops the event loop.
 Calls that log can be left to the thread as well.
 
-Lines keep their order. They wait for 50 milliseconds and are written together; a process that is killed loses those.
-The queue is bounded: while the stream takes nothing, lines are dropped and counted, and a line says so afterwards. A
-writer that is closed has written all that was queued, unless the stream stays blocked; later lines are written at once.
+Lines keep their order. The queue is bounded: while the stream takes nothing, lines are dropped and counted, and a line
+says so afterwards. A writer that is closed has written all that was queued, unless the stream stays blocked; later
+lines are written at once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Full, Queue
 from typing import Any, TextIO
 
 MAX_LINES = 10_000
 """that wait: some seconds of decisions at full speed"""
-TOGETHER_S = 0.05
-"""that a line waits for others: to wake the thread takes the event loop longer than to queue a line"""
+MAX_TOGETHER = 1_000
+"""lines of one write, while more come"""
 CLOSE_S = 2.0
 """that closing waits for a stream that is blocked"""
 
@@ -40,20 +39,15 @@ class LogWriter:
         except OSError:  # It is in memory.
             self._descriptor = None
         self._report_loss = report_loss
-        self._queue: deque[str | DeferredCall] = deque()
-        self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._is_awake = False
-        """the thread writes what is in the queue now, however long it has waited"""
+        self._queue: Queue[DeferredCall | None] = Queue(MAX_LINES)
+        """None: the last one"""
         self._dropped = self._reported = 0
         """lines"""
         self._rendered: list[str] = []
-        """of the thread that writes"""
+        """lines of calls that were made, to be written together"""
         self._is_cut = False
         """the last write ended within a line: the disk was full"""
         self._deferred_at: int | None = None
-        self._is_closing = False
-        """the same as `_is_closed`, but quick to ask"""
-        self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
@@ -61,21 +55,23 @@ class LogWriter:
         """`line` has its end."""
         if threading.current_thread() is self._thread:
             self._rendered.append(line)
-        elif self._is_closing and self._has_ended():
-            with suppress(OSError, ValueError):  # What ends the process goes on with a full disk, too.
-                self._write_out(line)
         else:
-            self._put(line)
+            self.defer(self._rendered.append, line)
 
     def flush(self) -> None:
         """For callers that flush each line; it is written soon anyway."""
 
     def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         """Make a call that logs in the thread that writes. What it gets must not change any more."""
-        if self._is_closing and self._has_ended():
+        if not self._thread.is_alive():
             call(*arguments)
-        else:
-            self._put((time.time_ns(), call, arguments))
+            with suppress(OSError, ValueError):  # What ends the process goes on with a full disk, too.
+                self._write_rendered()
+            return
+        try:
+            self._queue.put_nowait((time.time_ns(), call, arguments))
+        except Full:
+            self._dropped += 1
 
     def now(self) -> int:
         """Nanoseconds since the epoch; in a deferred call, those at which it was deferred."""
@@ -83,61 +79,40 @@ class LogWriter:
         return deferred or time.time_ns()
 
     def close(self) -> None:
-        self._is_closing = True
-        self._is_closed.set()
-        self._wakes.put(None)
+        with suppress(Full):
+            self._queue.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
-
-    def _put(self, line: str | DeferredCall) -> None:
-        queue = self._queue
-        if len(queue) >= MAX_LINES:
-            self._dropped += 1
-            return
-        queue.append(line)
-        if not self._is_awake:
-            self._is_awake = True
-            self._wakes.put(None)
-
-    def _has_ended(self) -> bool:
-        return self._is_closed.is_set() and not self._thread.is_alive()
 
     # -- in the thread
 
     def _run(self) -> None:
-        while not self._is_closed.is_set():
-            self._wakes.get()
-            self._is_closed.wait(TOGETHER_S)
-            self._is_awake = False  # What is queued after this wakes the thread again.
-            self._write_queued()
-        self._write_queued()
+        while (deferred := self._queue.get()) is not None:
+            self._deferred_at, call, arguments = deferred
+            try:
+                call(*arguments)
+            except Exception:  # Perhaps the log is what fails.
+                self._dropped += 1
+            self._deferred_at = None
+            if self._queue.empty() or len(self._rendered) >= MAX_TOGETHER:
+                self._write_and_report()
+        for _ in range(2):  # The second time to say what the first one lost.
+            self._write_and_report()
 
-    def _write_queued(self) -> None:
+    def _write_and_report(self) -> None:
         lost = self._dropped
-        # As many as there are now: others may come for as long as this takes.
-        for _ in range(len(self._queue)):
-            self._render(self._queue.popleft())
         if lost > self._reported:
             self._report_loss(lost - self._reported)
+        lines = len(self._rendered)
         try:
-            self._write_out("".join(self._rendered))
+            self._write_rendered()
             self._reported = lost
         except (OSError, ValueError):
             # A full disk, or a stream that is closed: there is no better place to say so.
-            self._dropped += len(self._rendered)
+            self._dropped += lines
+
+    def _write_rendered(self) -> None:
+        text = "".join(self._rendered)
         self._rendered.clear()
-
-    def _render(self, line: str | DeferredCall) -> None:
-        if isinstance(line, str):
-            self._rendered += [line] if line else []
-            return
-        self._deferred_at, call, arguments = line
-        try:
-            call(*arguments)
-        except Exception:  # Perhaps the log is what fails.
-            self._dropped += 1
-        self._deferred_at = None
-
-    def _write_out(self, text: str) -> None:
         if self._descriptor is None:
             self._stream.write(text)
             self._stream.flush()
