@@ -96,6 +96,6 @@ def run_service(service: str, *arguments: object, flags: Flags, **facts: object)
 def read_file(path: str) -> str:
     """Raises OSError and UnicodeError."""
     from tessera.files import reader
-    from tessera.wire.documents import MAX_BYTES
+    from tessera.wire.config_file import MAX_BYTES
 
     return reader.read_file(path, limit=MAX_BYTES).decode()

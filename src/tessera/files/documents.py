@@ -23,7 +23,7 @@ MAX_ALIASED = 200_000
 TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 TOO_MANY_ALIASED = f"aliases stand for more than {MAX_ALIASED} values; write them out, or use fewer"
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: ten times faster, same events"""
 
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
@@ -117,7 +117,7 @@ def yaml_events(data: bytes | str, *, most: int = MAX_VALUES) -> Iterator[Any]:
     """of what is inside each of them, and of the whole"""
     values = aliased = 0
     try:
-        for event in yaml.parse(data, Loader=_LOADER):
+        for event in yaml.parse(data, Loader=YAML_LOADER):
             kind = event.__class__
             if kind is yaml.ScalarEvent:
                 values += 1

@@ -26,8 +26,8 @@ from tessera.host.simulated.models import MODELS
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json, Setup, documents
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
+from tessera.wire.config_file import nearest
 from tessera.wire.errors import WireError
-from tessera.wire.expectations import nearest
 from tessera.wire.pair_scores import encode_pair_scores
 from tessera.wire.registration import encode_registration_json
 

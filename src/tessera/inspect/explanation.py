@@ -31,7 +31,7 @@ from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.expectations import nearest
+from tessera.wire.config_file import nearest
 from tessera.wire.objects import Pod
 
 NAMED = 6

@@ -20,7 +20,7 @@ from tessera.host.simulated.hardware import no_cards, simulated_hardware
 from tessera.node.registration.pair_scores import PairScores, pair_scores
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.services.terminal_json import encode_json
-from tessera.wire.documents import ConfigError
+from tessera.wire.config_file import ConfigError
 
 PairLinks = Mapping[tuple[str, str], Links]
 

@@ -66,7 +66,7 @@ class PrivilegedMode(Enum):
 
 def _parse_policies(text: str, *, for_nodes: bool) -> str:
     from tessera.core.policies import POLICIES
-    from tessera.wire.expectations import nearest
+    from tessera.wire.config_file import nearest
 
     known = [name for name, policy in POLICIES.items() if policy.nodes or not for_nodes]
     for word in [text] if for_nodes else text.split(","):

@@ -9,18 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import yaml
-from msgspec import inspect
 
 from tessera.files.documents import plain_value
-from tessera.wire.documents import Item, Key, Listing, Report, Scalar, Table
-from tessera.wire.expectations import nearest
+from tessera.wire.config_file import ConfigFile, nearest, spoken
 from tessera.wire.quotes import quoted
-from tessera.wire.strict import decode, type_info
-from tessera.wire.yaml_source import read_yaml
 
 FOREIGN_KEYS = frozenset({"version", "flags", "resources", "sharing", "imex", "scheduler"})
 """top-level keys of NVIDIA's plugin configuration, read by another reader from the same file"""
@@ -46,32 +42,26 @@ class SectionSchema:
     list_key: str = ""
     """key of the list that was the whole section in older versions"""
 
-    def upgraded(self, item: Item) -> Item:
-        if not self.list_key or not isinstance(item, Listing):
-            return item
-        return Table(((Key(self.list_key, item.line), item),), item.line)
+    def upgraded(self, value: Any) -> Any:
+        return {self.list_key: value} if self.list_key and isinstance(value, list) else value
 
 
 def empty_section(schema: Any) -> Any:
     """What a section is when the file does not have it."""
     type_ = schema.type if isinstance(schema, SectionSchema) else schema
-    return msgspec.convert([] if isinstance(type_info(type_), _LISTS) else {}, type_)
-
-
-_LISTS = (inspect.ListType, inspect.VarTupleType)
+    return msgspec.convert([] if get_origin(type_) in (list, tuple) else {}, type_)
 
 
 def load_device_config(text: str, *, file: str, schemas: Mapping[str, Any]) -> dict[str, Any]:
     """The sections in the file, by name. A schema is a type or a `SectionSchema`."""
-    report = Report(file)
-    sections = _sections(read_yaml(text, report), report, schemas)
+    read = ConfigFile(text, file=file)
     values = {
-        name: decode(item, schema.type, report=report, path=name, check=_resource_names)
-        for name, (schema, item) in sections.items()
+        name: read.convert(schema.type, value, name, check=_resource_names)
+        for name, (schema, value) in _sections(read, schemas).items()
     }
-    report.check()
+    read.check()
     if all(value == empty_section(schemas[name]) for name, value in values.items()):
-        raise report.fatal(ALL_EMPTY)
+        raise read.fatal(ALL_EMPTY, line=0)
     return values
 
 
@@ -97,22 +87,22 @@ def _resource_names(key: str, text: str) -> str | None:
     return resource_name_problem(text) if _RESOURCE_KEY.match(key) else None
 
 
-def _sections(root: Item, report: Report, schemas: Mapping[str, Any]) -> dict[str, tuple[SectionSchema, Item]]:
+def _sections(read: ConfigFile, schemas: Mapping[str, Any]) -> dict[str, tuple[SectionSchema, Any]]:
     """Name -> schema and what the file has there."""
-    if isinstance(root, Scalar) and root.value is None:
-        raise report.fatal(ALL_EMPTY)
-    if not isinstance(root, Table):
-        raise report.fatal(f"expected a table of sections, found {root}", line=root.line)
-    found: dict[str, tuple[SectionSchema, Item]] = {}
-    for key, item in root.entries:
-        given = schemas.get(key.text)
+    if read.value is None:
+        raise read.fatal(ALL_EMPTY, line=0)
+    if not isinstance(read.value, dict):
+        raise read.fatal(f"expected a table of sections, found {spoken(read.value)}")
+    found: dict[str, tuple[SectionSchema, Any]] = {}
+    for key, value in read.value.items():
+        given = schemas.get(key)
         if given is None:
-            if key.text not in FOREIGN_KEYS:
-                hint = "" if report.full else nearest(key.text, [*schemas, *FOREIGN_KEYS])
-                report.add(f"unknown section {quoted(key.text)}{hint}", line=key.line)
-        elif not (isinstance(item, Scalar) and item.value is None):
+            if key not in FOREIGN_KEYS:
+                hint = "" if read.is_full else nearest(key, [*schemas, *FOREIGN_KEYS])
+                read.add(f"unknown section {quoted(key)}{hint}", line=read.line(key))
+        elif value is not None:
             schema = given if isinstance(given, SectionSchema) else SectionSchema(given)
-            found[key.text] = (schema, schema.upgraded(item))
+            found[key] = (schema, schema.upgraded(value))
     return found
 
 
@@ -123,7 +113,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that `yaml_source` would read as another type, and never uses aliases."""
+    """Quotes every text that would be read as another type, and never uses aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -13,9 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType, field
 
-from tessera.wire.documents import Report
-from tessera.wire.json_source import read_json
-from tessera.wire.strict import decode
+from tessera.wire.config_file import ConfigFile
 
 Mode = Literal["hami-core", "mig", "mps", "none"]
 MigStrategy = Literal["none", "single", "mixed"]
@@ -100,9 +98,9 @@ class NodeSettings:
 
 def load_node_config(text: str, *, file: str) -> list[NodeOverride]:
     """The entries of the file in order."""
-    report = Report(file)
-    config = decode(read_json(text, report), _NodeConfig, report=report, any_case=True)
-    report.check()
+    read = ConfigFile(text, file=file, is_json=True)
+    config = read.convert(_NodeConfig, read.value, any_case=True)
+    read.check()
     entries: list[NodeOverride] = config.nodeconfig
     return entries
 

@@ -11,12 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from tessera.wire.config_file import ConfigError, ConfigFile
 from tessera.wire.device_config import dump_device_config, load_device_config
-from tessera.wire.documents import ConfigError, Report
-from tessera.wire.json_source import read_json
 from tessera.wire.node_config import effective, load_node_config, override_for
-from tessera.wire.strict import plain
-from tessera.wire.yaml_source import read_yaml
 
 
 class Chip(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -83,19 +80,19 @@ def test_a_dumped_configuration_is_read_back(nvidia: Section, vnpus: list[Chip])
 
 @given(plain_trees)
 def test_what_the_standard_reader_of_json_reads_is_read_the_same(tree: Any) -> None:
-    report = Report("f")
     for text in (json.dumps(tree), json.dumps(tree, indent="\t", ensure_ascii=False)):
-        assert plain(read_json(text, report)) == json.loads(text)
-    report.check()
+        found = ConfigFile(text, file="f", is_json=True)
+        assert found.value == json.loads(text)
+        found.check()
 
 
 @given(plain_trees)
 def test_json_is_read_as_yaml_too(tree: Any) -> None:
-    report = Report("f")
     # Pairs of surrogates are how JSON alone writes letters beyond 16 bits.
     text = json.dumps(tree, ensure_ascii=True).replace("\\ud", "d")
-    assert plain(read_yaml(text, report)) == json.loads(text)
-    report.check()
+    found = ConfigFile(text, file="f")
+    assert found.value == json.loads(text)
+    found.check()
 
 
 NAMES = ["nvidia", "vnpus", "chips", "chipName", "memory", "5", "-1", "1e999", ".nan", "true", "~"]

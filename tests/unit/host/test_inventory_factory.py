@@ -10,7 +10,7 @@ from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.simulated.hardware import SimulatedHardware
 from tessera.node.inventory import choose_hardware, main
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
-from tessera.wire.documents import ConfigError
+from tessera.wire.config_file import ConfigError
 
 CARDS = """
 cards:

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.host.simulated.description import SimulationDescription, load_description, parse_description
 from tessera.host.simulated.models import MODELS
-from tessera.wire.documents import ConfigError
+from tessera.wire.config_file import ConfigError
 
 EVERYTHING = """
 cards:
@@ -59,7 +59,7 @@ def test_every_model_can_be_asked_for(model: str) -> None:
         ("cards:\n- model: L4\n  mig: true", "cards.yaml:2: cards[0]: L4 cannot do MIG"),
         (
             "cards: [{model: L4, count: 65}]",
-            "cards.yaml:1: cards[0].count: expected a whole number from 1 to 64, found 65",
+            "cards.yaml:1: cards[0].count: expected a whole number <= 64, found 65",
         ),
         ("cards: [{model: L4, count: 40}, {model: L4, count: 40}]", "cards.yaml:1: 80 cards; at most 64 are simulated"),
         ("cards: [{model: L4, count: 2, numa: [0]}]", 'cards.yaml:1: cards[0]: "numa" has 1 numbers for 2 cards'),

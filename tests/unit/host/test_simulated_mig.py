@@ -10,7 +10,7 @@ from tessera.core.devices import MigPlacement
 from tessera.host.cards import CardError, CardFacts, ComputeMode, GpuInstanceProfile, Hardware, MigInstance
 from tessera.host.simulated.description import parse_description
 from tessera.host.simulated.hardware import simulated_hardware
-from tessera.wire.documents import ConfigError
+from tessera.wire.config_file import ConfigError
 from tests.support.faulty_cards import FaultyCards
 
 

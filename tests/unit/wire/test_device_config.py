@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec import Struct, field
 
+from tessera.wire.config_file import ConfigError
 from tessera.wire.device_config import (
     ALL_EMPTY,
     SectionSchema,
@@ -13,7 +14,6 @@ from tessera.wire.device_config import (
     load_device_config,
     resource_name_problem,
 )
-from tessera.wire.documents import ConfigError
 
 
 class Base(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -111,10 +111,10 @@ def test_the_list_form_and_the_table_form_of_a_section_mean_the_same(text: str) 
     assert load(text) == {"vnpus": Chips(configs=(Chip(chip_name="910A"),))}
 
 
-def test_mistakes_in_an_old_form_keep_their_lines() -> None:
-    assert problems("vnpus:\n- chipName: a\n- chipName: 5\n")[0].startswith(
-        "device-config.yaml:3: vnpus.configs[1].chipName: expected a text, found 5"
-    )
+def test_mistakes_in_an_old_form_have_the_line_of_the_section() -> None:
+    assert problems("\nvnpus:\n- chipName: a\n- chipName: 5\n") == [
+        "device-config.yaml:2: vnpus.configs[1].chipName: expected a text, found 5"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,7 @@ def test_a_file_that_configures_nothing_is_refused(text: str) -> None:
         ),
         (
             "nvidia:\n  migProfileAllowlist:\n  - models: [a]\n  - {}\n  - models: x\n",
-            "device-config.yaml:5: nvidia.migProfileAllowlist[2].models: expected a list, "
-            'found the text "x"; write [x]',
+            'device-config.yaml:5: nvidia.migProfileAllowlist[2].models: expected a list, found the text "x"',
         ),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.wire.documents import ConfigError
+from tessera.wire.config_file import ConfigError
 from tessera.wire.node_config import (
     CardModes,
     DeviceFilter,
@@ -157,20 +157,19 @@ def test_a_file_without_entries_overrides_nothing(text: str) -> None:
         ),
         (
             '{"name": "a", "devicesplitcount": -1}',
-            "nodeconfig[0].devicesplitcount: expected a whole number from 0 to 2147483647, found -1",
+            "nodeconfig[0].devicesplitcount: expected a whole number >= 0, found -1",
         ),
         (
             '{"name": "a", "devicememoryscaling": -0.5}',
-            "nodeconfig[0].devicememoryscaling: expected a number from 0, found -0.5",
+            "nodeconfig[0].devicememoryscaling: expected a number >= 0.0, found -0.5",
         ),
         (
             '{"name": "a", "enablenumatopology": "true"}',
-            'nodeconfig[0].enablenumatopology: expected true or false, found the text "true"; remove the quotes',
+            'nodeconfig[0].enablenumatopology: expected true or false, found the text "true"',
         ),
         (
             '{"name": "a", "filterdevices": {"index": ["0"]}}',
-            "nodeconfig[0].filterdevices.index[0]: expected a whole number from 0 to 2147483647, "
-            'found the text "0"; remove the quotes',
+            'nodeconfig[0].filterdevices.index[0]: expected a whole number, found the text "0"',
         ),
         (
             '{"name": "a", "devicesplitcounts": 1}',

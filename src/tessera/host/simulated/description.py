@@ -17,12 +17,8 @@ from msgspec import UNSET, UnsetType
 from tessera.files.reader import read_file
 from tessera.host.cards import MAX_NVLINKS, TopologyLevel
 from tessera.host.simulated.models import MODELS
-from tessera.wire.documents import MAX_BYTES, ConfigError, Report
-from tessera.wire.expectations import nearest
-from tessera.wire.json_source import read_json
+from tessera.wire.config_file import MAX_BYTES, ConfigError, ConfigFile, nearest, unreadable
 from tessera.wire.quotes import quoted
-from tessera.wire.strict import decode
-from tessera.wire.yaml_source import read_yaml
 
 log = structlog.get_logger(__name__)
 
@@ -162,10 +158,9 @@ class SimulationDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_description(text: str, *, file: str) -> SimulationDescription:
     """Reads JSON if the file name ends in `.json`, otherwise YAML. Raises ConfigError."""
-    report = Report(file)
-    tree = (read_json if file.endswith(".json") else read_yaml)(text, report)
-    description: SimulationDescription = decode(tree, SimulationDescription, report=report, check=_known_model)
-    report.check()
+    read = ConfigFile(text, file=file, is_json=file.endswith(".json"))
+    description: SimulationDescription = read.convert(SimulationDescription, read.value, check=_known_model)
+    read.check()
     return description
 
 
@@ -174,14 +169,10 @@ def load_description(path: Path) -> SimulationDescription:
     try:
         text = read_file(path, limit=MAX_BYTES).decode()
     except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
+        raise unreadable(path, error.strerror or str(error)) from error
     except UnicodeError as error:
-        raise _unreadable(path, "it is not UTF-8 text") from error
+        raise unreadable(path, "it is not UTF-8 text") from error
     return parse_description(text, file=str(path))
-
-
-def _unreadable(path: Path, why: str) -> ConfigError:
-    return Report(str(path)).fatal(f"cannot be read: {why}")
 
 
 def _known_model(key: str, text: str) -> str | None:

@@ -16,7 +16,7 @@ import msgspec
 from tessera.core.devices import MigPlacement
 from tessera.host.atomic_file import replace_file
 from tessera.host.cards import CardError, ComputeMode, GpuInstanceProfile, MigInstance
-from tessera.wire.documents import Report
+from tessera.wire.config_file import unreadable
 
 NAMESPACE = UUID("6b0f5d0e-64a7-4b9c-8a5d-0a3f4d7c2b11")
 """of all simulated uuids; any fixed value does"""
@@ -97,4 +97,4 @@ def _read(path: Path) -> dict[str, Board]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
-        raise Report(str(path)).fatal(f"cannot be read: {error}") from error
+        raise unreadable(path, str(error)) from error

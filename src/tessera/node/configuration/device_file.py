@@ -14,10 +14,9 @@ from typing import Any
 from tessera.services.settings_table import FileText, ReadFile, Sources
 from tessera.vendors.nvidia.section import NvidiaSection, validate_mig_allowlist
 from tessera.vendors.registry import schemas
+from tessera.wire.config_file import ConfigError, ConfigFile, spoken
 from tessera.wire.device_config import SectionSchema, load_device_config
-from tessera.wire.documents import ConfigError, Item, Listing, Report, Scalar, Table
 from tessera.wire.gobool import format_bool
-from tessera.wire.yaml_source import read_yaml
 
 SECTION = "nvidia"
 NO_FILE = "no --config-file: every setting has its default, as far as flags and the node configuration do not say"
@@ -84,64 +83,66 @@ def read_device_file(sources: Sources, *, file: str, read_file: ReadFile) -> Dev
 
 def _read_plugin_part(text: str, file: str) -> tuple[dict[str, FileText], list[str]]:
     """Flags and warnings. Raises ConfigError where the file is no YAML, or not of a version that is known."""
-    report = Report(file)
+    read = ConfigFile(text, file=file)
     flags: dict[str, FileText] = {}
     warnings: list[str] = []
-    for path, item in _members(read_yaml(text, report), ""):
+    for path, value in _members(read.value, ""):
         lower = path.lower()
-        if lower == "version" and not (isinstance(item, Scalar) and item.value in (None, *VERSIONS)):
-            report.add(f"expected v1, found {item}", line=item.line, path=path)
+        if lower == "version" and value not in VERSIONS:
+            read.add(f"expected v1, found {spoken(value)}", path=path)
         elif lower == "flags":
-            flags |= _read_flags(item, report, warnings)
+            flags |= _read_flags(path, value, read, warnings)
         elif lower == "sharing":
             warnings.extend(
-                f"{file}:{member.line}: {key}: has no effect; {_ADVICE.get(key.lower(), 'it is not known here')}"
-                for key, member in _members(item, "sharing.")
+                f"{_place(read, key)}: has no effect; {_ADVICE.get(key.lower(), 'it is not known here')}"
+                for key, _ in _members(value, f"{path}.")
             )
         elif lower in _ADVICE:
-            warnings.append(f"{file}:{item.line}: {path}: has no effect; {_ADVICE[lower]}")
-    report.check()
+            warnings.append(f"{_place(read, path)}: has no effect; {_ADVICE[lower]}")
+    read.check()
     return flags, warnings
 
 
-def _read_flags(item: Item, report: Report, warnings: list[str]) -> dict[str, FileText]:
+def _read_flags(section: str, value: Any, read: ConfigFile, warnings: list[str]) -> dict[str, FileText]:
     found: dict[str, FileText] = {}
-    members = list(_members(item, ""))
+    members = list(_members(value, ""))
     for path, member in members:
         if path.lower() == "plugin":
-            members.extend(_members(member, "plugin."))
+            members.extend(_members(member, f"{path}."))
             continue
         name = FLAG_OF_KEY.get(path.lower())
-        where = f"flags.{path}"
+        where = f"{section}.{path}"
         if name is None:
-            warnings.append(f"{report.file}:{member.line}: {where}: has no effect")
+            warnings.append(f"{_place(read, where)}: has no effect")
             continue
         text = _text(member)
         if text is None:
-            report.add(f"expected a value, found {member}", line=member.line, path=where)
+            read.add(f"expected a value, found {spoken(member)}", path=where)
         else:
-            found[name] = FileText(text, f"{report.file}:{member.line}: {where}")
+            found[name] = FileText(text, _place(read, where))
     return found
 
 
-def _members(item: Item, prefix: str) -> Iterator[tuple[str, Item]]:
-    """Keys that have a value; none where the item is no table, which other readers of the file complain about."""
-    if isinstance(item, Table):
-        for key, member in item.entries:
-            if not (isinstance(member, Scalar) and member.value is None):
-                yield f"{prefix}{key.text}", member
+def _place(read: ConfigFile, path: str) -> str:
+    return f"{read.file}:{read.line(path)}: {path}"
 
 
-def _text(item: Item) -> str | None:
+def _members(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Keys that have a value; none where it is no table, which other readers of the file complain about."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            if member is not None:
+                yield f"{prefix}{key}", member
+
+
+def _text(value: Any) -> str | None:
     """As it would stand behind a flag; a list joined by commas."""
-    if isinstance(item, Listing):
-        parts = [_text(member) for member in item.items]
-        return None if any(part is None or "," in part for part in parts) else ",".join(filter(None, parts))
-    if isinstance(item, Table):
-        return None
-    match item.value:
-        case bool(flag):
-            return format_bool(flag)
-        case str(text):
-            return text
-    return item.text
+    match value:
+        case None | dict():
+            return None
+        case list():
+            parts = [_text(member) for member in value]
+            return None if any(part is None or "," in part for part in parts) else ",".join(filter(None, parts))
+        case bool():
+            return format_bool(value)
+    return str(value)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tessera.host.atomic_file import replace_file
 from tessera.services.settings_table import ReadFile
-from tessera.wire.documents import ConfigError
+from tessera.wire.config_file import ConfigError
 from tessera.wire.node_config import NodeOverride, load_node_config, override_for
 
 LAST_GOOD = "node-config.json"

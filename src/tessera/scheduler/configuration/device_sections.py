@@ -16,8 +16,8 @@ from tessera.scheduler.settings import Settings
 from tessera.services.settings_table import ReadFile, Sources
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors, families, schemas
+from tessera.wire.config_file import ConfigError
 from tessera.wire.device_config import empty_section, load_device_config
-from tessera.wire.documents import ConfigError
 
 Sections = Mapping[str, Any]
 Scalar = str | int | bool

@@ -13,7 +13,7 @@ from tessera.lab.sandbox.api.errors import bad_request
 from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import SHAPES
 from tessera.lab.sandbox.api.store import DECODE
-from tessera.wire import documents, strict, yaml_source
+from tessera.wire.config_file import ConfigFile
 from tessera.wire.errors import WireError
 
 MAX_DEPTH = 200
@@ -32,11 +32,10 @@ def decode_json(body: bytes) -> Any:
 
 
 def decode_yaml(body: bytes) -> Any:
-    report = documents.Report("body")
     try:
-        found = yaml_source.read_yaml(body.decode(), report)
-        report.check()
-        return strict.plain(found)
+        found = ConfigFile(body.decode(), file="body")
+        found.check()
+        return found.value
     except (WireError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid YAML: {error}") from error
 
