@@ -14,7 +14,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.move_planner import DEPTH, DefragmentationPlan, Goal, Planner
 from tessera.core.relocation import MovablePod
 from tessera.core.victims import PodBook
-from tessera.core.whole_cards import WholeCards, whole_card_requests
+from tessera.core.whole_cards import take_idle_cards, whole_card_requests
 
 
 def plan_whole_cards(
@@ -25,20 +25,14 @@ def plan_whole_cards(
     max_moves: float = math.inf,
     depth: int = DEPTH,
 ) -> DefragmentationPlan:
-    """As many cards as possible without any pod, by the fewest moves. A pod moves to a card that no pod uses only where
-    that empties two others, and only an exact search finds that."""
+    """As many cards as possible without any pod, by few moves. No pod moves to a card that no pod uses."""
     with ledger.begin() as transaction:
         planner = Planner(transaction, book, pods, max_moves=max_moves)
-        cards = WholeCards(planner)
-        cards.take_idle()
-        cards.pack()
+        take_idle_cards(planner)
         goals = [Goal(request) for request in whole_card_requests(ledger)]
-        for goal in goals:
-            planner.run(goal, 0)
-        if depth:
-            cards.pack_windows()
-        for goal in goals:
-            planner.run(goal, depth)
+        for deepest in (0, depth):
+            for goal in goals:
+                planner.run(goal, deepest)
     return planner.finish()
 
 

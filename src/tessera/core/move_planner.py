@@ -22,7 +22,7 @@ from tessera.core.holders import move_hold_uid
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import facts_of
 from tessera.core.move_bounds import MoveBounds
-from tessera.core.node_victims import EvictionRules, NodeSearch, NodeVictims, Scratch, promised_victims
+from tessera.core.node_victims import NodeSearch, NodeVictims, Scratch
 from tessera.core.relocation import NO_HOST, MovablePod, Move, Relocation, replay_moves
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates
@@ -331,11 +331,6 @@ class Planner:
         found = search.run()
         self.spend(SEARCH_WORK + search.work)
         return found
-
-    def rules(self) -> EvictionRules:
-        """Which pods may move, whatever for."""
-        promised = promised_victims(self.ledger, ())
-        return EvictionRules(self._movers((), direct=False), priority=ANY_PRIORITY, group="", promised=promised)
 
     def _movers(self, spared: Collection[str], *, direct: bool) -> _BookView:
         """The book, in which what does not move is protected."""

@@ -12,7 +12,7 @@ they are withdrawn, and by their deadline.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -129,13 +129,11 @@ class NominationBook:
         return nomination
 
 
-def shares_of(
-    uuid: str, pods: Iterable[tuple[PodFacts, Mapping[str, Holding]]], *, gone: Collection[str] = ()
-) -> list[Share]:
-    """The parts of one card that these pods have, without those that are `gone`."""
+def shares_of(uuid: str, pods: Iterable[tuple[PodFacts, Mapping[str, Holding]]]) -> list[Share]:
+    """The parts of one card that these pods have."""
     found = []
     for facts, holdings in pods:
         holding = holdings.get(uuid)
-        if holding is not None and facts.uid not in gone:
+        if holding is not None:
             found.append(Share(facts.tenant(holding.vendor), holding))
     return found

@@ -34,6 +34,8 @@ from tests.support.pod_book import PlainBook
 
 EXAMPLES = int(os.environ.get("DEFRAGMENTATIONS", "0"))
 """random clusters; 0: few, since brute force takes tens of milliseconds for each"""
+MAX_FEWER, MAX_MORE = 1, 2
+"""cards that a plan may free fewer than the best one in a cluster this small, and moves that it may make more"""
 LIVES = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES or 15)
 if EXAMPLES:
     LIVES = settings(LIVES, phases=[Phase.reuse, Phase.generate])
@@ -108,16 +110,16 @@ def worlds(draw: st.DrawFn) -> World:
 
 @given(worlds())
 @LIVES
-def test_whole_cards_are_freed_within_one_move_of_the_optimum(world: World) -> None:
+def test_a_plan_for_whole_cards_frees_hardly_fewer_than_the_best(world: World) -> None:
     before = world.ledger.state()
     plan = plan_whole_cards(world.ledger, world.book, world.movable)
     assert world.ledger.state() == before
     best = fewest_moves(world.pods, world.cards, capacity=CAPACITY, idle=world.idle)
     assert not plan.problem
     gain = len(plan.gained)
-    assert gain == len(best) - 1
-    event(f"{gain} cards, {plan.moves - best[gain]} moves more than needed")
-    assert best[gain] <= plan.moves <= best[gain] + 1
+    event(f"{len(best) - 1 - gain} cards fewer, {plan.moves - best[gain]} moves more than needed")
+    assert len(best) - 1 - MAX_FEWER <= gain < len(best)
+    assert best[gain] <= plan.moves <= best[gain] + MAX_MORE
 
 
 SIZES = {1: some.MIG_PROFILES[0], 2: some.MIG_PROFILES[1], 4: some.MIG_PROFILES[2]}
@@ -177,16 +179,16 @@ def mig_worlds(draw: st.DrawFn) -> MigWorld:
 
 @given(mig_worlds())
 @LIVES
-def test_cards_in_mig_mode_are_freed_within_one_move_of_the_optimum(world: MigWorld) -> None:
+def test_a_plan_for_cards_in_mig_mode_frees_hardly_fewer_than_the_best(world: MigWorld) -> None:
     before = world.ledger.state()
     plan = plan_whole_cards(world.ledger, world.book, world.movable)
     assert world.ledger.state() == before
     best = fewest_instance_moves(world.pods, world.cards, starts=STARTS)
     assert not plan.problem
     gain = len(plan.gained)
-    assert gain == len(best) - 1
-    event(f"{gain} cards, {plan.moves - best[gain]} moves more than needed")
-    assert best[gain] <= plan.moves <= best[gain] + 1
+    event(f"{len(best) - 1 - gain} cards fewer, {plan.moves - best[gain]} moves more than needed")
+    assert len(best) - 1 - MAX_FEWER <= gain < len(best)
+    assert best[gain] <= plan.moves <= best[gain] + MAX_MORE
 
 
 @st.composite
