@@ -1,9 +1,9 @@
 """Writes log lines in a thread of its own, so that neither a slow stream nor one that is not read stops the event loop.
 Calls that log can be left to the thread as well.
 
-Lines keep their order. The queue is bounded: while the stream takes nothing, lines are dropped and counted, and a line
-says so afterwards. A writer that is closed has written all that was queued, unless the stream stays blocked; later
-lines are written at once.
+Lines keep their order. They wait for 50 milliseconds and are written together; a process that is killed loses those.
+The queue is bounded: while the stream takes nothing, lines are dropped and counted, and a line says so afterwards. A
+writer that is closed has written all that was queued, unless the stream stays blocked; later lines are written at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, TextIO
 
 MAX_LINES = 10_000
 """that wait: some seconds of decisions at full speed"""
-MAX_TOGETHER = 1_000
-"""lines of one write, while more come"""
+TOGETHER_S = 0.05
+"""that a line waits for others: to wake the thread takes the event loop longer than to queue a line"""
 CLOSE_S = 2.0
 """that closing waits for a stream that is blocked"""
 
@@ -48,6 +48,7 @@ class LogWriter:
         self._is_cut = False
         """the last write ended within a line: the disk was full"""
         self._deferred_at: int | None = None
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
@@ -63,7 +64,7 @@ class LogWriter:
 
     def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         """Make a call that logs in the thread that writes. What it gets must not change any more."""
-        if not self._thread.is_alive():
+        if self._is_closing.is_set() and not self._thread.is_alive():
             call(*arguments)
             with suppress(OSError, ValueError):  # What ends the process goes on with a full disk, too.
                 self._write_rendered()
@@ -79,6 +80,7 @@ class LogWriter:
         return deferred or time.time_ns()
 
     def close(self) -> None:
+        self._is_closing.set()
         with suppress(Full):
             self._queue.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
@@ -86,17 +88,25 @@ class LogWriter:
     # -- in the thread
 
     def _run(self) -> None:
-        while (deferred := self._queue.get()) is not None:
-            self._deferred_at, call, arguments = deferred
-            try:
-                call(*arguments)
-            except Exception:  # Perhaps the log is what fails.
-                self._dropped += 1
-            self._deferred_at = None
-            if self._queue.empty() or len(self._rendered) >= MAX_TOGETHER:
-                self._write_and_report()
-        for _ in range(2):  # The second time to say what the first one lost.
+        is_last = False
+        while not is_last:
+            calls = [self._queue.get()]
+            self._is_closing.wait(TOGETHER_S)
+            calls += [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+            is_last = None in calls
+            for deferred in calls:
+                if deferred is not None:
+                    self._make(deferred)
             self._write_and_report()
+        self._write_and_report()  # What the last write has lost.
+
+    def _make(self, deferred: DeferredCall) -> None:
+        self._deferred_at, call, arguments = deferred
+        try:
+            call(*arguments)
+        except Exception:  # Perhaps the log is what fails.
+            self._dropped += 1
+        self._deferred_at = None
 
     def _write_and_report(self) -> None:
         lost = self._dropped
