@@ -337,6 +337,27 @@ async def test_waking_a_pod_for_its_claim_takes_one_patch_and_is_repeated_if_it_
         task.cancel()
 
 
+@in_fake_time
+async def test_a_pod_that_goes_while_it_is_woken_for_its_claim_is_not_remembered() -> None:
+    world = ClaimWorld(agent_node().gpus(1))
+    asking = claiming(pod(), "c")
+    world.create(asking)
+    refusal(world, asking)
+    world.sync()
+
+    def delete() -> None:
+        world.api.delete_pod("default/p")
+        world.watch()
+
+    world.api.script("annotate_pod", Step(error=never_sent(), meanwhile=delete))
+    waking = [asyncio.ensure_future(work()) for work in world.engine.work()]
+    world.claim("c", **PART)
+    await settle()
+    assert world.claims.take_ready() == {}
+    for task in waking:
+        task.cancel()
+
+
 def test_a_claim_that_was_made_for_another_pod_is_not_used() -> None:
     world = ClaimWorld(agent_node().gpus(1))
     asking = templated(pod(), claim="x")

@@ -201,7 +201,9 @@ class Claims(Feature):
             await self._pipeline.wake(list(waking.values()), asleep.append)
             failures = failures + 1 if asleep else 0
             for uid in asleep:
-                self._ready.setdefault(uid, waking[uid])
+                cycle = self._cycles.get(uid)
+                if cycle is not None and cycle.is_shown:  # Otherwise it is gone meanwhile.
+                    self._ready.setdefault(uid, waking[uid])
             if asleep:
                 pause = WAKE_PAUSES.ceiling(failures)
                 asyncio.get_running_loop().call_later(pause, self._has_ready.set)
