@@ -235,6 +235,9 @@ class Ledger:
         cards = {uuid: card.copy() for uuid, card in node.cards.items()}
         pods = {uid: replace(entry) for uid, entry in node.pods.items()}
         self._nodes[name] = copied = NodeEntry(facts, node.devices, cards, pods)
+        for entry in [pods.pop(uid) for uid in without]:
+            self._charge_quota(entry.facts, sign=-1)
+            self._uncharge(copied, entry)
         self.card_count += len(node.devices)
         self._pods.update(pods)
         self._names = None
@@ -242,8 +245,6 @@ class Ledger:
         if host is not None:
             self.arrays.set_host_free(name, cpu=host[0], memory=host[1])
         self._refresh(name, copied)
-        for uid in without:
-            self._remove(uid)
 
     # -- decisions
 

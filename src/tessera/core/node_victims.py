@@ -204,6 +204,8 @@ class NodeSearch:
         self._rules = EvictionRules(book, priority=priority, group=pod.group, promised=scratch.promised.union(chosen))
         self._entries: dict[str, Holder] = {}
         """of all pods that may leave"""
+        self._cards: dict[tuple[str, ...], frozenset[str]] = {}
+        """by unit, the cards of this node of which it has a part"""
         self.trials = 0
         """of the plain rule, so far"""
 
@@ -274,6 +276,7 @@ class NodeSearch:
             entry = self._ledger.pod(uid)
             assert entry is not None  # units are made of pods on the scratch
             self._entries[uid] = entry
+        self._cards = {unit.uids: self._cards_of(unit) for unit in units}
         for highest in sorted({unit.cost.highest for unit in units}):
             level = [unit for unit in units if unit.cost.highest <= highest]
             found = yield from self._reprieve(trial, level)
@@ -290,9 +293,8 @@ class NodeSearch:
             start = trial.mark()
             self._evict(trial, group)
             mark, placement = trial.mark(), self._fit()
-            for ordered in self._orders(group):
-                if placement is None:
-                    break
+            for ordered in self._orders(group) if placement is not None else ():
+                assert placement is not None
                 chosen = yield from self._put_back(trial, ordered, placement)
                 if self._rules.allow(chosen.units):
                     found.append(chosen)
@@ -307,17 +309,17 @@ class NodeSearch:
         if not self._is_for_one_card():
             yield units
         for uuid in self._ledger.devices(self.node):
-            group = [unit for unit in units if uuid in self._cards(unit)]
+            group = [unit for unit in units if uuid in self._cards[unit.uids]]
             if group:
                 yield group
 
     def _orders(self, units: Sequence[Unit]) -> list[list[Unit]]:
         """In which units are put back. Where the budgets do not let all leave, those with a budget come first."""
-        holders = Counter(uuid for unit in units for uuid in self._cards(unit))
+        holders = Counter(uuid for unit in units for uuid in self._cards[unit.uids])
         spares = not self._rules.allow(units)
 
         def crowded_first(unit: Unit) -> tuple[Any, ...]:
-            return -max((holders[uuid] for uuid in self._cards(unit)), default=0), *smallest_first(unit)
+            return -max((holders[uuid] for uuid in self._cards[unit.uids]), default=0), *smallest_first(unit)
 
         found: list[list[Unit]] = []
         for key in (dearest_first, smallest_first, crowded_first):
@@ -326,9 +328,10 @@ class NodeSearch:
                 found.append(ordered)
         return found
 
-    def _cards(self, unit: Unit) -> set[str]:
+    def _cards_of(self, unit: Unit) -> frozenset[str]:
+        """Of this node."""
         entries = (self._entries[uid] for uid in unit.uids)
-        return {uuid for entry in entries if entry.facts.node == self.node for uuid in entry.holdings}
+        return frozenset(uuid for entry in entries if entry.facts.node == self.node for uuid in entry.holdings)
 
     def _is_for_one_card(self) -> bool:
         asked = [request for _, request in self._pod.requests]
