@@ -87,13 +87,14 @@ async def test_a_victim_that_is_gone_is_no_obstacle_and_not_reported_as_evicted(
 
 
 async def test_a_victim_that_leaves_for_another_preemptor_already_is_not_evicted_again() -> None:
-    """A group on two nodes, and a preemptor on each of them: both sets have both members."""
+    """A group on two nodes, and a preemptor on each of them: the second waits for what leaves for the first."""
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2"))
     waiting = [cluster.refuse(high(name)) for name in ("one", "other")]
     preemptor = preemptor_of(cluster.engine)
     found = [await preemptor._nominate(pod) for pod in waiting]
-    assert [sorted(each.victims) for each in found if each is not None] == [["uid-a", "uid-b"]] * 2
+    assert [sorted(each.victims) for each in found if each is not None] == [["uid-a", "uid-b"], []]
+    assert [sorted(each.leaving) for each in found if each is not None] == [[], ["uid-b"]]
     for pod, victims in zip(waiting, found, strict=True):
         assert victims is not None
         assert await preemptor._evict(pod, victims)
