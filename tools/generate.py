@@ -21,7 +21,6 @@ from typing import Any
 
 from tessera import __version__
 from tessera.core.policies import POLICIES
-from tessera.maintenance.defragmenter.settings import TABLE as DEFRAG
 from tessera.monitor.settings import TABLE as MONITOR
 from tessera.node.settings import TABLE as DEVICE_PLUGIN
 from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, WISH_PREFIX, WISHES, reserved_keys
@@ -354,7 +353,6 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "docs/protocol.md": with_blocks(annotations_of_vendors=annotation_table()),
     "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),
     "docs/device-plugin.md": with_blocks(flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN)),
-    "docs/defragmentation.md": with_blocks(flags_of_tessera_defrag_run=flag_tables(DEFRAG)),
     "docs/monitor.md": with_blocks(flags_of_tessera_monitor=flag_tables(MONITOR)),
 }
 """each file, and the function that updates its text"""

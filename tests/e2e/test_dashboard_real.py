@@ -16,7 +16,7 @@ from tessera.kube.resources import PODS
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.scheduler.access_review import AccessReview
+from tessera.scheduler.access_review import AccessReview, get_on_path
 from tests.e2e.chart_install import SCHEDULER, ChartInstall, install
 from tests.e2e.cluster import make_namespace
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
@@ -46,7 +46,7 @@ def token_of(installed: ChartInstall, name: str) -> str:
 async def test_only_callers_with_the_charts_role_are_let_in(installed: ChartInstall) -> None:
     account = installed.plane.kubeconfig_of_account(SCHEDULER)
     async with KubeClient(load_access(kubeconfig=str(account), environ={})) as client:
-        review = AccessReview(client, PATH)
+        review = AccessReview(client, get_on_path(PATH))
 
         async def status(token: str) -> int:
             refusal = await review.refuse(Request(headers={b"Authorization": f"Bearer {token}".encode()}))

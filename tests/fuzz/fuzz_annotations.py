@@ -15,7 +15,6 @@ with atheris.instrument_imports(include=["tessera.wire"]):
     from tessera.wire.gobool import parse_bool
     from tessera.wire.handshake import decode_handshake
     from tessera.wire.mig import decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
-    from tessera.wire.moves import decode_move_hold, encode_move_hold
     from tessera.wire.node_lock import decode_node_lock, encode_node_lock
     from tessera.wire.pair_scores import decode_pair_scores, encode_pair_scores
     from tessera.wire.pod_devices import decode_pod_devices, encode_pod_devices, salvage_pod_devices
@@ -32,7 +31,6 @@ REWRITTEN: tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...] = (
     (decode_pod_devices, encode_pod_devices),
     (decode_nvidia, encode_registration_json),
     (decode_pair_scores, encode_pair_scores),
-    (decode_move_hold, encode_move_hold),
     (decode_claim_devices, encode_claim_devices),
     (decode_scoring_weights, "slot={0.slot},core={0.core},memory={0.memory}".format),
 )

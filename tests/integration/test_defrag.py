@@ -10,12 +10,17 @@ from tessera.inspect.collector import collect
 from tessera.inspect.defragmentation import DefragmentationReport, plan_cards, plan_copies
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.scheduler_source import MOVES, at_url
 from tessera.inspect.state import Setup
+from tessera.kube.access import Access
+from tessera.kube.client import KubeClient
+from tessera.kube.credentials import FixedHeaders, bearer
 from tessera.kube.resources import NODES
 from tessera.lab.demo.machines import Machine, make_node
-from tessera.maintenance.defrag import ApplyOptions, MoveProgress, MoveStage, PlanRun
+from tessera.maintenance.defrag import MoveProgress, make_moves, moves_request
 from tessera.wire import keys
 from tessera.wire.mig import decode_mig_allocations
+from tessera.wire.moves import MoveStage
 from tests.integration.test_filter_and_bind import NODE_POLICY, node
 from tests.support.product import Json, Product, gpu_pod, product
 
@@ -68,12 +73,19 @@ async def spread_out(cluster: Product) -> DefragmentationReport:
 async def apply(
     cluster: Product, plan: DefragmentationReport, *, dry_run: bool = False
 ) -> tuple[MoveProgress, list[str]]:
-    said: list[str] = []
-    run = PlanRun(
-        cluster.plane.client, lambda: look(cluster), ApplyOptions(step_timeout_s=60.0), time.time, said.append
-    )
-    [progress] = await (run.rehearse(plan.moves) if dry_run else run.run(plan.moves))
+    [progress], said = await apply_all(cluster, plan, dry_run=dry_run)
     return progress, said
+
+
+async def apply_all(
+    cluster: Product, plan: DefragmentationReport, *, dry_run: bool = False
+) -> tuple[list[MoveProgress], list[str]]:
+    """As the command does at the end of a port-forward."""
+    said: list[str] = []
+    request = moves_request(plan.moves, interval_s=0.0, step_timeout_s=60.0, dry_run=dry_run)
+    url = cluster.scheduler.extender_url
+    async with KubeClient(Access(url, credentials=FixedHeaders(bearer("t", "test")))) as client:
+        return await make_moves(client, at_url(url, MOVES), plan.moves, request, said.append), said
 
 
 async def test_the_successor_of_a_moved_pod_goes_where_the_plan_says(tmp_path: Path) -> None:
@@ -90,8 +102,6 @@ async def test_the_successor_of_a_moved_pod_goes_where_the_plan_says(tmp_path: P
         assert on == {move.target.node}
         again, _ = await apply(cluster, plan)
         assert (again.stage, again.reason) == (MoveStage.MOVED, "it is gone already, or leaves")
-        shown = cluster.plane.node(move.target.node) or {}
-        assert not [key for key in shown["metadata"]["annotations"] if key.startswith(keys.MOVE_PREFIX)]
         assert not cluster.service.engine.ledger.holds.has_moves
 
 
@@ -106,11 +116,7 @@ async def test_a_gang_moves_in_one_step_and_its_members_go_where_the_plan_says(t
         before = {pod["metadata"]["uid"] for pod in running(cluster, "gang")}
         plan = plan_cards(await look(cluster), max_moves=9, with_bare=False)
         assert [(move.step, move.controller) for move in plan.moves] == [(1, "Deployment/gang")] * 2
-        said: list[str] = []
-        run = PlanRun(
-            cluster.plane.client, lambda: look(cluster), ApplyOptions(step_timeout_s=60.0), time.time, said.append
-        )
-        made = await run.run(plan.moves)
+        made, said = await apply_all(cluster, plan)
         assert {progress.stage for progress in made} == {MoveStage.MOVED}, said
         after = running(cluster, "gang")
         assert before.isdisjoint(pod["metadata"]["uid"] for pod in after)

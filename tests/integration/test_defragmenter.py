@@ -1,10 +1,7 @@
-"""`defrag run` on the sandbox: for a pod that waits the fewest pods move, and it gets what they leave."""
+"""Moves on a schedule, on the sandbox: for a pod that waits the fewest pods move, and it gets what they leave."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,44 +9,46 @@ from pathlib import Path
 import aiohttp
 
 from tessera.kube.resources import LEASES
-from tessera.maintenance.defragmenter.eviction_budget import ANNOTATION
-from tessera.maintenance.defragmenter.process import DefragmenterProcess
-from tessera.maintenance.defragmenter.settings import DefragmenterSettings
-from tessera.services.addresses import Address
-from tessera.wire import keys
+from tessera.scheduler.features.moves.eviction_budget import ANNOTATION, LEASE
+from tessera.scheduler.features.moves.rounds import RoundFigures
+from tessera.scheduler.settings import DefragSettings
 from tests.integration.test_defrag import DEPLOYMENTS, deployment, pod_of
 from tests.integration.test_filter_and_bind import node
+from tests.support.features import moves_of
 from tests.support.product import Product, gpu_pod, product
 
-SETTINGS = DefragmenterSettings(
-    interval=0.2,
-    patience=0.0,
+SETTINGS = DefragSettings(
+    lease_namespace=None,
+    enabled=True,
+    interval_s=0.2,
+    patience_s=0.0,
     evictions_per_hour=5,
-    step_timeout=60.0,
-    lease_duration=60.0,
-    metrics=Address("127.0.0.1", 0),
+    max_moves=5,
+    step_timeout_s=60.0,
+    dry_run=False,
 )
 
 
-@asynccontextmanager
-async def defragmenter(cluster: Product, settings: DefragmenterSettings) -> AsyncIterator[DefragmenterProcess]:
-    process = DefragmenterProcess(settings, cluster.plane.client)
-    running = asyncio.create_task(process.run())
-    try:
-        await process.listening.wait()
-        yield process
-    finally:
-        process.stopping.set()
-        assert await running == 0
+def figures(cluster: Product) -> RoundFigures:
+    return moves_of(cluster.service.engine).rounds.figures
 
 
-async def fragment(cluster: Product) -> None:
-    """One Deployment on each of two nodes with one card, and a pod that wants a whole one."""
-    for name, mem in (("small", 10_000), ("large", 20_000)):
-        await cluster.plane.client.create(DEPLOYMENTS, deployment(name, mem=mem))
-        await cluster.until(partial(pod_of, cluster, name), what=f"{name} runs")
+def has_holds(cluster: Product) -> bool:
+    return cluster.service.ledger.holds.has_moves
+
+
+async def deploy(cluster: Product, name: str, *, mem: int) -> None:
+    await cluster.plane.client.create(DEPLOYMENTS, deployment(name, mem=mem))
+    await cluster.until(partial(pod_of, cluster, name), what=f"{name} runs")
+
+
+async def fragment(cluster: Product) -> tuple[str, str]:
+    """One Deployment on each of two nodes with one card, and a pod that wants a whole one; the uids of their pods."""
+    await deploy(cluster, "small", mem=10_000)
+    await deploy(cluster, "large", mem=20_000)
+    found = uid_of(cluster, "small"), uid_of(cluster, "large")
     await cluster.plane.create_pod(gpu_pod("waiting", gpu=1, cores=100))
-    await cluster.refused("waiting")
+    return found
 
 
 def uid_of(cluster: Product, name: str) -> str:
@@ -57,106 +56,75 @@ def uid_of(cluster: Product, name: str) -> str:
     return str(found["metadata"]["uid"]) if found is not None else ""
 
 
-def holds(cluster: Product, names: Sequence[str] = ("n1", "n2")) -> list[str]:
-    nodes = [cluster.plane.node(name) or {} for name in names]
-    return [key for each in nodes for key in each["metadata"]["annotations"] if key.startswith(keys.MOVE_PREFIX)]
-
-
 async def test_a_waiting_pod_gets_the_card_that_one_move_frees(tmp_path: Path) -> None:
-    async with product([node("n1", 1), node("n2", 1)], tmp_path) as cluster:
-        await fragment(cluster)
-        before = {uid_of(cluster, name) for name in ("small", "large")}
-        async with defragmenter(cluster, SETTINGS) as process:
-            await cluster.running_pods("waiting")
-            await cluster.until(lambda: not holds(cluster), what="no place is held any more")
-            assert process.address is not None
-            async with aiohttp.ClientSession() as session, session.get(f"http://{process.address}/metrics") as answer:
-                shown = await answer.text()
+    async with product([node("n1", 1), node("n2", 1)], tmp_path, defrag=SETTINGS) as cluster:
+        before = await fragment(cluster)
+        await cluster.running_pods("waiting")
+        await cluster.until(lambda: not has_holds(cluster), what="no place is held any more")
+        await cluster.until(lambda: figures(cluster).moves, what="the end of the round")
         after = {uid_of(cluster, name) for name in ("small", "large")}
-        assert len(before & after) == 1, "the newer one of them moves, or the smaller one"
+        assert len(set(before) & after) == 1, "the newer one of them moves, or the smaller one"
+        url = f"http://{cluster.running.listeners['metrics'].address}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            shown = await answer.text()
         assert "tessera_defrag_moves_total 1.0" in shown
         assert "tessera_defrag_evictions_left 4.0" in shown
-        assert not cluster.service.engine.ledger.holds.has_moves
-        lease = await cluster.plane.client.get(LEASES.path("default", SETTINGS.lease_name), dict)
-        assert lease["spec"]["holderIdentity"] == "", "the next process need not wait"
+        lease = await cluster.plane.client.get(LEASES.path("default", LEASE), dict)
+        assert lease["metadata"]["annotations"][ANNOTATION].count(",") == 0, "one eviction is recorded"
 
 
 async def test_the_budget_holds_over_a_restart(tmp_path: Path) -> None:
-    async with product([node("n1", 1), node("n2", 1)], tmp_path) as cluster:
-        await fragment(cluster)
-        before = uid_of(cluster, "small"), uid_of(cluster, "large")
+    settings = replace(SETTINGS, evictions_per_hour=1)
+    async with product([node("n1", 1), node("n2", 1)], tmp_path, scheduling=False, defrag=settings) as cluster:
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {"holderIdentity": ""}}
-        spent = {"name": SETTINGS.lease_name, "annotations": {ANNOTATION: f"[{2**40}]"}}
+        spent = {"name": LEASE, "annotations": {ANNOTATION: f"[{2**40}]"}}
         await cluster.plane.client.create(LEASES.path("default"), {**lease, "metadata": spent})
-        async with defragmenter(cluster, replace(SETTINGS, evictions_per_hour=1)) as process:
-            await cluster.until(lambda: sum(process.rounds.values()) > 1, what="two rounds")
+        await cluster.start_scheduling()
+        before = await fragment(cluster)
+        await cluster.until(lambda: figures(cluster).waiting, what="a round in which it waits")
+        await cluster.until(lambda: sum(figures(cluster).rounds.values()) > 5, what="some rounds")
         assert (uid_of(cluster, "small"), uid_of(cluster, "large")) == before
 
 
-async def test_a_process_that_loses_its_lease_makes_no_more_rounds(tmp_path: Path) -> None:
-    async with (
-        product([node("n1", 1), node("n2", 1)], tmp_path) as cluster,
-        defragmenter(cluster, replace(SETTINGS, lease_duration=3.0)) as process,
-    ):
-        await cluster.until(lambda: sum(process.rounds.values()) > 1, what="two rounds")
-        taken = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 3600}}
-        await cluster.plane.client.patch(LEASES.path("default", SETTINGS.lease_name), taken)
-        await cluster.until(lambda: not process.is_leading, what="the end of its rounds")
-        made = sum(process.rounds.values())
-        await fragment(cluster)
-        assert sum(process.rounds.values()) == made
-        lease = await cluster.plane.client.get(LEASES.path("default", SETTINGS.lease_name), dict)
-        assert lease["spec"]["holderIdentity"] == "another"
-
-
 async def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
-    async with product([node("n1", 1), node("n2", 1)], tmp_path) as cluster:
-        await fragment(cluster)
-        before = uid_of(cluster, "small"), uid_of(cluster, "large")
-        async with defragmenter(cluster, replace(SETTINGS, dry_run=True)) as process:
-            await cluster.until(lambda: sum(process.rounds.values()) > 1, what="two rounds")
-            assert process.defragmenter.figures.plans > 1
+    settings = replace(SETTINGS, dry_run=True)
+    async with product([node("n1", 1), node("n2", 1)], tmp_path, defrag=settings) as cluster:
+        before = await fragment(cluster)
+        await cluster.until(lambda: figures(cluster).plans > 1, what="two plans")
         assert (uid_of(cluster, "small"), uid_of(cluster, "large")) == before
         assert (await cluster.plane.client.list(LEASES.path("default"), dict)).items == []
 
 
 async def test_another_pod_does_not_take_the_card_that_one_member_of_the_gang_needs_no_move_for(tmp_path: Path) -> None:
     names = ("n1", "n2", "n3")
-    async with product([node(name, 1) for name in names], tmp_path) as cluster:
+    async with product([node(name, 1) for name in names], tmp_path, defrag=SETTINGS) as cluster:
         for number in range(len(names)):
-            await cluster.plane.client.create(DEPLOYMENTS, deployment(f"d{number}", mem=20_000 + number))
-            await cluster.until(partial(pod_of, cluster, f"d{number}"), what=f"d{number} runs")
+            await deploy(cluster, f"d{number}", mem=20_000 + number)
         await cluster.plane.client.delete(f"{DEPLOYMENTS}/d2")
         await cluster.until(lambda: pod_of(cluster, "d2") is None, what="a free card")
-        for number in range(2):
-            member = gpu_pod(f"m{number}", gpu=1, cores=100)
-            member["metadata"]["annotations"] = {"tessera.io/gang": "g", "tessera.io/gang-size": "2"}
-            await cluster.plane.create_pod(member)
-        await cluster.refused("m0")
-        await cluster.refused("m1")
-        async with defragmenter(cluster, SETTINGS) as process:
-            await cluster.until(lambda: len(holds(cluster, names)) > 1, what="places are held for both members")
-            await cluster.plane.create_pod(gpu_pod("other", gpu=1, cores=100))
-            await cluster.running_pods("m0", "m1")
-            await cluster.until(lambda: not holds(cluster, names), what="no place is held any more")
-            assert process.defragmenter.figures.moves == 1
+        await create_gang(cluster)
+        await cluster.until(lambda: len(cluster.ledger.holds.of_moves()) > 1, what="places are held for both members")
+        await cluster.plane.create_pod(gpu_pod("other", gpu=1, cores=100))
+        await cluster.running_pods("m0", "m1")
+        await cluster.until(lambda: figures(cluster).moves, what="the end of the round")
+        assert figures(cluster).moves == 1
         await cluster.refused("other")
 
 
 async def test_a_waiting_gang_gets_the_cards_that_two_moves_free(tmp_path: Path) -> None:
     names = ("n1", "n2", "n3", "n4")
-    async with product([node(name, 1) for name in names], tmp_path) as cluster:
+    async with product([node(name, 1) for name in names], tmp_path, defrag=SETTINGS) as cluster:
         for number in range(len(names)):
-            await cluster.plane.client.create(DEPLOYMENTS, deployment(f"d{number}", mem=20_000 + number))
-            await cluster.until(partial(pod_of, cluster, f"d{number}"), what=f"d{number} runs")
-        for number in range(2):
-            member = gpu_pod(f"m{number}", gpu=1, cores=100)
-            member["metadata"]["annotations"] = {"tessera.io/gang": "g", "tessera.io/gang-size": "2"}
-            await cluster.plane.create_pod(member)
-        await cluster.refused("m0")
-        await cluster.refused("m1")
-        async with defragmenter(cluster, SETTINGS) as process:
-            await cluster.running_pods("m0", "m1")
-            await cluster.until(lambda: not holds(cluster, names), what="no place is held any more")
-            assert process.defragmenter.figures.moves == 2
-        assert not cluster.service.engine.ledger.holds.has_moves
+            await deploy(cluster, f"d{number}", mem=20_000 + number)
+        await create_gang(cluster)
+        await cluster.running_pods("m0", "m1")
+        await cluster.until(lambda: figures(cluster).moves, what="the end of the round")
+        assert figures(cluster).moves == 2
+        assert not has_holds(cluster)
+
+
+async def create_gang(cluster: Product) -> None:
+    for number in range(2):
+        member = gpu_pod(f"m{number}", gpu=1, cores=100)
+        member["metadata"]["annotations"] = {"tessera.io/gang": "g", "tessera.io/gang-size": "2"}
+        await cluster.plane.create_pod(member)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
+from tessera.kube.decoder import ListPage
 from tessera.kube.errors import ApiError, KubeError, Unreachable
-from tessera.scheduler.kube_api import Annotations, KubeApi
+from tessera.kube.resources import PODS, Resource
+from tessera.scheduler.kube_api import Annotations, KubeApi, Record
 from tessera.wire import keys
 from tessera.wire.objects import Metadata, Node, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tessera.wire.resource_api import ClaimStatus, ResourceClaim
 from tests.support.builders import NodeBuilder, PodBuilder
 
+T = TypeVar("T")
 Object = TypeVar("Object", Pod, Node, ResourceClaim)
 
 
@@ -78,6 +81,9 @@ class FakeCluster(KubeApi):
         self.pod_groups: dict[tuple[GroupObject, str, str], PodGroupObject] = {}
         self.changes: deque[tuple[str, str]] = deque()
         """kind and key of what an informer has not seen"""
+        self.record: Record | None = None
+        self.taints: list[dict[str, str]] = []
+        """of all nodes"""
         self.full: set[str] = set()
         """keys of pods whose annotations cannot grow"""
         self.nominated: dict[str, str | None] = {}
@@ -146,6 +152,31 @@ class FakeCluster(KubeApi):
 
     async def unbound_pods(self) -> list[Pod]:
         return await self._call("unbound_pods", lambda: [pod for pod in self.pods.values() if not pod.spec.node_name])
+
+    async def list_pods(self, namespace: str) -> list[Pod]:
+        return await self._call(
+            "list_pods", lambda: [pod for pod in self.pods.values() if pod.metadata.namespace == namespace]
+        )
+
+    async def pages(self, resource: Resource, kind: type[T]) -> AsyncGenerator[ListPage[T], None]:
+        objects: Iterable[Pod | Node] = self.pods.values() if resource is PODS else self.nodes.values()
+        shown = [msgspec.to_builtins(each) for each in objects]
+        if resource is not PODS:
+            shown = [each | {"spec": {"taints": self.taints}} for each in shown]
+        yield ListPage([msgspec.convert(each, kind) for each in shown], "1", is_first=True)
+
+    async def find_record(self, namespace: str | None, name: str) -> Record | None:
+        return await self._call("find_record", lambda: self.record)
+
+    async def write_record(self, namespace: str | None, name: str, annotations: Annotations, *, version: str) -> None:
+        def effect() -> None:
+            if version != ("" if self.record is None else self.record.metadata.resource_version):
+                raise refused(409, "Conflict")
+            self._version += 1
+            kept = {key: text for key, text in annotations.items() if text is not None}
+            self.record = Record(Metadata(name=name, annotations=kept, resource_version=str(self._version)))
+
+        await self._call("write_record", effect)
 
     async def get_node(self, name: str) -> Node:
         return await self._call("get_node", lambda: self._node(name))
@@ -260,8 +291,6 @@ class FakeCluster(KubeApi):
         return await self._call("write_claim_status", effect)
 
     # -- inside
-
-    T = TypeVar("T")
 
     async def _call(self, verb: str, effect: Callable[[], T]) -> T:
         self.calls.append(verb)

@@ -7,6 +7,7 @@ from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.preemptor import GangPreemptor
+from tessera.scheduler.features.moves.feature import Moves
 from tessera.scheduler.features.preemption.feature import PodPreemption
 from tessera.scheduler.features.preemption.preemptor import Preemptor
 
@@ -26,6 +27,10 @@ def tick_gangs(engine: Engine) -> None:
 
 def gang_preemptor_of(engine: Engine) -> GangPreemptor:
     return engine.feature(Gangs).preemptor
+
+
+def moves_of(engine: Engine) -> Moves:
+    return engine.feature(Moves)
 
 
 def preemptor_of(engine: Engine) -> Preemptor:

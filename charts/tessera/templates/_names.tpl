@@ -22,7 +22,6 @@
 {{- define "tessera.scheduler" -}}{{ include "tessera.fullname" . }}-scheduler{{- end -}}
 {{- define "tessera.devicePlugin" -}}{{ include "tessera.fullname" . }}-device-plugin{{- end -}}
 {{- define "tessera.mpsDaemons" -}}{{ include "tessera.fullname" . }}-mps-daemons{{- end -}}
-{{- define "tessera.defrag" -}}{{ include "tessera.fullname" . }}-defrag{{- end -}}
 {{- define "tessera.webhook" -}}{{ include "tessera.fullname" . }}-webhook{{- end -}}
 
 {{- define "tessera.scheduler.account" -}}

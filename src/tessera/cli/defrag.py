@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import click
 
 from tessera.cli import sources
@@ -12,9 +10,9 @@ from tessera.cli.lazy import LazyCommand, LazyGroup
 from tessera.cli.sources import ClusterSource
 
 COMMANDS: dict[str, LazyCommand] = {
-    "apply": LazyCommand("tessera.cli.defrag:apply", "Make the moves of a plan, one at a time."),
+    "apply": LazyCommand("tessera.cli.defrag:apply", "Have the scheduler make the moves of a plan, one at a time."),
     "plan": LazyCommand("tessera.cli.defrag:plan", "Which pods would have to move where. Changes nothing."),
-    "run": LazyCommand("tessera.cli.defrag_run:command", "Move pods on a schedule, for pods that wait."),
+    "run": LazyCommand("tessera.cli.defrag:run", "Is done by `tessera scheduler --defrag` now."),
 }
 """by name"""
 
@@ -113,14 +111,16 @@ def plan(
         ("tessera defrag plan -o json > plan.json", "make a plan, and look at it"),
         ("tessera defrag apply plan.json --dry-run", "compare it with the cluster, and ask about each eviction"),
         ("tessera defrag apply plan.json --interval 1m", "make the moves, with a minute between them"),
+        ("tessera defrag apply plan.json --url http://127.0.0.1:8080", "at the end of a port-forward to the scheduler"),
     ],
     codes="  0  all moves are made, or with --dry-run: all could be\n"
     "  1  stopped: the cluster is not as the plan has it. Apply the same plan again to go on\n"
     "  2  not done: unreadable plan, no access, wrong flags",
     more="""
-For each move the scheduler holds the target, then the pod is evicted, then its successor takes what is held. Interrupt
-the command at any time: the move under way may still end, and the next ones are not begun. Needs the rights of the
-ClusterRole tessera-operator: to read nodes and pods, to patch nodes, and to evict pods.
+For each move the scheduler holds the target, evicts the pod, and its successor takes what is held. Interrupt the
+command at any time: the move under way may still end, and the next ones are not begun. Called again with the same plan,
+it shows the moves that are being made, or goes on with those that are left. Needs a token whose user may create
+pods/eviction in all namespaces, as the ClusterRole tessera-operator allows.
 """,
 )
 @click.argument("file", metavar="PLAN")
@@ -129,18 +129,33 @@ ClusterRole tessera-operator: to read nodes and pods, to patch nodes, and to evi
               help="Time between two moves.")  # fmt: skip
 @click.option("--step-timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION",
               help="Time for one move; its target is held as long.")  # fmt: skip
-def apply(source: ClusterSource, file: str, dry_run: bool, interval: float, step_timeout: float, output: str) -> None:
-    """Make the moves of a plan, one at a time, through the Eviction API.
+@click.option("--url", default="", metavar="URL",
+              help="The extender's address of the scheduler, such as the end of a port-forward.")  # fmt: skip
+@click.option("--token", default="", metavar="TOKEN", envvar="TESSERA_TOKEN", show_envvar=True,
+              help="For --url: who you are to the scheduler. `kubectl create token NAME` makes one.")  # fmt: skip
+def apply(
+    source: ClusterSource,
+    file: str,
+    dry_run: bool,
+    interval: float,
+    step_timeout: float,
+    url: str,
+    token: str,
+    output: str,
+) -> None:
+    """Have the scheduler make the moves of a plan, one at a time, through the Eviction API.
 
     Each move is compared with the cluster first. If the cluster is not as the plan has it, the command stops; what was
     moved by then stays moved.
     """
-    from tessera.inspect.collector import collect
-    from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.render.lines import StyledLine
+    from tessera.inspect.scheduler_source import MOVES, at_url, behind_apiserver
     from tessera.inspect.state import InspectionError
-    from tessera.maintenance.defrag import ApplyOptions, MoveStage, PlanRun, read_plan
+    from tessera.kube.access import Access
+    from tessera.kube.credentials import FixedHeaders, bearer
+    from tessera.maintenance.defrag import make_moves, moves_request, read_plan
     from tessera.maintenance.render import moves_document
+    from tessera.wire.moves import MoveStage
 
     async def work() -> bool:
         text = sources.read_input(file)
@@ -151,14 +166,12 @@ def apply(source: ClusterSource, file: str, dry_run: bool, interval: float, step
         def report(line: str) -> None:
             sources.print_lines([StyledLine(line)], err=output != "text")
 
-        async with sources.open_cluster(source) as (client, name):
-
-            async def look() -> OfflineCluster:
-                return OfflineCluster(await collect(client, source=name, now=time.time, override=source.override))
-
-            options = ApplyOptions(interval_s=interval, step_timeout_s=step_timeout)
-            run = PlanRun(client, look, options, time.time, report)
-            found = await (run.rehearse(plan.moves) if dry_run else run.run(plan.moves))
+        request = moves_request(plan.moves, interval_s=interval, step_timeout_s=step_timeout, dry_run=dry_run)
+        credentials = FixedHeaders(bearer(token, "--token")) if token else None
+        access = Access(url, credentials=credentials) if url else None
+        async with sources.open_cluster(source, access) as (client, _name):
+            find = at_url(url, MOVES) if url else behind_apiserver(client, MOVES)
+            found = await make_moves(client, find, plan.moves, request, report)
         if output != "text":
             sources.print_document("DefragmentationRun", None, moves_document(found, dry_run=dry_run), output)
         if dry_run:
@@ -166,3 +179,14 @@ def apply(source: ClusterSource, file: str, dry_run: bool, interval: float, step
         return all(each.stage is MoveStage.MOVED for each in found)
 
     sources.exit_with(sources.run_async(work))
+
+
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+)
+def run() -> None:
+    """Moved into the scheduler."""
+    raise sources.CommandError(
+        "the scheduler moves pods on a schedule itself: tessera scheduler --defrag, or scheduler.defrag.enabled"
+    )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from tessera.core.ledger import Ledger
 from tessera.core.move_planner import DEPTH, DefragmentationPlan, Goal, Planner
 from tessera.core.relocation import MovablePod
+from tessera.core.steps import Steps, finish
 from tessera.core.victims import PodBook
 from tessera.core.whole_cards import take_idle_cards, whole_card_requests
 
@@ -32,8 +33,8 @@ def plan_whole_cards(
         goals = [Goal(request) for request in whole_card_requests(ledger)]
         for deepest in (0, depth):
             for goal in goals:
-                planner.run(goal, deepest)
-    return planner.finish()
+                finish(planner.run(goal, deepest))
+    return finish(planner.finish())
 
 
 def plan_room(
@@ -46,8 +47,25 @@ def plan_room(
     depth: int = DEPTH,
 ) -> DefragmentationPlan:
     """Room for the goal's copies, as many as possible. Those that fit already need no move."""
+    return finish(plan_room_in_steps(ledger, book, pods, goal, max_moves=max_moves, depth=depth))
+
+
+def plan_room_in_steps(
+    ledger: Ledger,
+    book: PodBook,
+    pods: Mapping[str, MovablePod],
+    goal: Goal,
+    *,
+    max_moves: float = math.inf,
+    depth: int = DEPTH,
+    highest_priority: float = math.inf,
+) -> Steps[DefragmentationPlan]:
+    """The same, between other work: on a ledger that nothing else reads or changes meanwhile (`Ledger.copy_in_steps`).
+    `highest_priority`: of pods that may move."""
     with ledger.begin() as transaction:
-        planner = Planner(transaction, book, pods, max_moves=max_moves)
-        planner.place_fitting(goal)
-        planner.run(goal, depth)
-    return planner.finish()
+        planner = Planner(transaction, book, pods, max_moves=max_moves, highest_priority=highest_priority)
+        yield
+        yield from planner.place_fitting(goal)
+        yield
+        yield from planner.run(goal, depth)
+    return (yield from planner.finish())

@@ -37,8 +37,11 @@ from tessera.core.node_info import Card, NodeInfo
 from tessera.core.nominations import NominationBook, Part, quota_use, shares_of, with_nominations
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.steps import Steps
 from tessera.core.transaction import Transaction, TransactionError
 
+NODES_AT_ONCE = 64
+"""copied between two pauses: about 5 ms"""
 Version = tuple[int, int, int]
 
 
@@ -223,6 +226,16 @@ class Ledger:
         for nomination in self.nominations.all():
             if nomination.facts.uid not in nominees:
                 copied.nominations.put(replace(nomination))
+        return copied
+
+    def copy_in_steps(self) -> Steps[Ledger]:
+        """A ledger with the same quotas, nominations and nodes, to try changes on between other work. What changes
+        meanwhile may be in it or not: compare what is found there with this ledger."""
+        copied = self.copy_without_nodes()
+        for number, name in enumerate(self.node_names(), 1):
+            copied.copy_node(name, self)
+            if number % NODES_AT_ONCE == 0:
+                yield
         return copied
 
     def copy_node(self, name: str, source: Ledger, *, without: Iterable[str] = ()) -> None:

@@ -5,6 +5,8 @@ of them must find another place (`relocation`) beside the copy. Of all nodes the
 finds a place directly, others may make room for it in turn (`DEPTH`). A pod moves at most once. The plan is made again
 on copies by the plain rule before it is returned; the ledger, on which it is tried, is as before then.
 
+Planning may pause at each yield, and relies on a ledger that only it changes: a copy of one that lives meanwhile.
+
 A plan costs a bounded time: what it does is counted (`MAX_WORK`), and when that is used up, the plan has what was
 found until then. Large clusters in which most pods find no other place get there.
 """
@@ -26,6 +28,7 @@ from tessera.core.node_victims import NodeSearch, NodeVictims, Scratch
 from tessera.core.relocation import NO_HOST, MovablePod, Move, Relocation, replay_moves
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates
+from tessera.core.steps import Steps
 from tessera.core.transaction import Transaction
 from tessera.core.victims import Cost, PodBook, PodTraits
 
@@ -50,6 +53,8 @@ TRY_WORK = 60
 """to try a set of pods, beside the targets"""
 RECHECK_STEPS = 8
 """after which pods are looked at again that fitted nowhere else"""
+NODES_AT_ONCE, PODS_AT_ONCE = 64, 2_048
+"""looked at between two pauses: about 5 ms"""
 NOT_MOVABLE = "is not moved"
 NO_OTHER_PLACE = "fits nowhere else"
 
@@ -135,9 +140,15 @@ class Planner:
     """One plan in the making, on the ledger itself."""
 
     def __init__(
-        self, transaction: Transaction, book: PodBook, pods: Mapping[str, MovablePod], *, max_moves: float
+        self,
+        transaction: Transaction,
+        book: PodBook,
+        pods: Mapping[str, MovablePod],
+        *,
+        max_moves: float,
+        highest_priority: float = math.inf,
     ) -> None:
-        """The transaction is not kept: a plan changes nothing."""
+        """The transaction is not kept: a plan changes nothing. `highest_priority`: of pods that may move."""
         self.relocation = Relocation(transaction)
         self.transaction = transaction
         self.fitting = 0
@@ -148,6 +159,7 @@ class Planner:
             self.book = _BookView(book, lambda t: t._replace(priority=BARE_PRIORITY) if t.uid in bare else t)
         self.pods = pods
         self.max_moves = max_moves
+        self._highest_priority = highest_priority
         self.steps: list[tuple[Move, ...]] = []
         self._gained: list[tuple[PodRequest, PodFacts]] = []
         self._placed: list[PodFacts] = []
@@ -172,11 +184,17 @@ class Planner:
     def spend(self, work: int) -> None:
         self._work += work
 
-    def finish(self) -> DefragmentationPlan:
+    def finish(self) -> Steps[DefragmentationPlan]:
         """The plan, after it was made again on a copy. The ledger is as before by now."""
-        leaving = [entry.facts.uid for entry in self.ledger.pods() if self._is_leaving(entry.facts.uid)]
+        nodes = {facts.node for _, facts in self._gained}
+        leaving = [entry.uid for name in nodes for entry in self.ledger.pods_on(name) if self._is_leaving(entry.uid)]
         problem = replay_moves(self.ledger, self.steps, self.pods, self._gained, fitting=self._placed, leaving=leaving)
-        kept = Counter(reason for uid in self.pods if (reason := self._reason(uid)))
+        kept: Counter[str] = Counter()
+        for number, uid in enumerate(self.pods):
+            reason = self._reason(uid)
+            kept.update([reason] if reason else ())
+            if number % PODS_AT_ONCE == 0:
+                yield
         if problem:
             return DefragmentationPlan(fitting=self.fitting, kept=tuple(kept.most_common()), problem=problem)
         return DefragmentationPlan(
@@ -198,7 +216,7 @@ class Planner:
 
     # -- copies
 
-    def place_fitting(self, goal: Goal) -> None:
+    def place_fitting(self, goal: Goal) -> Steps[None]:
         """Copies that need no move."""
         while self.fitting < goal.count:
             request = self._copy(goal)
@@ -208,8 +226,9 @@ class Planner:
             self._placed.append(facts_of(request, placement))
             self.relocation.put(self._placed[-1], goal.host)
             self.fitting += 1
+            yield
 
-    def run(self, goal: Goal, deepest: int) -> None:
+    def run(self, goal: Goal, deepest: int) -> Steps[None]:
         """Copies that need moves, until there are no more of either."""
         for depth in range(deepest + 1):
             while self.fitting + len(self._gained) < goal.count and self.may_go_on:
@@ -217,7 +236,7 @@ class Planner:
                 placement = self._find_target(request, goal.candidates, goal.host)
                 if placement is not None:  # The moves for another copy have made room for this one, too.
                     self.relocation.put(facts_of(request, placement), goal.host)
-                elif not self._make_room(request, goal.candidates, goal.host, depth):
+                elif not (yield from self._make_room(request, goal.candidates, goal.host, depth)):
                     break
                 entry = self.ledger.pod(request.uid)
                 assert entry is not None  # room was made for it
@@ -236,13 +255,14 @@ class Planner:
 
     def _make_room(
         self, request: PodRequest, candidates: Candidates | None, host: HostRequest, depth: int, *, inner: bool = False
-    ) -> bool:
+    ) -> Steps[bool]:
         """Place the pod by moving others: those of one node, each with at most `depth` others behind it."""
-        queue = self._queue(request, candidates, depth, inner=inner)
+        queue = yield from self._queue(request, candidates, depth, inner=inner)
         aside = []
         tries = math.inf if not depth and not inner else MAX_TRIES // 8 if inner else MAX_TRIES
         done = False
         while queue.heap and tries > 0 and not done and self._work < MAX_WORK:
+            yield
             cost, node, version, found = entry = heapq.heappop(queue.heap)
             if version != queue.versions.get(node) or self.moves + max(cost.pods, 1) > self.max_moves:
                 continue
@@ -254,7 +274,7 @@ class Planner:
             if not found.victims or (inner and found.leaving):
                 continue  # It is enough to wait for pods that leave already; a move must not rely on them.
             tries -= 1
-            stuck = self._displace(request, host, found, depth)
+            stuck = yield from self._displace(request, host, found, depth)
             done = stuck is None
             if not done:
                 queue.seen = self.ledger.arrays.now  # Everything is as it was.
@@ -267,7 +287,7 @@ class Planner:
             heapq.heappush(queue.heap, entry)
         return done
 
-    def _displace(self, request: PodRequest, host: HostRequest, found: NodeVictims, depth: int) -> str | None:
+    def _displace(self, request: PodRequest, host: HostRequest, found: NodeVictims, depth: int) -> Steps[str | None]:
         """Place the pod where the victims are, and these elsewhere. None: done; else nothing has changed, and it is the
         pod that finds no place, or empty."""
         transaction, steps = self.transaction, len(self.steps)
@@ -277,7 +297,7 @@ class Planner:
             return ""
         transaction.nominate(facts_of(request, found.placement), frozenset((*found.victims, *found.leaving)))
         self.settled.update(found.victims)
-        stuck = self._place_all(found.victims, depth)
+        stuck = yield from self._place_all(found.victims, depth)
         transaction.withdraw(request.uid)
         if stuck is None:
             moves = tuple(self.move(uid) for uid in found.victims)
@@ -291,7 +311,7 @@ class Planner:
         transaction.roll_back(mark)
         return stuck
 
-    def _place_all(self, uids: Iterable[str], depth: int) -> str | None:
+    def _place_all(self, uids: Iterable[str], depth: int) -> Steps[str | None]:
         """Hold a place for the successor of each; None, or the first that finds none."""
         for uid in sorted(uids, key=lambda uid: (-self._held(uid), uid)):
             pod = self.pods[uid]
@@ -300,7 +320,9 @@ class Planner:
             if placement is not None:
                 self.relocation.put(facts_of(request, placement), pod.host)
                 continue
-            if not depth or not self._make_room(request, pod.candidates, pod.host, depth - 1, inner=True):
+            if not depth:
+                return uid
+            if not (yield from self._make_room(request, pod.candidates, pod.host, depth - 1, inner=True)):
                 return uid
         return None
 
@@ -346,7 +368,7 @@ class Planner:
     def obstacle(self, uid: str, *, direct: bool) -> str:
         """Why a pod does not move; `direct`: without others that make room for it."""
         pod = self.pods.get(uid)
-        if pod is None or uid in self.settled:
+        if pod is None or uid in self.settled or pod.request.priority > self._highest_priority:
             return NOT_MOVABLE
         return NO_OTHER_PLACE if direct and self._is_homeless(pod) else ""
 
@@ -362,7 +384,7 @@ class Planner:
 
     # -- the order of nodes
 
-    def _queue(self, request: PodRequest, candidates: Candidates | None, depth: int, *, inner: bool) -> _Queue:
+    def _queue(self, request: PodRequest, candidates: Candidates | None, depth: int, *, inner: bool) -> Steps[_Queue]:
         """Up to date with the ledger."""
         arrays = self.ledger.arrays
         queue = self._queues.setdefault((request.shape, id(candidates), depth, inner), _Queue())
@@ -372,13 +394,25 @@ class Planner:
             touched = {arrays.names[row] for row in changed}
             names = [name for name in names if name in touched]
         queue.seen = arrays.now
-        for name in names:
+        for number, name in enumerate(names, 1):
+            if number % NODES_AT_ONCE == 0:
+                yield
+            if not depth:
+                yield from self._judge_kinds(name)
             queue.versions[name] = queue.versions.get(name, 0) + 1
             queue.spared.pop(name, None)
             bound = self._bounds.bound(request, name, lambda uid: self._mover(uid, direct=not depth))
             if bound is not None:
                 heapq.heappush(queue.heap, (bound, name, queue.versions[name], None))
         return queue
+
+    def _judge_kinds(self, node: str) -> Steps[None]:
+        """Find out between other work which kinds of its pods fit elsewhere: each takes some milliseconds, once."""
+        for entry in self.ledger.pods_on(node):
+            pod = self.pods.get(entry.uid)
+            if pod is not None and (pod.request.shape, id(pod.candidates), pod.host) not in self._homeless:
+                self._mover(entry.uid, direct=True)
+                yield
 
     def _mover(self, uid: str, *, direct: bool) -> PodTraits | None:
         """The traits of a pod that may move, or leaves already."""

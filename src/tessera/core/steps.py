@@ -6,9 +6,10 @@ from collections.abc import Generator
 from typing import TypeVar
 
 T = TypeVar("T")
+Steps = Generator[None, None, T]
 
 
-def finish(steps: Generator[None, None, T]) -> T:
+def finish(steps: Steps[T]) -> T:
     """The result, without a pause."""
     while True:
         try:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 
+import msgspec
+
 from tessera.core.gang_trial import Domains
 from tessera.core.ledger import Ledger
 from tessera.core.steps import finish
-from tessera.inspect.node_filters import node_traits, pod_constraints
-from tessera.inspect.state import ClusterState, Json
+from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.scheduler.engine_view import EngineView
+from tessera.scheduler.node_filters import FilteredNode, NodeTraits, pod_constraints
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
@@ -68,3 +70,11 @@ class InspectedCluster:
             else:
                 filtered_out[name] = reason
         return candidates, filtered_out
+
+
+def node_traits(node: Json) -> NodeTraits:
+    """Raises InspectionError for what is no node: a snapshot may hold anything."""
+    try:
+        return msgspec.convert(node, FilteredNode).traits
+    except msgspec.ValidationError as error:
+        raise InspectionError(f"a node cannot be read: {error}") from error

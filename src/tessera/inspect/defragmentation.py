@@ -1,41 +1,34 @@
 """Which pods would have to move so that others fit, with names for people.
 
-The planner of the core works on the cluster's own ledger, which is as before afterwards. Pods that a controller creates
-again may move; bare pods only if that is asked, and pods of a DaemonSet never: their successors come back to the same
-node. Disruption budgets that were not read are taken for none.
+The planner of the core works on the cluster's own ledger, which is as before afterwards. Disruption budgets that were
+not read are taken for none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
-from msgspec import structs
 
 from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.move_planner import DefragmentationPlan, Goal
-from tessera.core.relocation import MovablePod, Move
+from tessera.core.relocation import Move
 from tessera.core.selection import Candidates
 from tessera.inspect.admission import admit_copy
 from tessera.inspect.manifests import Manifest
-from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import victim_book
-from tessera.inspect.state import InspectionError
+from tessera.inspect.state import InspectionError, Json
 from tessera.scheduler.host_resources import host_ask
+from tessera.scheduler.movable_pods import MovablePods
+from tessera.scheduler.node_filters import pod_constraints
 from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.wire import keys
 from tessera.wire.moves import HeldCard, HeldInstance
 from tessera.wire.objects import Pod
 
-DAEMON_SET = "DaemonSet"
-BOUND = (
-    keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS, keys.RETRY,
-    keys.NOMINATED, keys.TURNOVER, keys.CLAIM_DEVICES,
-)  # fmt: skip
-"""annotations of a bound pod that are not of its template, beside those of vendors"""
 FEW_MOVES = 3
 """up to which `explain` says that moves would help"""
 
@@ -110,58 +103,28 @@ class DefragmentationReport:
         return bool(self.moves) if self.wanted is None else self.fitting + self.gained >= self.wanted
 
 
-MovablePods = tuple[dict[str, MovablePod], dict[str, int]]
-"""what may move, by uid, and why the other pods that hold devices stay, with their number"""
-
-
 def movable_pods(cluster: OfflineCluster, *, with_bare: bool) -> MovablePods:
-    """All of a cluster. It reads every pod: one call serves many plans."""
-    found: dict[str, MovablePod] = {}
-    stays: dict[str, int] = {}
+    """All of a cluster."""
+    found = MovablePods(cluster.ledger, cluster.vendors, cluster.prepare, with_bare=with_bare)
     allowed: dict[str, Candidates] = {}
-    vendors = cluster.vendors.values()
-    own = {*BOUND, *(each.keys.allocated for each in vendors), *(each.keys.to_allocate for each in vendors)}
-    for key, pod in cluster.pods.items():
-        if cluster.ledger.pod(pod.metadata.uid) is None:
-            continue
-        prepared = cluster.prepare(_template(pod, own))
-        obstacle = _obstacle(pod, prepared, with_bare=with_bare)
-        if obstacle or not isinstance(prepared, PreparedRequest):
-            stays[obstacle] = stays.get(obstacle, 0) + 1
-            continue
-        document = cluster.documents[key]
+
+    def candidates(document: Json) -> Candidates:
         filters = repr(pod_constraints(document))
         if filters not in allowed:
             allowed[filters] = cluster.view.selector.candidates(cluster.candidates(document)[0])
-        found[pod.metadata.uid] = MovablePod(
-            prepared.request, allowed[filters], host_ask(pod), is_bare=not pod.workload.kind
-        )
-    return found, stays
+        return allowed[filters]
 
-
-def _template(pod: Pod, own: Collection[str]) -> Pod:
-    """The pod as its successor is created, without what its binding wrote. So pods of one workload are read once."""
-    kept = {key: text for key, text in pod.annotations.items() if key not in own and keys.SLICE_KEY.match(key) is None}
-    return structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=kept))
-
-
-def _obstacle(pod: Pod, prepared: object, *, with_bare: bool) -> str:
-    if not isinstance(prepared, PreparedRequest):
-        return "an invalid request"
-    kind = pod.workload.kind
-    if kind == DAEMON_SET:
-        return "a DaemonSet, which puts it back on its node"
-    if not kind and not with_bare:
-        return "no controller that would create it again (--bare-pods moves it)"
-    return ""
+    for key, pod in cluster.pods.items():
+        found.add(pod, partial(candidates, cluster.documents[key]))
+    return found
 
 
 def plan_cards(cluster: OfflineCluster, *, max_moves: float, with_bare: bool) -> DefragmentationReport:
     """As many whole cards as possible. Raises ListForbidden if nodes could not be listed."""
     cluster.state.require_nodes()
-    pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_whole_cards(cluster.ledger, victim_book(cluster), pods, max_moves=max_moves)
-    return _report(cluster, plan, stays, goal="whole cards", wanted=None)
+    found = movable_pods(cluster, with_bare=with_bare)
+    plan = plan_whole_cards(cluster.ledger, victim_book(cluster), found.pods, max_moves=max_moves)
+    return _report(cluster, plan, found.stays, goal="whole cards", wanted=None)
 
 
 def plan_copies(
@@ -178,42 +141,26 @@ def plan_copies(
         raise InspectionError(f"{manifest.namespace}/{manifest.name} requests no devices")
     names = cluster.candidates(document)[0]
     goal = Goal(prepared.request, manifest.count, cluster.view.selector.candidates(names), host_ask(pod))
-    pods, stays = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, max_moves=max_moves)
+    found = movable_pods(cluster, with_bare=with_bare)
+    plan = plan_room(cluster.ledger, victim_book(cluster), found.pods, goal, max_moves=max_moves)
     copies = f"{manifest.count} x {manifest.namespace}/{manifest.name}"
-    return _report(cluster, plan, stays, goal=copies, wanted=manifest.count)
+    return _report(cluster, plan, found.stays, goal=copies, wanted=manifest.count)
 
 
-def plan_for_waiting(
-    cluster: OfflineCluster,
-    key: str,
-    names: Sequence[str],
-    *,
-    count: int = 1,
-    max_moves: float = FEW_MOVES,
-    highest_priority: int | None = None,
-    movable: MovablePods | None = None,
-) -> DefragmentationReport | None:
-    """A few moves after which a waiting pod, or so many like it, fits on the named nodes; None if none help.
-
-    `highest_priority`: of pods that may move; None: any. `movable`: if that is known already.
-    """
+def plan_for_waiting(cluster: OfflineCluster, key: str, names: Sequence[str]) -> DefragmentationReport | None:
+    """A few moves after which a waiting pod fits on the named nodes; None if none help."""
     prepared = cluster.prepare(cluster.pods[key])
     if not isinstance(prepared, PreparedRequest):
         return None
-    candidates = cluster.view.selector.candidates(names)
-    goal = Goal(prepared.request, count, candidates, host_ask(cluster.pods[key]))
-    pods, stays = movable or movable_pods(cluster, with_bare=False)
-    if highest_priority is not None:
-        above = {pod.metadata.uid for pod in cluster.pods.values() if (pod.spec.priority or 0) > highest_priority}
-        pods = {uid: pod for uid, pod in pods.items() if uid not in above}
-    plan = plan_room(cluster.ledger, victim_book(cluster), pods, goal, max_moves=max_moves)
-    report = _report(cluster, plan, stays, goal=key, wanted=count)
+    goal = Goal(prepared.request, 1, cluster.view.selector.candidates(names), host_ask(cluster.pods[key]))
+    found = movable_pods(cluster, with_bare=False)
+    plan = plan_room(cluster.ledger, victim_book(cluster), found.pods, goal, max_moves=FEW_MOVES)
+    report = _report(cluster, plan, found.stays, goal=key, wanted=1)
     return report if plan.steps and report.is_reached else None
 
 
 def _report(
-    cluster: OfflineCluster, plan: DefragmentationPlan, stays: dict[str, int], *, goal: str, wanted: int | None
+    cluster: OfflineCluster, plan: DefragmentationPlan, stays: Mapping[str, int], *, goal: str, wanted: int | None
 ) -> DefragmentationReport:
     kept = sorted((*plan.kept, *stays.items()), key=lambda each: (-each[1], each[0]))
     return DefragmentationReport(

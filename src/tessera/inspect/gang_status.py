@@ -20,11 +20,11 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Unfinished
 from tessera.core.steps import finish
 from tessera.inspect.cluster import InspectedCluster
-from tessera.inspect.node_filters import pod_constraints
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
 from tessera.scheduler.engine_view import GangView
+from tessera.scheduler.node_filters import pod_constraints
 
 TOO_MUCH_WORK = "finding a place for one member takes longer than is allowed here: use `tessera simulate pod`"
 

@@ -24,6 +24,7 @@ from tessera.kube.errors import ApiError, KubeError, is_forbidden, is_not_found
 from tessera.kube.leases import Lease, holder_host
 from tessera.kube.resources import LEASES, PODS, SERVICES
 from tessera.scheduler.access_review import OWN_HEADER
+from tessera.wire import moves
 from tessera.wire.errors import WireError
 from tessera.wire.journal import Record, Start, decode_record
 
@@ -45,8 +46,8 @@ RETRY = Backoff(initial=0.5, cap=5.0)
 
 
 @dataclass(frozen=True, slots=True)
-class JournalAddress:
-    """Where a scheduler serves its journal."""
+class SchedulerAddress:
+    """Where a scheduler serves its journal, or takes requests for moves."""
 
     name: str
     """for people"""
@@ -60,7 +61,7 @@ class JournalAddress:
     """where it takes the user's token; empty if it needs none"""
 
 
-FindAddress = Callable[[], Awaitable[JournalAddress]]
+FindAddress = Callable[[], Awaitable[SchedulerAddress]]
 """again after each loss: another replica may decide by then"""
 
 
@@ -148,7 +149,7 @@ class SchedulerSource:
         self._on_note(text)
 
 
-def _refusal(error: ApiError, address: JournalAddress) -> str:
+def _refusal(error: ApiError, address: SchedulerAddress) -> str:
     if is_not_found(error) and error.reason and address.is_assumed:
         # The apiserver's own answer: the scheduler's has no reason.
         return f"no scheduler of Tessera was found in this cluster: {error.message}\n{address.help}"
@@ -164,48 +165,81 @@ def _refusal(error: ApiError, address: JournalAddress) -> str:
 # -- where it is served
 
 
-def at_url(url: str) -> FindAddress:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a scheduler serves beside its dashboard, for users whom the apiserver allows it."""
+
+    route: str
+    verb: str
+    """on pods/proxy"""
+    right: str
+    """that it needs beside that"""
+    without_dashboard: str
+    """what a scheduler without a dashboard does"""
+    repeat: str = ""
+    """what else helps to repeat the command"""
+
+
+JOURNAL = Served(
+    ROUTE,
+    "get",
+    f"on the path {ROUTE}",
+    "shows its journal to its own machine only",
+    " (in other commands --journal-url)",
+)
+MOVES = Served(
+    moves.PATH,
+    "create",
+    "`create` on pods/eviction in all namespaces",
+    "takes requests for moves of its own machine only",
+    ' --token "$(kubectl create token NAME)"',
+)
+
+
+def at_url(url: str, served: Served = JOURNAL) -> FindAddress:
     """The address of a scheduler on this machine, or at the end of a port-forward; the client is connected to it."""
 
-    async def find() -> JournalAddress:
-        return JournalAddress(
+    async def find() -> SchedulerAddress:
+        return SchedulerAddress(
             url,
-            ROUTE,
+            served.route,
             f"--url is the address at which the scheduler answers filter and bind, such as http://127.0.0.1:{PORT}",
         )
 
     return find
 
 
-def behind_apiserver(client: KubeClient) -> FindAddress:
+def behind_apiserver(client: KubeClient, served: Served = JOURNAL) -> FindAddress:
     """The replica that decides in this cluster, through the apiserver's proxy."""
 
-    async def find() -> JournalAddress:
+    async def find() -> SchedulerAddress:
         installation = await find_installation(client)
         namespace, service = installation.namespace or NAMESPACE, installation.name or SCHEDULERS[0]
         port = _port(installation, "--extender-bind", "--http_bind") or PORT
         pods = await _running(client, namespace)
         if not pods:
-            path = SERVICES.path(namespace, f"{service}:{MONITOR}", "proxy") + ROUTE
-            advice = _advice(namespace, f"deploy/{service}", port)
-            return JournalAddress(f"Service {namespace}/{service}", path, advice, is_assumed=True)
+            path = SERVICES.path(namespace, f"{service}:{MONITOR}", "proxy") + served.route
+            advice = _advice(served, namespace, f"deploy/{service}", port)
+            return SchedulerAddress(f"Service {namespace}/{service}", path, advice, is_assumed=True)
         name = str((await _leader(client, namespace, pods))["metadata"]["name"])
-        text, advice = f"pod {namespace}/{name}", _advice(namespace, f"pod/{name}", port)
+        text, advice = f"pod {namespace}/{name}", _advice(served, namespace, f"pod/{name}", port)
         dashboard = _port(installation, "--dashboard-bind")
         if dashboard and installation.is_vouched_for:
-            path = PODS.path(namespace, f"https:{name}:{dashboard}", "proxy") + ROUTE
-            rights = f"It needs a kubeconfig with a token, `get` on pods/proxy in {namespace} and on the path {ROUTE}."
-            return JournalAddress(text, path, f"{rights} Otherwise:\n{advice}", token_header=OWN_HEADER.decode())
-        return JournalAddress(text, PODS.path(namespace, f"{name}:{port}", "proxy") + ROUTE, advice)
+            path = PODS.path(namespace, f"https:{name}:{dashboard}", "proxy") + served.route
+            rights = (
+                f"It needs a kubeconfig with a token, `{served.verb}` on pods/proxy in {namespace} and {served.right}."
+            )
+            return SchedulerAddress(text, path, f"{rights} Otherwise:\n{advice}", token_header=OWN_HEADER.decode())
+        return SchedulerAddress(text, PODS.path(namespace, f"{name}:{port}", "proxy") + served.route, advice)
 
     return find
 
 
-def _advice(namespace: str, target: str, port: int) -> str:
+def _advice(served: Served, namespace: str, target: str, port: int) -> str:
     return (
-        "A scheduler without a dashboard shows its journal to its own machine only. Run\n"
+        f"A scheduler without a dashboard {served.without_dashboard}. Run\n"
         f"  kubectl --namespace {namespace} port-forward {target} {port}\n"
-        f"and repeat the command with --url http://127.0.0.1:{port} (in other commands --journal-url)"
+        f"and repeat the command with --url http://127.0.0.1:{port}{served.repeat}"
     )
 
 

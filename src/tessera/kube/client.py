@@ -157,14 +157,22 @@ class KubeClient:
                         yield event
 
     async def stream_lines(
-        self, path: str, *, query: Mapping[str, str], duration: float, token_header: str = ""
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        duration: float,
+        token_header: str = "",
+        body: bytes | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The lines of a response as they arrive, for `duration` seconds at most, e.g. of a pod behind the apiserver's
         proxy. Ends when the server ends it, or is silent for as long as a watch may not be.
 
         With `token_header` the caller's token, if it has one, is sent in that header too: the proxy keeps
-        `Authorization` to itself."""
-        batches = self._transport.stream_lines(path, query=query, duration=duration, token_header=token_header)
+        `Authorization` to itself. With a `body` it is a POST."""
+        batches = self._transport.stream_lines(
+            path, query=query or {}, duration=duration, token_header=token_header, body=body
+        )
         async with aclosing(batches):
             async for lines in batches:
                 for line in lines:

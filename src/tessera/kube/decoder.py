@@ -106,6 +106,8 @@ class _ApiStatus(msgspec.Struct):
     code: int | None = None
     reason: str | None = None
     message: str | None = None
+    error: str | None = None
+    """of a scheduler behind the proxy, instead of a message"""
     details: _Details | None = None
 
 
@@ -199,7 +201,7 @@ def api_error(status: int, data: bytes, headers: Mapping[str, str]) -> ApiError:
     return ApiError(
         status=status or status_body.code or 500,
         reason=status_body.reason or "",
-        message=status_body.message or "no message",
+        message=status_body.message or status_body.error or "no message",
         retry_after=None if retry_after is None else min(retry_after, MAX_RETRY_AFTER_S),
         causes=tuple(each.message for each in causes if each.message),
     )

@@ -85,6 +85,7 @@ class Transport:
         duration: float,
         on_bytes: Callable[[], None] | None = None,
         token_header: str = "",
+        body: bytes | None = None,
     ) -> AsyncGenerator[list[bytes], None]:
         """The lines of a response that is written over time, as they arrive; `on_bytes` is called when something does.
 
@@ -97,8 +98,9 @@ class Transport:
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         if token_header and scheme == "Bearer":
             headers = {**headers, token_header: token}
-        request = ApiRequest("GET", _target(path, query), headers)
-        what = f"WATCH {path}"
+        method = "GET" if body is None else "POST"
+        request = ApiRequest(method, _target(path, query), headers, body)
+        what = f"{'WATCH' if body is None else method} {path}"
         response = await self._begin_stream(what, request)
         silence = SilenceTimer(response.close, deadline)
         splitter, rate = LineSplitter(), LineRate(loop.time())

@@ -1,7 +1,8 @@
-"""Who may read what this process serves to people: TokenReview and SubjectAccessReview decide.
+"""Who may use what this process serves to people: TokenReview and SubjectAccessReview decide.
 
 What is read has no object in the API, so the apiserver is asked about a path, as for the metrics of Kubernetes' own
-components. A ClusterRole with `nonResourceURLs: [PATH], verbs: [get]` allows it. Verdicts are kept for a short time and
+components. A ClusterRole with `nonResourceURLs: [PATH], verbs: [get]` allows it. Who has pods moved must be allowed to
+evict pods in all namespaces. Verdicts are kept for a short time and
 by the digest of the token, never by the token itself. If the apiserver cannot say, the caller is refused.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,27 @@ def bearer_token(request: Request) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Right:
+    """What the apiserver is asked about."""
+
+    text: str
+    """for people"""
+    attributes: Mapping[str, Any]
+    """of the spec of a SubjectAccessReview"""
+
+
+def get_on_path(path: str) -> Right:
+    attributes = {"nonResourceAttributes": {"path": path, "verb": "get"}}
+    return Right(f"`get` on the path {path}", attributes)
+
+
+EVICT_PODS = Right(
+    "`create` on pods/eviction in all namespaces",
+    {"resourceAttributes": {"verb": "create", "version": "v1", "resource": "pods", "subresource": "eviction"}},
+)
+
+
+@dataclass(frozen=True, slots=True)
 class _Verdict:
     refusal: Response | None
     until: float
@@ -59,11 +81,11 @@ class _Verdict:
 
 
 class AccessReview:
-    """Decides about `get` on one path. Used from one event loop."""
+    """Decides about one right. Used from one event loop."""
 
-    def __init__(self, client: KubeClient, path: str, *, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, client: KubeClient, right: Right, *, clock: Callable[[], float] | None = None) -> None:
         self._client = client
-        self._path = path
+        self._right = right
         self._clock = clock or asyncio.get_running_loop().time
         self._verdicts: dict[bytes, _Verdict] = {}
         """by digest of the token, the oldest first"""
@@ -96,7 +118,7 @@ class AccessReview:
         try:
             refusal, user = await self._ask(token.decode("latin-1"))
         except (KubeError, msgspec.MsgspecError, KeyError, TypeError) as error:
-            log.warning("access not reviewed", path=self._path, error=str(error))
+            log.warning("access not reviewed", right=self._right.text, error=str(error))
             return error_response(503, "the apiserver cannot be asked about your rights now; try again")
         self._verdicts.pop(digest, None)
         if len(self._verdicts) >= MAX_VERDICTS:
@@ -114,7 +136,7 @@ class AccessReview:
             return error_response(401, "the apiserver does not know this token, or it has expired", CHALLENGE), ""
         user = status["user"]
         spec = {
-            "nonResourceAttributes": {"path": self._path, "verb": "get"},
+            **self._right.attributes,
             "user": user.get("username", ""),
             "groups": user.get("groups") or [],
             "uid": user.get("uid", ""),
@@ -124,4 +146,4 @@ class AccessReview:
         answer = await self._client.create(SUBJECT_ACCESS_REVIEWS.path(), body, dict[str, Any])
         if (answer.get("status") or {}).get("allowed") is True:
             return None, spec["user"]
-        return error_response(403, f"{spec['user']} may not read this: it needs `get` on the path {self._path}"), ""
+        return error_response(403, f"{spec['user']} may not do this: it needs {self._right.text}"), ""

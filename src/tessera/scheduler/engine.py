@@ -6,7 +6,7 @@ One event loop runs all of it. The engine does not read the API by itself: somet
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -25,7 +25,7 @@ from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.filter import Filter
-from tessera.scheduler.framework import F, Feature, Pipeline, Work, feature_of, methods
+from tessera.scheduler.framework import F, Feature, Pipeline, WaitingGroup, Work, feature_of, methods
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
@@ -234,6 +234,10 @@ class Engine:
         """The only nodes on which room helps the pod; None if any does."""
         found = (nodes(request) for nodes in methods(self.features, Feature.preemption_nodes))
         return next((nodes for nodes in found if nodes is not None), None)
+
+    def waiting_groups(self) -> Iterable[WaitingGroup]:
+        """What waits for room beside single pods."""
+        return (each for groups in methods(self.features, Feature.waiting_groups) for each in groups())
 
     async def wake(self, pods: Sequence[PodRequest], on_failed: Callable[[str], None]) -> None:
         await self.waker.wake(pods, on_failed)

@@ -23,6 +23,8 @@ from tessera.scheduler.features.claims.book import ClaimRecord, WriteState
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
+from tessera.scheduler.features.moves.feature import Moves
+from tessera.scheduler.features.moves.rounds import RoundFigures
 from tessera.scheduler.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -141,6 +143,15 @@ class EngineCounts(NamedTuple):
     """by result, since the start"""
 
 
+class DefragCounts(NamedTuple):
+    """Of moves on a schedule."""
+
+    figures: RoundFigures
+    evictions_left: int
+    evictions_per_hour: int
+    is_leader: bool
+
+
 class EngineView:
     """Reads one engine. Used from its event loop."""
 
@@ -148,6 +159,7 @@ class EngineView:
         self._engine = engine
         self._gangs = engine.feature(Gangs)
         self._claims = engine.feature(Claims)
+        self._moves = engine.feature(Moves)
 
     @property
     def ledger(self) -> Ledger:
@@ -187,6 +199,13 @@ class EngineView:
             awaiting_claims=len(claims.reader.waiting()),
             claim_writes={"allocated": claims.writer.allocated, "released": claims.writer.released},
         )
+
+    def defrag(self) -> DefragCounts | None:
+        """None if no moves are made on a schedule."""
+        settings, rounds = self._engine.settings.defrag, self._moves.rounds
+        if not settings.enabled:
+            return None
+        return DefragCounts(rounds.figures, rounds.budget.left(), settings.evictions_per_hour, self._engine.is_leader)
 
     # -- pods
 

@@ -1,4 +1,4 @@
-"""Evicts the victims of one nomination, so that none leaves for nothing if another one may stay.
+"""Evicts the victims of one nomination or move, so that none leaves for nothing if another one may stay.
 
     more than one: dry run of all --> those with a disruption budget, one after the other --> the rest, side by side
                         |                               |                                         |
@@ -11,7 +11,7 @@ may leave; the book has counted them before, and what is left is a budget that c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -35,7 +35,7 @@ Obstacle = Callable[[PodTraits], str]
 
 
 class Evictor:
-    """Evicts for all preemptors of one scheduler, a few pods at a time."""
+    """Evicts for all features of one scheduler, a few pods at a time."""
 
     def __init__(self, api: KubeApi, book: VictimBook, *, observer: SchedulerObserver) -> None:
         self._api = api
@@ -45,17 +45,12 @@ class Evictor:
         self._after_evict = failpoint(Failpoint.AFTER_EVICT)
 
     async def evict(
-        self, victims: Sequence[PodTraits], *, preemptor: PodRequest, obstacle: Obstacle, gang: str = ""
+        self, victims: Sequence[PodTraits], *, preemptor: PodRequest | None, obstacle: Obstacle, gang: str = ""
     ) -> str:
         """Empty if all leave, or are gone; otherwise why one stays. What was not sent by then is not sent.
 
-        `gang`: whose member the preemptor is, if all of it preempts.
+        `preemptor`: None if the victims are moved. `gang`: whose member it is, if all of it preempts.
         """
-        priority = preemptor.preempts_below or 0
-        events = {
-            victim.uid: EvictedEvent(victim, preemptor, self.book.node_of(victim.uid), priority, gang)
-            for victim in victims
-        }
         if len(victims) > 1:
             problems = await asyncio.gather(*(self._try_out(victim, obstacle) for victim in victims))
             problem = next(filter(None, problems), "")
@@ -63,20 +58,17 @@ class Evictor:
                 return problem
         guarded = [victim for victim in victims if self.book.budgets(victim.uid)]
         for victim in guarded:
-            problem = await self._evict(events.pop(victim.uid), obstacle)
+            problem = await self._evict(victim, obstacle, preemptor, gang)
             if problem:
                 return problem
-        return await self._evict_side_by_side(events.values(), obstacle)
-
-    async def _evict_side_by_side(self, events: Iterable[EvictedEvent], obstacle: Obstacle) -> str:
         first = ""
 
-        async def evict(event: EvictedEvent) -> None:
+        async def evict(victim: PodTraits) -> None:
             nonlocal first
-            problem = await self._evict(event, lambda one: first or obstacle(one))
+            problem = await self._evict(victim, lambda one: first or obstacle(one), preemptor, gang)
             first = first or problem
 
-        await asyncio.gather(*(evict(event) for event in events))
+        await asyncio.gather(*(evict(victim) for victim in victims if victim not in guarded))
         return first
 
     async def _try_out(self, victim: PodTraits, obstacle: Obstacle) -> str:
@@ -84,9 +76,9 @@ class Evictor:
         async with self._turns:
             return obstacle(victim) or (await self._send(victim, dry_run=True))[1]
 
-    async def _evict(self, event: EvictedEvent, obstacle: Obstacle) -> str:
-        """Empty, or why the pod stays; the event is what is told of it if it leaves."""
-        victim, preemptor = event.victim, event.preemptor
+    async def _evict(self, victim: PodTraits, obstacle: Obstacle, preemptor: PodRequest | None, gang: str) -> str:
+        """Empty, or why the pod stays."""
+        node = self.book.node_of(victim.uid)
         async with self._turns:
             problem = obstacle(victim)
             if problem:
@@ -99,9 +91,10 @@ class Evictor:
                 return problem
             self._after_evict()
         self.book.note_evicted(victim.uid)
-        by = f"{preemptor.namespace}/{preemptor.name}"
-        log.info("pod evicted", pod=victim.key, node=event.node, preemptor=by, gang=event.gang)
-        self._observer.on_evicted(event)
+        by = "" if preemptor is None else f"{preemptor.namespace}/{preemptor.name}"
+        log.info("pod evicted", pod=victim.key, node=node, preemptor=by, gang=gang)
+        if preemptor is not None:
+            self._observer.on_evicted(EvictedEvent(victim, preemptor, node, preemptor.preempts_below or 0, gang))
         return ""
 
     async def _send(self, victim: PodTraits, *, dry_run: bool = False) -> tuple[bool, str]:

@@ -87,6 +87,15 @@ class Refusal(NamedTuple):
     """in all, with this one"""
 
 
+class WaitingGroup(NamedTuple):
+    """Pods that wait for room together: all of them get a place, or none."""
+
+    name: str
+    requests: tuple[PodRequest, ...]
+    candidates: Candidates
+    """of the first of them"""
+
+
 class Pipeline(Protocol):
     """What a feature gets of the pipeline; kube-scheduler calls it the handle."""
 
@@ -128,6 +137,9 @@ class Pipeline(Protocol):
 
     def preemption_nodes(self, request: PodRequest) -> frozenset[str] | None:
         """The only nodes on which room helps the pod; None if any does."""
+
+    def waiting_groups(self) -> Iterable[WaitingGroup]:
+        """What waits for room beside single pods."""
 
     async def wake(self, pods: Sequence[PodRequest], on_failed: Callable[[str], None]) -> None:
         """Make kube-scheduler ask for these pods again, several at a time."""
@@ -236,6 +248,10 @@ class Feature:
 
     def make_way(self, uid: str) -> None:
         """A place is about to be held for this pod: release what would be in the way."""
+
+    def waiting_groups(self) -> Iterable[WaitingGroup]:
+        """Pods that wait for room together, and that nothing else is about to help."""
+        return ()
 
     def is_nominated(self, uid: str) -> bool:
         """Whether victims leave for the pod."""

@@ -17,11 +17,15 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from tessera.http11.router import Handler, Request, Response, Route
+from tessera.scheduler.access_review import error_response
 from tessera.scheduler.journal import Journal
 from tessera.services import exposition
 from tessera.services.loopback import find_foreign_page, names_this_machine
+from tessera.wire import moves
+from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
 from tessera.wire.journal import encode_record
+from tessera.wire.moves import MovesRequest, decode_moves_request
 
 JSON, JSON_LINES = "application/json", "application/jsonl"
 SINCE_DIGITS = 19
@@ -194,6 +198,29 @@ async def _while_allowed(
                     return
                 reviewed_at = clock()
             yield piece
+
+
+def moves_routes(
+    apply: Callable[[MovesRequest], AsyncGenerator[bytes, None] | str], refuse: Refuse, *, guarded: bool
+) -> list[Route]:
+    """Moves of pods that a person asks for. `apply` answers with the lines to be told, or why nothing is done."""
+
+    async def post(request: Request) -> Response:
+        refusal = await refuse(request)
+        if refusal is not None:
+            return refusal
+        try:
+            asked = decode_moves_request(request.body)
+        except WireError as error:
+            return error_response(400, str(error))
+        found = apply(asked)
+        if isinstance(found, str):
+            return error_response(503, found)
+        # The caller counts from here on: without one, nothing is begun.
+        await anext(found)
+        return Response(200, content_type=JSON_LINES, pieces=found)
+
+    return [Route("POST", moves.PATH, post, guarded=guarded, reads_headers=True, max_body_bytes=moves.MAX_BODY_BYTES)]
 
 
 def metrics_routes(render: Callable[[], AsyncGenerator[bytes, None]]) -> list[Route]:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import structlog
 
 from tessera.kube.client import KubeClient
-from tessera.kube.decoder import UnreadableObject
-from tessera.kube.resources import NODES, POD_GROUPS, PODS, RESOURCE_CLAIMS
+from tessera.kube.decoder import ListPage, UnreadableObject
+from tessera.kube.resources import LEASES, NODES, POD_GROUPS, PODS, RESOURCE_CLAIMS, Resource
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.wire import keys
-from tessera.wire.objects import Node, Pod
+from tessera.wire.objects import Metadata, Node, Partial, Pod
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tessera.wire.resource_api import ResourceClaim
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
 Annotations = Mapping[str, str | None]
 """None removes the annotation"""
+
+
+class Record(Partial, frozen=True):
+    """What is recorded between the lives of processes."""
+
+    metadata: Metadata = Metadata()
 
 
 class KubeApi:
@@ -37,6 +44,30 @@ class KubeApi:
         # A pod that cannot be decoded was never placed: filter could not read it either.
         found = await self._client.list(PODS.path(), Pod, field_selector="spec.nodeName=", on_unreadable=_skip)
         return found.items
+
+    async def list_pods(self, namespace: str) -> Sequence[Pod]:
+        """As they are now, not as a cache of the apiserver remembers them."""
+        return (await self._client.list(PODS.path(namespace), Pod, on_unreadable=_skip)).items
+
+    def pages(self, resource: Resource, kind: type[T]) -> AsyncGenerator[ListPage[T], None]:
+        """All objects, one page in memory at a time. A page that `is_first` voids the ones before it."""
+        return self._client.pages(resource.path(), kind, on_unreadable=_skip)
+
+    async def find_record(self, namespace: str | None, name: str) -> Record | None:
+        """A Lease that no process holds: its annotations are the record. `namespace`: None = that of the client."""
+        return await self._client.find(LEASES.path(namespace or self._client.namespace, name), Record)
+
+    async def write_record(self, namespace: str | None, name: str, annotations: Annotations, *, version: str) -> None:
+        """If it still has this version (409 otherwise); without one, if there is none yet."""
+        self._observer.on_write("patch")
+        namespace = namespace or self._client.namespace
+        metadata: dict[str, Any] = {"name": name, "annotations": annotations}
+        if version:
+            metadata["resourceVersion"] = version
+            await self._client.patch(LEASES.path(namespace, name), {"metadata": metadata})
+        else:
+            body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata}
+            await self._client.create(LEASES.path(namespace), body)
 
     async def get_node(self, name: str) -> Node:
         return await self._client.get(NODES.path(name=name), Node)

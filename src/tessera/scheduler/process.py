@@ -24,12 +24,15 @@ from tessera.http11.server_state import Guard
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
+from tessera.scheduler.access_review import EVICT_PODS, AccessReview
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
+from tessera.scheduler.features.moves.feature import Moves
 from tessera.scheduler.http_api import (
     extender_routes,
     find_refusal,
     journal_routes,
     metrics_routes,
+    moves_routes,
     webhook_routes,
     without_pages,
 )
@@ -189,7 +192,12 @@ class Process(SchedulerObserver):
         listeners, tls = self.settings.listeners, self._tls.context
         engine, observe = self.service.engine, self.metrics.observe
         verbs = {"filter": engine.answer_filter, "bind": engine.answer_bind, "preempt": engine.answer_preempt}
-        decide = [*extender_routes(verbs, observe), *journal_routes(self.service.journal)]
+        apply, may_evict = engine.feature(Moves).apply, AccessReview(self._client, EVICT_PODS).refuse
+        decide = [
+            *extender_routes(verbs, observe),
+            *journal_routes(self.service.journal),
+            *moves_routes(apply, may_evict, guarded=True),
+        ]
         admit, metrics = webhook_routes(self.service.webhook.answer, observe), metrics_routes(self._render_metrics)
         if tls is None or (listeners.single is None and not listeners.extender_tls):
             decide = without_pages(decide)
@@ -203,9 +211,8 @@ class Process(SchedulerObserver):
         self._add_listener("metrics", listeners.metrics, metrics)
         if self._page is not None and listeners.dashboard is not None and tls is not None:
             page = self._page
-            self._add_listener(
-                "dashboard", listeners.dashboard, page.routes(self.service), tls=tls, headers=page.headers
-            )
+            routes = [*page.routes(self.service), *moves_routes(apply, may_evict, guarded=False)]
+            self._add_listener("dashboard", listeners.dashboard, routes, tls=tls, headers=page.headers)
         for name, listener in self.listeners.items():
             await listener.start()
             log.info("listening", what=name, address=str(listener.address))

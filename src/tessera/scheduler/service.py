@@ -107,7 +107,7 @@ class Service:
             engine.nodes: Reflector(client, NODES.path(), Node, engine.nodes),
             engine.quotas: Reflector(client, RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
         }
-        if settings.preemption:
+        if settings.preemption or settings.defrag.enabled:
             path = POD_DISRUPTION_BUDGETS.path()
             self._informers[engine.budgets] = Reflector(client, path, PodDisruptionBudget, engine.budgets)
         if settings.dra:

@@ -32,6 +32,7 @@ from tessera.services.value_types import (
     FlagKind,
     ValueType,
     choice,
+    optional,
     parse_count,
     parse_directory,
     parse_number,
@@ -198,6 +199,29 @@ class JournalSettings:
         "Files that are kept, the one that is written included.")
 
 
+@dataclass(frozen=True, slots=True)
+class DefragSettings:
+    """Pods that are moved on a schedule, for pods and gangs that wait."""
+
+    enabled: bool = Group.PLACEMENT("defrag", SWITCH, False,
+        "Move pods so that pods and gangs fit that wait for devices.")
+    interval_s: float = Group.PLACEMENT("defrag-interval", SPAN, 300.0,
+        "Time between two rounds in which moves are planned.")
+    evictions_per_hour: int = Group.PLACEMENT("defrag-evictions-per-hour", COUNT, 10,
+        "Evict at most this many pods in any hour to move them, restarts included.")
+    patience_s: float = Group.PLACEMENT("defrag-patience", DURATION, 120.0,
+        "How long a pod waits before others are moved for it.")
+    max_moves: int = Group.PLACEMENT("defrag-max-moves", COUNT, 5,
+        "Move at most this many pods for one pod or gang that waits.")
+    step_timeout_s: float = Group.PLACEMENT("defrag-step-timeout", SPAN, 600.0,
+        "Time for one move; its target is held as long.")
+    dry_run: bool = Group.PLACEMENT("defrag-dry-run", SWITCH, False,
+        "Only log the plans.")
+    lease_namespace: str | None = Group.PLACEMENT("defrag-lease-namespace", optional(DNS_NAME), None,
+        "Namespace of the Lease tessera-defrag, which has the record of evictions.", env=("POD_NAMESPACE",),
+        default_text="that of the context")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(ClusterAccess):
     """Everything that the service needs to know."""
@@ -240,6 +264,7 @@ class Settings(ClusterAccess):
         "Time after a pod's first refusal before pods are evicted for it, so that an autoscaler may add a node first.")
     nomination_s: float = Group.PLACEMENT("nomination-timeout", SPAN, 300.0,
         "How long devices are held for a pod after the grace of the pods that were evicted for it.")
+    defrag: DefragSettings = nested(DefragSettings)
     turn_s: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
         "How long a bind waits for its turn on the node; below the extender's httpTimeout (30s in the chart).")
     gang_s: float = Group.PLACEMENT("gang-timeout", SPAN, 20.0,

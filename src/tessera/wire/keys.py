@@ -84,8 +84,6 @@ def memory_limit(container: int, device: int) -> str:
 NODE_LOCK = "hami.io/mutex.lock"
 DEVICE_CORDON = "hami.io/device-cordon"
 """comma list of uuids that take no new grants"""
-MOVE_PREFIX = "moves.tessera.io/"
-"""with the uid of a pod that is moved to this node: what is held for its successor"""
 AGENT = "tessera.io/agent"
 """how the agent on this node allocates slices"""
 

@@ -1,11 +1,7 @@
-"""What is held on a node because pods are moved: one annotation of the node for each place.
+"""`POST /moves`: what `tessera defrag apply` asks of the scheduler, and the lines that it is told.
 
-    asked ──▶ held ──▶ (removed: the place is taken, or the move was given up)
-      └─────▶ refused: why
-
-A place is held for the successor of a pod that is moved there, or for a pod that waits: the moves are made for it.
-`tessera defrag` writes `asked` and removes the annotation; the scheduler that decides answers with `held` or `refused`.
-A hold ends at `until` in any case. The annotation is the only record, so a hold outlives a restart.
+The answer is one line of JSON for each change of a move, until a last one (`isLast`). Empty lines say that the
+connection lives. Moves of one step belong to a gang, and are made together.
 """
 
 from __future__ import annotations
@@ -17,18 +13,24 @@ import msgspec
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
 
-LONGEST = 16_384
-"""characters of an annotation that are read"""
+PATH = "/moves"
+MAX_BODY_BYTES = 4 << 20
+MAX_MOVES = 4_096
 MAX_CARDS = 64
 MAX_INSTANCES = 16
 """of one card; the largest that are sold have 7"""
-MAX_LEAVING = 256
+LONGEST_S = 86_400.0
+"""that a request may ask for"""
 
 
-class HoldState(Enum):
-    ASKED = "asked"
+class MoveStage(Enum):
+    """How far a move is."""
+
+    WAITING = "waiting"
     HELD = "held"
-    REFUSED = "refused"
+    EVICTED = "evicted"
+    MOVED = "moved"
+    STOPPED = "stopped"
 
 
 class HeldInstance(msgspec.Struct, frozen=True, rename="camel"):
@@ -52,44 +54,69 @@ class HeldCard(msgspec.Struct, frozen=True, rename="camel"):
     """of a card in MIG mode"""
 
 
-class MoveHold(msgspec.Struct, frozen=True, rename="camel"):
-    """One hold."""
+class MovePlace(msgspec.Struct, frozen=True, rename="camel"):
+    """Cards of one node."""
 
+    node: str
+    cards: tuple[str, ...]
+    """uuids"""
+    held: tuple[HeldCard, ...] = ()
+    """what is taken of them; a target needs it"""
+
+
+class MoveAsked(msgspec.Struct, frozen=True, rename="camel"):
+    """One pod: it is evicted, and its successor goes to the target."""
+
+    step: int
     namespace: str
-    kind: str
-    """of the controller that creates the successor; a Deployment instead of its ReplicaSet. Empty if `pod` is given"""
     name: str
-    """of that controller"""
-    until: float
-    """unix seconds"""
-    cards: tuple[HeldCard, ...]
-    state: HoldState = HoldState.ASKED
+    uid: str
+    source: MovePlace
+    target: MovePlace
+
+
+class MovesRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """A plan to be carried out. Equal requests are one: the second caller follows the first one's moves."""
+
+    moves: tuple[MoveAsked, ...]
+    interval_s: float = 0.0
+    """between two steps"""
+    step_timeout_s: float = 600.0
+    """for one step; its targets are held as long"""
+    dry_run: bool = False
+
+
+class MoveUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One line of the answer."""
+
+    uid: str = ""
+    """of the pod that moves"""
+    stage: MoveStage = MoveStage.WAITING
     reason: str = ""
-    """why it is refused"""
-    pod: str = ""
-    """uid of a pod that waits; no other pod may take the place"""
-    leaving: tuple[str, ...] = ()
-    """uids of pods that are moved away first: they have the place, or a part of what its gang needs"""
+    is_last: bool = False
+    """nothing follows, and it is about no move"""
 
 
-def decode_move_hold(text: str) -> MoveHold:
+def decode_moves_request(body: bytes) -> MovesRequest:
     """Raises WireError."""
-    if len(text) > LONGEST:
-        raise WireError(f"a hold of {len(text)} characters; at most {LONGEST}")
     try:
-        found = msgspec.json.decode(text, type=MoveHold)
+        found = msgspec.json.decode(body, type=MovesRequest)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise WireError(f"not a hold: {error}") from error
-    if not (found.kind or found.pod) or not 0 < len(found.cards) <= MAX_CARDS:
-        raise WireError("a hold needs a controller or a pod, and at least one card")
-    if len(found.leaving) > MAX_LEAVING or any(len(card.mig) > MAX_INSTANCES for card in found.cards):
-        raise WireError("a hold of too much")
-    amounts = (amount for card in found.cards for amount in (card.slots, card.memory, card.cores))
-    places = (amount for card in found.cards for each in card.mig for amount in (each.start, each.size))
-    if not all(0 <= amount <= INT32_MAX for amount in (*amounts, *places)):
-        raise WireError(f"a hold of an amount below 0, or above {INT32_MAX}")
+        raise WireError(f"not a request for moves: {error}") from error
+    if not 0 < len(found.moves) <= MAX_MOVES or len({move.uid for move in found.moves}) < len(found.moves):
+        raise WireError(f"expected 1 to {MAX_MOVES} moves, each of another pod")
+    if not (0.0 <= found.interval_s <= LONGEST_S and 0.0 < found.step_timeout_s <= LONGEST_S):
+        raise WireError(f"a time beyond {LONGEST_S:g} s")
+    for move in found.moves:
+        _check_target(move)
     return found
 
 
-def encode_move_hold(hold: MoveHold) -> str:
-    return msgspec.json.encode(hold).decode()
+def _check_target(move: MoveAsked) -> None:
+    held = move.target.held
+    if not 0 < len(held) <= MAX_CARDS or any(len(card.mig) > MAX_INSTANCES for card in held):
+        raise WireError(f"{move.namespace}/{move.name}: the plan does not say what to hold: make it again")
+    amounts = [amount for card in held for amount in (card.slots, card.memory, card.cores)]
+    amounts += [amount for card in held for each in card.mig for amount in (each.start, each.size)]
+    if not all(0 <= amount <= INT32_MAX for amount in amounts):
+        raise WireError(f"{move.namespace}/{move.name}: an amount below 0, or above {INT32_MAX}")

@@ -30,7 +30,9 @@ SYSTEM = "tessera-system"
 INSTALLED = ("nvidia",)
 """sections of the vendors that are on by default"""
 
-PREEMPTION = frozenset({"pods/eviction", "pods/status", "poddisruptionbudgets"})
+EVICTION = frozenset({"pods/eviction", "poddisruptionbudgets"})
+"""resources that preemption and moves need"""
+PREEMPTION = frozenset({"pods/status"})
 """resources that only preemption needs"""
 CLAIMS = frozenset({"resourceslices", "resourceclaims"})
 """resources that only agents with --dra need, which is off by default"""
@@ -92,6 +94,13 @@ def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, na
             "tests/e2e/rbac.yaml",
             "tessera-scheduler",
             "scheduler/rbac.yaml",
+            "or .Values.scheduler.preemption.enabled .Values.scheduler.defrag.enabled",
+            EVICTION,
+        ),
+        (
+            "tests/e2e/rbac.yaml",
+            "tessera-scheduler",
+            "scheduler/rbac.yaml",
             ".Values.scheduler.preemption.enabled",
             PREEMPTION,
         ),
@@ -110,7 +119,7 @@ def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, na
             CLAIMS,
         ),
     ],
-    ids=["preemption", "allocation", "claims"],
+    ids=["eviction", "preemption", "allocation", "claims"],
 )
 def test_rights_of_a_feature_are_tested_and_installed_with_it_alone(
     tested: str, name: str, template: str, switch: str, resources: frozenset[str]

@@ -1,25 +1,24 @@
-"""Plans as files, and when a move is not begun. The whole way of a move: tests/integration/test_defrag.py."""
+"""Plans as files, and what is asked of the scheduler. The whole way of a move: tests/integration/test_defrag.py."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+import msgspec
 import pytest
-from msgspec import structs
 
 from tessera.inspect.defragmentation import DefragmentationReport, plan_cards
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.documents import encode_document, make_document
+from tessera.inspect.scheduler_source import MOVES, at_url
 from tessera.inspect.state import InspectionError
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError, Unreachable
-from tessera.maintenance.defrag import ApplyOptions, MoveProgress, MoveStage, PlanRun, read_plan
-from tessera.wire.moves import HoldState, decode_move_hold, encode_move_hold
-from tessera.wire.objects import Metadata, Node
-from tests.support.builders import NOW, PodBuilder, gpu_pod, node
+from tessera.maintenance.defrag import TRIES, MoveProgress, make_moves, moves_request, read_plan
+from tessera.wire.errors import WireError
+from tessera.wire.moves import MovesRequest, MoveStage, MoveUpdate, decode_moves_request
+from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import state_of
 from tests.support.event_loops import in_fake_time
 
@@ -56,186 +55,90 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         read_plan(text, file="plan")
 
 
-class NoClient:
-    """Nothing may be asked or written."""
+class Scheduler:
+    """Answers each request with the next of these, and hears what is asked."""
 
-    def __getattr__(self, name: str) -> None:
-        raise AssertionError(name)
+    def __init__(self, *answers: KubeError | list[MoveUpdate]) -> None:
+        self.answers = list(answers)
+        self.asked: list[MovesRequest] = []
+        self.said: list[str] = []
 
-
-async def applied(found: DefragmentationReport, *pods: PodBuilder) -> list[MoveProgress]:
-    async def look() -> OfflineCluster:
-        return cluster(*pods)
-
-    run = PlanRun(cast("KubeClient", NoClient()), look, ApplyOptions(), lambda: NOW, lambda _line: None)
-    return await run.run(found.moves)
-
-
-@pytest.mark.parametrize(
-    ("pods", "reason"),
-    [
-        ((held("small", "n2", 10_000), LARGE), "it does not hold n1/0 any more"),
-        ((gpu_pod("small", mem=10_000).on("n1", "n1-0,NVIDIA,10000,0:;"), LARGE), "nothing creates it again"),
-    ],
-)
-async def test_a_move_that_is_not_as_planned_is_not_begun(pods: tuple[PodBuilder, ...], reason: str) -> None:
-    [progress] = await applied(plan(), *pods)
-    assert progress.stage is MoveStage.STOPPED
-    assert reason in progress.reason
-
-
-async def test_a_pod_that_is_gone_is_taken_for_moved() -> None:
-    [progress] = await applied(plan(), LARGE)
-    assert progress.stage is MoveStage.MOVED
-    [again] = await applied(plan(), SMALL.called("small", uid="another"), LARGE)
-    assert again.stage is MoveStage.MOVED
-
-
-async def test_a_pod_that_leaves_already_is_not_evicted_again() -> None:
-    """The process that evicted it was killed."""
-    [progress] = await applied(plan(), SMALL.terminating(), LARGE)
-    assert progress.stage is MoveStage.MOVED
-
-
-# -- faults of the apiserver on the way
-
-UNREACHABLE = Unreachable("connection reset", maybe_done=True)
-
-
-class FaultyCluster:
-    """An apiserver, the scheduler that holds what it is asked for, and a Job controller. Each method fails as told."""
-
-    def __init__(self, **faults: list[KubeError]) -> None:
-        self.faults = faults
-        self.annotations: dict[str, str] = {}
-        self.pods = [SMALL, LARGE]
-        self.afterwards = [LARGE, held("small", "n2", 10_000).called("small", uid="next")]
-        self.evictions = 0
-
-    def _fail(self, method: str) -> None:
-        if self.faults.get(method):
-            raise self.faults[method].pop(0)
-
-    async def look(self) -> OfflineCluster:
-        self._fail("look")
-        return cluster(*self.pods)
-
-    async def patch(self, _path: str, body: Any) -> None:
-        for key, text in body["metadata"]["annotations"].items():
-            self._fail("patch" if text else "release")
-            self.annotations.pop(key, None)
-            if text:
-                held = structs.replace(decode_move_hold(text), state=HoldState.HELD)
-                self.annotations[key] = encode_move_hold(held)
-
-    async def get(self, _path: str, _kind: object) -> Node:
-        self._fail("get")
-        return Node(Metadata(name="n2", annotations=self.annotations))
-
-    async def evict(self, _namespace: str, name: str, *, uid: str, dry_run: bool) -> None:
-        self._fail("evict")
-        assert (name, uid) == ("small", "uid-small")
-        self.evictions += 1
-        self.pods = self.afterwards
-
-    async def list(self, _path: str, _kind: object) -> SimpleNamespace:
-        self._fail("list")
-        return SimpleNamespace(items=[pod.api() for pod in self.pods])
+    async def stream_lines(self, path: str, *, body: bytes, **_more: Any) -> AsyncGenerator[bytes, None]:
+        assert path == "/moves"
+        self.asked.append(decode_moves_request(body))
+        answer = self.answers.pop(0)
+        if isinstance(answer, KubeError):
+            raise answer
+        yield b""
+        for update in answer:
+            yield msgspec.json.encode(update)
 
     async def apply(self) -> MoveProgress:
-        client = cast("KubeClient", self)
-        run = PlanRun(client, self.look, ApplyOptions(step_timeout_s=60.0), lambda: NOW, lambda _line: None)
-        [progress] = await run.run(plan().moves)
-        return progress
+        moves = plan().moves
+        request = moves_request(moves, interval_s=0.0, step_timeout_s=60.0, dry_run=False)
+        find = at_url("http://127.0.0.1:1", MOVES)
+        [found] = await make_moves(cast("KubeClient", self), find, moves, request, self.said.append)
+        return found
 
 
-REFUSED = ApiError(status=429, message="Cannot evict pod", causes=("the budget small needs 1 healthy pods",))
+HELD = MoveUpdate("uid-small", MoveStage.HELD)
+MOVED = MoveUpdate("uid-small", MoveStage.MOVED)
+LAST = MoveUpdate(is_last=True)
+LOST = Unreachable("connection reset", maybe_done=True)
 
 
-@pytest.mark.parametrize("method", ["look", "get", "evict", "list", "release"])
-@pytest.mark.parametrize("fault", [UNREACHABLE, ApiError(status=503, message="it restarts")])
+async def test_the_scheduler_is_asked_for_the_moves_of_the_plan() -> None:
+    scheduler = Scheduler([HELD, MOVED, LAST])
+    assert (await scheduler.apply()).stage is MoveStage.MOVED
+    [[move]] = [asked.moves for asked in scheduler.asked]
+    assert (move.uid, move.source.node, move.target.node) == ("uid-small", "n1", "n2")
+    assert [card.memory for card in move.target.held] == [10_000]
+    assert scheduler.said == ["default/small: held", "default/small: moved"]
+
+
+@pytest.mark.parametrize("lost", [LOST, [HELD]], ids=["a fault", "an end without a last line"])
 @in_fake_time
-async def test_an_apiserver_that_is_away_for_a_moment_does_not_end_a_plan_in_the_middle(
-    method: str, fault: KubeError
-) -> None:
-    faulty = FaultyCluster(**{method: [fault]})
-    progress = await faulty.apply()
-    assert (progress.stage, progress.reason, faulty.evictions) == (MoveStage.MOVED, "", 1)
+async def test_a_connection_that_is_lost_is_made_again(lost: KubeError | list[MoveUpdate]) -> None:
+    scheduler = Scheduler(lost, [HELD, MOVED, LAST])
+    assert (await scheduler.apply()).stage is MoveStage.MOVED
+    assert scheduler.said.count("default/small: held") == 1
 
 
 @in_fake_time
-async def test_an_eviction_that_a_budget_refuses_for_a_while_is_made_later() -> None:
-    faulty = FaultyCluster(evict=[REFUSED] * 5)
-    assert (await faulty.apply()).stage is MoveStage.MOVED
-    assert faulty.evictions == 1
+async def test_a_scheduler_that_is_away_for_long_is_told_with_what_to_do() -> None:
+    with pytest.raises(InspectionError, match=r"connection reset\nApply the same plan again"):
+        await Scheduler(*[LOST] * TRIES).apply()
+
+
+async def test_a_refusal_is_told_at_once_with_what_to_do() -> None:
+    refusal = ApiError(status=403, message="you may not do this")
+    with pytest.raises(InspectionError, match="does not make the moves: you may not do this\n--url is"):
+        await Scheduler(refusal).apply()
+
+
+@in_fake_time
+async def test_a_refusal_after_a_loss_may_be_another_replica_that_begins_to_decide() -> None:
+    scheduler = Scheduler([HELD], ApiError(status=503, message="no tenure"), [MOVED, LAST])
+    assert (await scheduler.apply()).stage is MoveStage.MOVED
+
+
+GOOD = msgspec.to_builtins(moves_request(plan().moves, interval_s=0.0, step_timeout_s=60.0, dry_run=False))
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    "changes",
     [
-        ([REFUSED] * 99, "the budget small needs 1 healthy pods"),
-        ([ApiError(status=429, message="later", retry_after=3600.0)], "later"),
-        ([UNREACHABLE] * 99, "connection reset"),
-        ([ApiError(status=403, message="you may not evict")], "you may not evict"),
+        {"moves": []},
+        {"moves": GOOD["moves"] * 2},
+        {"stepTimeoutS": 0.0},
+        {"intervalS": 1e9},
+        {"moves": [GOOD["moves"][0] | {"target": {"node": "n2", "cards": ["n2-0"]}}]},
+        {"moves": [GOOD["moves"][0] | {"target": {"node": "n2", "cards": [], "held": [
+            {"uuid": "u", "vendor": "v", "slots": -1, "memory": 1}]}}]},
+        {"moves": 3},
     ],
-    ids=["by a budget", "for an hour", "no apiserver", "no right"],
-)
-@in_fake_time
-async def test_an_eviction_that_stays_refused_ends_the_plan_in_time_and_gives_the_place_back(
-    fault: list[KubeError], reason: str
-) -> None:
-    faulty, clock = FaultyCluster(evict=fault), asyncio.get_running_loop().time
-    began = clock()
-    progress = await faulty.apply()
-    assert (progress.stage, progress.reason) == (MoveStage.STOPPED, reason)
-    assert clock() - began <= 60.0
-    assert (faulty.annotations, faulty.pods) == ({}, [SMALL, LARGE])
-
-
-@in_fake_time
-async def test_a_successor_that_goes_elsewhere_ends_the_plan() -> None:
-    faulty = FaultyCluster()
-    faulty.afterwards = [LARGE, SMALL.called("small", uid="next")]
-    progress = await faulty.apply()
-    assert (progress.stage, progress.reason) == (MoveStage.STOPPED, "its successor small went to n1")
-    assert not faulty.annotations
-
-
-@in_fake_time
-async def test_a_pod_whose_owner_is_deleted_meanwhile_ends_the_plan_when_its_time_is_over() -> None:
-    faulty = FaultyCluster()
-    faulty.afterwards = [LARGE]
-    progress = await faulty.apply()
-    assert (progress.stage, progress.reason) == (MoveStage.STOPPED, "no pod of Job/small has come to n2 in time")
-    assert not faulty.annotations
-
-
-async def test_a_step_of_several_pods_is_begun_only_if_each_is_as_planned() -> None:
-    found = plan()
-    [move] = found.moves
-    both = replace(found, moves=(move, replace(move, name="large", uid="uid-large")))
-    for progress in await applied(both, SMALL, LARGE):
-        assert progress.stage is MoveStage.STOPPED
-        assert "does not hold n1/0 any more" in progress.reason
-
-
-async def test_a_plan_that_does_not_say_what_to_hold_is_not_begun() -> None:
-    found = plan()
-    [move] = found.moves
-    old = replace(found, moves=(replace(move, target=replace(move.target, held=())),))
-    [progress] = await applied(old, SMALL, LARGE)
-    assert (progress.stage, "make it again" in progress.reason) == (MoveStage.STOPPED, True)
-
-
-async def test_a_gang_of_several_controllers_is_not_begun() -> None:
-    """Which of them would take which place is not known."""
-    found = plan()
-    [move] = found.moves
-    entry = cluster(SMALL, LARGE).ledger.pod("uid-large")
-    assert entry is not None
-    other = replace(move, name="large", uid="uid-large", source=replace(move.target, cards=tuple(entry.holdings)))
-    for progress in await applied(replace(found, moves=(move, other)), SMALL, LARGE):
-        assert (progress.stage, progress.reason) == (
-            MoveStage.STOPPED,
-            "the pods of its gang have several controllers",
-        )
+)  # fmt: skip
+def test_what_is_no_request_for_moves_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        decode_moves_request(msgspec.json.encode(GOOD | changes))
+    assert decode_moves_request(msgspec.json.encode(GOOD)).moves

@@ -14,7 +14,7 @@ from tessera.http11.router import Request, Response
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.scheduler import access_review
-from tessera.scheduler.access_review import AccessReview
+from tessera.scheduler.access_review import AccessReview, get_on_path
 from tests.support.raw_server import Exchange, RawServer, reply
 
 USERS = {
@@ -52,7 +52,7 @@ class Caller:
     def __init__(self, client: KubeClient, apiserver: Apiserver) -> None:
         self.now = 0.0
         self.apiserver = apiserver
-        self.review = AccessReview(client, "/dashboard", clock=lambda: self.now)
+        self.review = AccessReview(client, get_on_path("/dashboard"), clock=lambda: self.now)
 
     async def ask(self, token: str, header: bytes = b"Authorization") -> Response | None:
         text = f"Bearer {token}" if header == b"Authorization" else token

@@ -15,12 +15,13 @@ from tessera.core.demand_history import FIRST
 from tessera.kube.errors import KubeError
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import WAKE_AGAIN_S, Engine
+from tessera.scheduler.features.moves.holds import PlaceHeld, asked_facts, hold_all
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.wire import keys
-from tessera.wire.moves import HeldCard, MoveHold, encode_move_hold
+from tessera.wire.moves import HeldCard, MovePlace
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, never_sent, not_found, refused
@@ -102,10 +103,9 @@ async def test_a_pod_is_woken_when_the_pods_have_left_that_were_moved_for_it() -
         pod = gpu_pod("p", mem=1000)
         here.api.add_pod(pod)
         here.filtered(pod)
-        cards = (HeldCard("n1-0", "NVIDIA", 1, 1000),)
-        hold = MoveHold("default", "", "p", 2**40, cards, pod="uid-p", leaving=("uid-full",))
-        await here.api.annotate_node("n1", {f"{keys.MOVE_PREFIX}uid-p": encode_move_hold(hold)})
-        here.engine.nodes.put("n1", here.api.nodes["n1"])
+        held = MovePlace("n1", ("n1-0",), (HeldCard("n1-0", "NVIDIA", 1, 1000),))
+        place = PlaceHeld(asked_facts("uid-p", "p", held), "uid-p", frozenset({"uid-full"}))
+        assert hold_all(here.engine.ledger, [place], deadline=1e6) == ""
         await asyncio.sleep(1)
         assert here.retried(pod) is None
         here.make_room()

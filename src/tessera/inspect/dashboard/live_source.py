@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from tessera.inspect.cluster import node_traits
 from tessera.inspect.dashboard.journal import PageJournal
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.installation import find_installation
-from tessera.inspect.node_filters import NodeTraits, node_traits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.reach import Reach
 from tessera.inspect.sanitize import Sanitizer, is_foreign
@@ -30,6 +30,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError, is_forbidden
 from tessera.kube.reflector import Accessor, Reflector
 from tessera.kube.resources import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_QUOTAS, Resource
+from tessera.scheduler.node_filters import NodeTraits
 from tessera.scheduler.service import TICK
 from tessera.wire.objects import Pod
 

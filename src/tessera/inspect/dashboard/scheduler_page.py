@@ -29,7 +29,7 @@ from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler import process
-from tessera.scheduler.access_review import AccessReview
+from tessera.scheduler.access_review import AccessReview, get_on_path
 from tessera.scheduler.engine_view import GangView
 from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
@@ -98,8 +98,8 @@ class SchedulerPage(ServedPage):
 
     def routes(self, service: Service) -> list[Route]:
         state = LiveState(EngineSource(service, self), share=QUESTION_SHARE, background_share=BACKGROUND_SHARE)
-        self._server = PageServer(state, ReviewedAccess(AccessReview(service.client, PATH)))
-        journal = journal_routes(service.journal, AccessReview(service.client, JOURNAL_PATH).refuse)
+        self._server = PageServer(state, ReviewedAccess(AccessReview(service.client, get_on_path(PATH))))
+        journal = journal_routes(service.journal, AccessReview(service.client, get_on_path(JOURNAL_PATH)).refuse)
         return [*self._server.routes(), *journal]
 
     async def close(self) -> None:

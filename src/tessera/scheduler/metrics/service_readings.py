@@ -49,9 +49,39 @@ class EngineReadings(Collector):
         yield writes
 
 
+class DefragReadings(Collector):
+    """The series about moves on a schedule; none while that is off."""
+
+    def __init__(self, view: EngineView) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        gauge, counter, found = GaugeMetricFamily, CounterMetricFamily, self._view.defrag()
+        if found is None:
+            return
+        figures = found.figures
+        yield gauge("tessera_defrag_leader", "1 while this process makes the rounds.", float(found.is_leader))
+        text = "Pods and gangs that waited for longer than --defrag-patience, in the last round."
+        yield gauge("tessera_defrag_waiting", text, figures.waiting)
+        yield gauge("tessera_defrag_evictions_left", "Evictions that the last hour leaves.", found.evictions_left)
+        text = "Evictions that one hour allows."
+        yield gauge("tessera_defrag_evictions_per_hour", text, found.evictions_per_hour)
+        text = "When the last round ended; 0: none has yet."
+        yield gauge("tessera_defrag_last_round_timestamp_seconds", text, figures.last_round)
+        yield counter("tessera_defrag_plans", "Plans that were made for pods and gangs that wait.", figures.plans)
+        yield counter("tessera_defrag_moves", "Pods that were moved.", figures.moves)
+        text = "Plans that were stopped because the cluster deviated."
+        yield counter("tessera_defrag_plans_stopped", text, figures.stops)
+        rounds = counter("tessera_defrag_rounds", "Rounds, by how they ended.", labels=["outcome"])
+        for outcome, number in figures.rounds.items():
+            rounds.add_metric([outcome.value], number)
+        yield rounds
+
+
 def add_readings(metrics: Metrics, service: Service, tls: ServingTls, file: JournalFile | None) -> None:
     gauge, counter = metrics.add_gauge, metrics.add_counter
     metrics.registry.register(EngineReadings(service.view))
+    metrics.registry.register(DefragReadings(service.view))
     counter("tessera_events_dropped", "Events given up under pressure.", lambda: service.recorder.dropped)
     gauge("tessera_leader", "1 where this process leads.", lambda: service.is_leader)
     gauge(

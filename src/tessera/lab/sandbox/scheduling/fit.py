@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from tessera.inspect.node_filters import NodeTraits, PodConstraints, node_traits, pod_constraints
+from tessera.inspect.cluster import node_traits
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import is_sidecar
+from tessera.scheduler.node_filters import NodeTraits, PodConstraints, pod_constraints
 from tessera.wire.quantity import NotAQuantity, read
 
 CPU, MEMORY, PODS = "cpu", "memory", "pods"

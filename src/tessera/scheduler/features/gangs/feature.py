@@ -36,7 +36,7 @@ from tessera.scheduler.features.gangs.nominations import GangNominations
 from tessera.scheduler.features.gangs.preemptor import GangPreemptor
 from tessera.scheduler.features.gangs.registry import EACH_S, GangRegistry, WantedGroup
 from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns, HeldNodes
-from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, Work
+from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, WaitingGroup, Work
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.pod_cycle import PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
@@ -312,6 +312,18 @@ class Gangs(Feature):
         if gang is None or gang.state is GangState.WHOLE:
             return None
         return frozenset(hold.node for hold in self.holds.alike(gang, request))
+
+    def waiting_groups(self) -> Iterator[WaitingGroup]:
+        """Gangs that are complete and were refused."""
+        for gang in self.registry:
+            members = gang.members.pending()
+            others = gang.members.count(MemberState.BOUND, MemberState.GATED)
+            is_complete = gang.group.is_sized and not others and len(members) >= gang.required > 0
+            if gang.state is GangState.WAITING and is_complete and all(each.is_refused for each in members):
+                candidates = members[0].known_candidates
+                if candidates is not None:
+                    requests = tuple(each.request for each in members[: gang.required])
+                    yield WaitingGroup(f"gang {gang.name}", requests, candidates)
 
     def make_way(self, uid: str) -> None:
         """What the gang of the pod holds in its turn must not be in the way of what is held for the pod itself."""

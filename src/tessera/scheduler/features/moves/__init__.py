@@ -1,1 +1,1 @@
-"""Moves: places kept for pods that defragmentation evicts."""
+"""Moves: pods are evicted so that others fit, and their successors find the places that are held for them."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tessera.inspect.state import InspectionError, Json
 from tessera.wire.objects import LabelRequirement
+
+Json = dict[str, Any]
 
 UNSCHEDULABLE = "node(s) were unschedulable"
 SELECTOR = "node(s) didn't match Pod's node affinity/selector"
@@ -64,34 +65,31 @@ class NodeTraits:
         )
 
 
-class _Metadata(msgspec.Struct):
-    name: str
-    labels: dict[str, str] | None = None
-
-
-class _Spec(msgspec.Struct):
+class NodeSpec(msgspec.Struct):
     taints: list[dict[str, Any]] | None = None
     unschedulable: bool | None = None
 
 
-class _Node(msgspec.Struct):
-    metadata: _Metadata
-    spec: _Spec | None = None
+class NodeMetadata(msgspec.Struct):
+    name: str
+    labels: dict[str, str] | None = None
 
 
-def node_traits(node: Json) -> NodeTraits:
-    """Raises InspectionError for what is no node: a snapshot may hold anything."""
-    try:
-        found = msgspec.convert(node, _Node)
-    except msgspec.ValidationError as error:
-        raise InspectionError(f"a node cannot be read: {error}") from error
-    spec = found.spec or _Spec()
-    return NodeTraits(
-        name=found.metadata.name,
-        labels=found.metadata.labels or {},
-        taints=tuple(taint for taint in spec.taints or () if taint.get("effect") in _KEEPS_OUT),
-        is_cordoned=bool(spec.unschedulable),
-    )
+class FilteredNode(msgspec.Struct):
+    """A node, reduced to what these filters look at."""
+
+    metadata: NodeMetadata
+    spec: NodeSpec | None = None
+
+    @property
+    def traits(self) -> NodeTraits:
+        spec = self.spec or NodeSpec()
+        return NodeTraits(
+            name=self.metadata.name,
+            labels=self.metadata.labels or {},
+            taints=tuple(taint for taint in spec.taints or () if taint.get("effect") in _KEEPS_OUT),
+            is_cordoned=bool(spec.unschedulable),
+        )
 
 
 def pod_constraints(pod: Json) -> PodConstraints:

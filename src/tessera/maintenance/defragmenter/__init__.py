@@ -1,1 +1,0 @@
-"""`tessera defrag run`: plans and makes moves on a schedule, for pods and gangs that wait."""
