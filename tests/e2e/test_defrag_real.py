@@ -168,7 +168,7 @@ async def test_a_person_who_may_evict_pods_has_a_plan_made_and_another_does_not(
         refused = await asyncio.to_thread(
             tessera, plane, "apply", str(plan), "--url", url, "--token", token_of(plane, "default")
         )
-        assert (refused.returncode, uids(found)) == (2, before)
+        assert (refused.returncode, uids(found)) == (2, before), refused.stderr
         assert "it needs `create` on pods/eviction in all namespaces" in refused.stderr
         applied = await asyncio.to_thread(
             tessera, plane, "apply", str(plan), "--url", url, "--token", token_of(plane, "tessera-scheduler")
