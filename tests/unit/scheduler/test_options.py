@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_nothing_given_means_the_defaults_without_a_webhook() -> None:
 
 
 def test_in_a_cluster_the_webhook_has_certificates_of_our_own() -> None:
-    assert settings({}, POD) == Settings(tls=OWN)
+    assert settings({}, POD) == Settings(tls=OWN, defrag=replace(Settings().defrag, lease_namespace="gpu"))
 
 
 @pytest.mark.parametrize(

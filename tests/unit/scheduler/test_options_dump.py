@@ -10,6 +10,7 @@ from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.scheduler.configuration.dump import SCHEDULER, changes, describe, print_settings
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.settings import (
+    DefragSettings,
     JournalSettings,
     Leadership,
     Listeners,
@@ -49,6 +50,7 @@ EVERYTHING = Settings(
     preemption=False,
     preemption_delay_s=7.0,
     nomination_s=8.0,
+    defrag=DefragSettings(True, 60.0, 3, 9.0, 2, 90.0, True, "ns"),
     turn_s=10.5,
     privileged=PrivilegedMode.DENY,
     injects_downward_api=False,
