@@ -102,3 +102,11 @@ def test_a_list_entry_that_is_no_command_is_a_fault(shelf: str) -> None:
     tool = group({"seven": LazyCommand(f"{shelf}:number", "not a command")})
     with pytest.raises(TypeError, match="is not a command"):
         tool.get_command(click.Context(tool), "seven")
+
+
+@pytest.mark.parametrize("flags", [[], ["--help"], ["--interval", "5m", "--dry-run"]])
+def test_defrag_run_says_where_it_went(flags: list[str]) -> None:
+    result = CliRunner().invoke(main, ["defrag", "run", *flags])
+    assert result.exit_code == 2
+    assert "tessera scheduler --defrag" in result.output
+    assert len(result.output.splitlines()) == 1

@@ -301,6 +301,7 @@ async def test_a_response_that_makes_no_sense_counts_as_lost(body: bytes) -> Non
         (reply(429, {"details": {"retryAfterSeconds": 4}}), 429, "", "no message", 4.0),
         (reply(429, {"details": {"retryAfterSeconds": 2**62}}), 429, "", "no message", 120.0),
         (reply(429, {"details": {"retryAfterSeconds": -4}}), 429, "", "no message", 0.0),
+        (reply(403, {"error": "you may not"}), 403, "", "you may not", None),
         (reply(502, b"<html>bad gateway</html>"), 502, "", "<html>bad gateway</html>", None),
         (reply(500, b"\xff" * 5000), 500, "", "\ufffd" * 500, None),
         (reply(500, b""), 500, "", "no message", None),

@@ -21,7 +21,7 @@ from tessera.wire.moves import HeldCard, MoveAsked, MovePlace, MovesRequest, Mov
 from tessera.wire.objects import Metadata, Pod
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
-from tests.support.fake_cluster import lost_answer, refused
+from tests.support.fake_cluster import Step, lost_answer, refused
 from tests.support.features import moves_of
 from tests.support.stepwise_scheduler import World, serving_downward_api
 
@@ -282,6 +282,32 @@ async def test_moves_end_with_the_term() -> None:
         assert isinstance(moves_of(cluster.engine).apply(MOVE), str)
 
 
+@in_fake_time
+async def test_a_term_that_ended_in_the_middle_of_a_move_ends_it_though_another_has_begun() -> None:
+    async with living(SMALL, LARGE) as cluster:
+        cluster.replaced = False
+        following = asyncio.create_task(updates(cluster))
+        while not cluster.evictions:
+            await asyncio.sleep(0.1)
+        cluster.lead_again()
+        last = (await following)[-1]
+        assert (last.stage, last.reason) == (MoveStage.STOPPED, "this replica does not decide any more")
+
+
+@in_fake_time
+async def test_a_pod_stays_if_another_one_has_taken_the_place_of_its_successor() -> None:
+    async with living(SMALL, LARGE) as cluster:
+
+        def scale_up() -> None:
+            other = gpu_pod("other", mem=10_000).of("Job", "small")
+            cluster.create(other)
+            assert cluster.chosen(other) == "n2"
+
+        cluster.api.script("evict_dry_run", Step(meanwhile=scale_up))
+        assert await end(cluster) == (MoveStage.STOPPED, "the place that was held for its successor is taken")
+        assert cluster.evictions == 0
+
+
 # -- rounds
 
 
@@ -370,18 +396,43 @@ async def test_no_pod_is_evicted_once_the_budget_of_the_hour_is_spent() -> None:
 
 
 @in_fake_time
-async def test_a_pod_for_which_evictions_were_in_vain_is_left_alone_for_a_while() -> None:
+async def test_a_pod_for_which_evictions_were_in_vain_is_left_alone_for_an_hour() -> None:
     async with living(SMALL, LARGE) as cluster:
-        cluster.replaced = False
+        cluster.elsewhere = "n1"
         await wait(cluster)
         assert await cluster.rounds.make_round() is Outcome.STOPPED
-        assert cluster.rounds.figures.stops == 1
-        cluster.create(held("again", "n1" if "large" in cluster.places else "n2", 10_000))
-        evictions = cluster.evictions
-        await cluster.rounds.make_round()
-        assert cluster.evictions == evictions
-        cluster.replaced = True
-        await asyncio.sleep(LEFT_ALONE_S)
+        assert (cluster.rounds.figures.stops, cluster.evictions) == (1, 1)
+        cluster.elsewhere = ""
+        await asyncio.sleep(LEFT_ALONE_S - 100)
+        assert await cluster.rounds.make_round() is Outcome.NO_GAIN
+        await asyncio.sleep(101)
+        assert await cluster.rounds.make_round() is Outcome.MOVED
+        assert cluster.evictions == 2
+
+
+@in_fake_time
+async def test_a_pod_that_preemption_has_nominated_is_left_to_it() -> None:
+    async with living(SMALL, LARGE) as cluster:
+        await wait(cluster)
+        cycle = cluster.cycles.get("uid-waiting")
+        assert cycle is not None
+        facts = WAITING.on("n1", "n1-0,NVIDIA,75000,0:;").facts()
+        cluster.cycles.nominate(cycle, facts, frozenset({"uid-small"}), deadline=1e6)
+        assert await cluster.rounds.make_round() is Outcome.IDLE
+
+
+@in_fake_time
+async def test_nothing_is_spent_for_a_pod_that_has_gone_while_moves_were_planned() -> None:
+    async with living(SMALL, LARGE) as cluster:
+        await wait(cluster)
+
+        def leave() -> None:
+            cluster.api.delete_pod("default/waiting")
+            cluster.watch()
+
+        cluster.api.script("find_record", Step(meanwhile=leave))
+        assert await cluster.rounds.make_round() is Outcome.STOPPED
+        assert (cluster.api.record, cluster.evictions) == (None, 0)
 
 
 @in_fake_time
