@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tessera.core.relocation import MovablePod
+from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.features.moves.eviction_budget import ANNOTATION, LEASE, EvictionBudget
 from tessera.scheduler.features.moves.feature import BUSY
@@ -327,6 +330,22 @@ async def test_what_one_move_frees_is_held_for_the_pod_that_waits() -> None:
         figures = cluster.rounds.figures
         assert (figures.plans, figures.moves, figures.stops, cluster.rounds.budget.left()) == (1, 1, 0, 2)
         assert not cluster.ledger.holds.has_moves
+
+
+@in_fake_time
+async def test_the_copy_of_the_ledger_is_kept_from_the_garbage_collector_while_it_lives() -> None:
+    async with living(SMALL, LARGE) as cluster:
+        await wait(cluster)
+        seen: list[bool] = []
+        listed = cluster.rounds._movable
+
+        async def look(selector: Selector) -> dict[str, MovablePod]:
+            seen.append(gc.isenabled())
+            return await listed(selector)
+
+        cluster.rounds._movable = look  # type: ignore[method-assign]
+        await cluster.rounds.make_round()
+        assert (seen[0], gc.isenabled()) == (False, True)
 
 
 @in_fake_time

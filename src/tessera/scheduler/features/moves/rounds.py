@@ -12,7 +12,9 @@ taints, is listed in the round.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -116,6 +118,17 @@ class ConstrainedPod(Pod, frozen=True):
     """With what decides which nodes kube-scheduler allows."""
 
     spec: _ConstrainedSpec = _ConstrainedSpec()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """The garbage collector would look at the whole copy of the ledger at once, and find nothing: 170 ms in which no
+    request is answered, at 5000 nodes. Reference counts end the copy."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Rounds:
@@ -244,6 +257,10 @@ class Rounds:
             left = min(left, self.budget.left())
         if not left:
             return None
+        with collector_paused():
+            return await self._search(demand, left)
+
+    async def _search(self, demand: Sequence[Demand], left: int) -> tuple[Demand, DefragmentationPlan] | None:
         tried: set[Hashable] = set()
         ledger = await finish_in_slices(self._ledger.copy_in_steps(), seconds=SLICE_S)
         selector = Selector(ledger)
