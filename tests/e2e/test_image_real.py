@@ -100,7 +100,7 @@ def test_the_bill_of_materials_names_everything_that_is_installed(
     named = {each["name"].lower().replace("-", "_") for each in built.sbom["components"]}
     dists = {path.split("/")[-2].partition("-")[0] for path in files if path.endswith(".dist-info/METADATA")}
     packages = {path.rpartition("/")[2] for path in files if path.startswith("var/lib/dpkg/status.d/")}
-    assert len(dists) > 20
+    assert len(dists) > 15
     assert len(packages) > 20
     product = built.sbom["metadata"]["component"]["name"].replace("-", "_")
     assert {name.lower() for name in dists} - {product} | {name.replace("-", "_") for name in packages} == named
