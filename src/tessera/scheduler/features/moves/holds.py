@@ -103,7 +103,10 @@ def _obstacle_on(ledger: Ledger, view: NodeInfo | None, facts: PodFacts) -> str:
 def _has_room(card: Card, part: Holding) -> bool:
     device, use = card.device, part.use
     if device.mode == MIG:
-        return not any(new.placement.overlaps(old.placement) for new in part.mig for old in card.mig)
+        places = [slot.placement for slot in (*part.mig, *card.mig)]
+        return not any(
+            new.overlaps(other) for i, new in enumerate(places[: len(part.mig)]) for other in places[i + 1 :]
+        )
     return (
         card.used + use.slots <= device.slots
         and card.used_memory + use.memory <= device.memory
