@@ -35,7 +35,9 @@ PICTURES ?=
 # Seconds for each fuzz target; FUZZ_RUNS=1000000 sets the number of inputs instead.
 FUZZ_SECONDS ?= 2
 FUZZ_RUNS ?=
-FUZZ_END = $(if $(FUZZ_RUNS),-runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
+# The same inputs each time; 0 chooses others each time.
+FUZZ_SEED ?= 0
+FUZZ_END = -seed=$(FUZZ_SEED) $(if $(FUZZ_RUNS),-runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
 
 # Packages and the least branch coverage of each, in per cent. `make test COVERAGE=` measures nothing, which is faster.
 COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90 host=90
@@ -86,7 +88,7 @@ check: $(READY) ## what a commit must pass: format, lint, generated lists, types
 	@$(BIN)/ruff check .
 	$(call heading,generated lists)
 	@$(BIN)/python -m tools.generate --check
-	@$(MAKE) --jobs=2 types fuzz layers
+	@$(MAKE) --jobs=2 types fuzz layers FUZZ_SEED=1
 
 types: $(READY)
 	$(call heading,types)

@@ -50,6 +50,20 @@ def audit_nodes(ledger: Ledger, names: Iterable[str]) -> list[AuditFinding]:
     return [finding for view in views if view is not None for finding in _audit_node(ledger, view)]
 
 
+def overcommitments(ledger: Ledger, node: str, uuids: Iterable[str]) -> Iterator[str]:
+    """What is too much on some cards of a node, now or once nominations are bound."""
+    view = ledger.node(node)
+    cards = {card.device.uuid: card for card in view.cards} if view is not None else {}
+    now: State = [(entry.facts, entry.holdings) for entry in ledger.pods_on(node)]
+    claims = [(claim.facts, claim.holdings) for claim in ledger.nominations.on_node(node)]
+    victims = ledger.nominations.victims_on(node)
+    later: State = [*(each for each in now if each[0].uid not in victims), *claims]
+    for uuid in uuids:
+        card = cards[uuid]
+        for state in (now, later) if claims else (now,):
+            yield from _overcommitments(ledger, card.device, state, core_masks=_has_core_masks(ledger, card))
+
+
 def _audit_node(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
     devices = {card.device.uuid: card.device for card in view.cards}
     claims, victims = ledger.nominations.on_node(view.name), ledger.nominations.victims_on(view.name)

@@ -93,6 +93,34 @@ async def test_a_card_that_is_unknown_or_has_no_slots_left_is_not_held(card: Hel
     assert moves.used == 0
 
 
+async def test_a_card_that_a_container_has_whole_is_not_held_for_another() -> None:
+    moves = Moves()
+    assert moves.hold(HeldCard("n2-0", "NVIDIA", 1, 20_000, cores=100), owner="whole") == ""
+    assert "not free" in moves.hold(HeldCard("n2-0", "NVIDIA", 1, 10_000), owner="beside")
+
+
+HALF, QUARTER = HeldInstance("3g.20gb", 0, 4), HeldInstance("1g.5gb", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("slots", "instances", "held"),
+    [
+        (1, (HALF,), True),
+        (2, (HALF, HeldInstance("3g.20gb", 4, 4)), True),
+        (2, (HALF, QUARTER), False),
+        (2, (HALF, HALF), False),
+        (99, (HALF,), False),
+    ],
+    ids=["one", "beside each other", "inside another", "twice", "more slots than there are"],
+)
+async def test_instances_of_one_request_are_held_if_they_fit_beside_each_other(
+    slots: int, instances: tuple[HeldInstance, ...], held: bool
+) -> None:
+    moves = Moves(World(node("n2").gpus(1, memory=CARD, slots=7, mode="mig")))
+    problem = moves.hold(HeldCard("n2-0", "NVIDIA", slots, 20_000, mig=instances))
+    assert problem == ("" if held else "no place is held on n2: the cards are not free any more")
+
+
 async def test_of_several_places_none_is_held_if_one_cannot_be() -> None:
     moves = Moves()
     places = [
@@ -293,7 +321,7 @@ async def test_a_mig_place_is_held_and_another_that_overlaps_it_is_not() -> None
     assert (mig.profile, mig.placement.start) == ("1g.10gb", 3)
     held = moves.world.ledger.holder(move_hold_uid("uid-old"))
     assert held is not None
-    assert obstacle(moves.world.ledger, held.facts, frozenset()) != ""
+    assert obstacle(moves.world.ledger, held.facts._replace(uid=move_hold_uid("other")), frozenset()) != ""
     assert moves.hold(HeldCard("n2-0", "NVIDIA", 1, 9_728)) != "", "no place on a card in MIG mode"
 
 

@@ -13,12 +13,12 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tessera.core.devices import MIG, MigPlacement, MigSlot
+from tessera.core.audit import overcommitments
+from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Span
-from tessera.core.holders import move_hold_uid
-from tessera.core.holdings import Holding, PodFacts, holdings
+from tessera.core.holders import GrantState, move_hold_uid
+from tessera.core.holdings import PodFacts, holdings
 from tessera.core.ledger import Ledger
-from tessera.core.node_info import Card, NodeInfo
 from tessera.core.relocation import cards_of
 from tessera.core.requests import Role
 from tessera.wire.moves import HeldCard, MovePlace
@@ -82,33 +82,23 @@ def obstacle(ledger: Ledger, facts: PodFacts, leaving: frozenset[str]) -> str:
     """Why this place cannot be held as the ledger is, once these pods have left; empty if it can."""
     if leaving and not ledger.nominations.victims_on(facts.node) <= leaving:
         return CONTESTED
+    cards = cards_of(facts)
     with ledger.begin() as trial:
         for uid in leaving:
             trial.remove(uid)
-        return _obstacle_on(ledger, ledger.node(facts.node, nominee=facts.uid), facts)
+        closed = _closed_card(ledger, facts, cards)
+        if closed is not None:
+            return f"card {closed} takes no such pods"
+        trial.put(facts, GrantState.RESERVED)
+        return ELSEWHERE if any(overcommitments(ledger, facts.node, cards)) else ""
 
 
-def _obstacle_on(ledger: Ledger, view: NodeInfo | None, facts: PodFacts) -> str:
+def _closed_card(ledger: Ledger, facts: PodFacts, uuids: Iterable[str]) -> str | None:
+    view = ledger.node(facts.node)
     cards = {} if view is None or view.facts.problem else {card.device.uuid: card for card in view.cards}
     parts = holdings(facts, ledger.devices(facts.node), ledger.rules)
-    for uuid in cards_of(facts):
+    for uuid in uuids:
         card = cards.get(uuid)
         if card is None or card.cordoned or card.held or not card.device.healthy or parts[uuid].held:
-            return f"card {uuid} takes no such pods"
-        if not _has_room(card, parts[uuid]):
-            return ELSEWHERE
-    return ""
-
-
-def _has_room(card: Card, part: Holding) -> bool:
-    device, use = card.device, part.use
-    if device.mode == MIG:
-        places = [slot.placement for slot in (*part.mig, *card.mig)]
-        return not any(
-            new.overlaps(other) for i, new in enumerate(places[: len(part.mig)]) for other in places[i + 1 :]
-        )
-    return (
-        card.used + use.slots <= device.slots
-        and card.used_memory + use.memory <= device.memory
-        and card.used_cores + use.cores <= device.cores
-    )
+            return uuid
+    return None
