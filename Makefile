@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ_READY := $(VENV)/.ready-fuzz
 UI_READY := $(VENV)/.ready-ui
+DOCS_READY := $(VENV)/.ready-docs
 # So many pips install one part of a lock each: pip is busy on one core, mostly with the index of each package.
 PARTS := 3
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install
@@ -56,7 +57,7 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness ui kubernetes packages image generate chart \
+.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness ui docs kubernetes packages image generate chart \
 	proto lock clean
 
 help: ## say what every verb does
@@ -157,6 +158,10 @@ else
 	@CHROMIUM=$(CHROMIUM) PICTURES=$(abspath $(PICTURES)) $(BIN)/python -m pytest $(PARALLEL) tests/ui -rs
 endif
 
+docs: $(DOCS_READY) ## make the documentation's site, build/docs/index.html; fails if a link leads nowhere
+	$(call heading,build/docs/index.html)
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+
 kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
 	@$(BIN)/python tools/kubernetes/build.py
 
@@ -191,6 +196,7 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
 	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
 	@$(COMPILE) --group ui --constraint requirements/dev.txt --output-file requirements/ui.txt
+	@$(COMPILE) --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt
 	@$(COMPILE) --group plugin --constraint requirements/dev.txt --output-file requirements/plugin.txt
 	@$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/runtime.txt
 	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
@@ -220,4 +226,9 @@ $(FUZZ_READY): $(READY) requirements/fuzz.txt
 $(UI_READY): $(READY) requirements/ui.txt
 	@echo "==> $(VENV): what drives a browser"
 	@$(PIP) --no-deps --require-hashes --requirement requirements/ui.txt
+	@touch $@
+
+$(DOCS_READY): $(READY) requirements/docs.txt
+	@echo "==> $(VENV): what makes the site of the documentation"
+	@$(PIP) --no-deps --require-hashes --requirement requirements/docs.txt
 	@touch $@

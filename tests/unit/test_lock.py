@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("dev.txt", "fuzz.txt", "plugin.txt")
+LOCKS = ("dev.txt", "docs.txt", "fuzz.txt", "plugin.txt")
 
 
 def project() -> dict[str, Any]:
@@ -32,7 +32,7 @@ def pins(lock: str) -> dict[str, set[str]]:
 def asked() -> list[tuple[str, str]]:
     groups = project()["dependency-groups"]
     own = [*project()["project"]["dependencies"], *groups["dev"]]
-    alone = [(f"{group}.txt", text) for group in ("fuzz", "plugin") for text in groups[group]]
+    alone = [(f"{group}.txt", text) for group in ("docs", "fuzz", "plugin") for text in groups[group]]
     return [*(("dev.txt", text) for text in own), *alone]
 
 
