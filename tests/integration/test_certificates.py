@@ -22,7 +22,6 @@ from tessera.lab.sandbox.api.faults import Hold
 from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
 from tessera.lab.sandbox.api.kinds import SECRETS as SECRET_KIND
 from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.scheduler.certificates import rotator as keeping
 from tessera.scheduler.certificates import tls
 from tessera.scheduler.certificates.authority import DAY, LEAF_S, facts_of, split_bundle
 from tessera.scheduler.certificates.tls import ServingTls
@@ -119,9 +118,9 @@ async def test_bad_files_are_reported_once_and_the_old_certificate_stays(
 @pytest.fixture
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds follow each other at once, where they are a minute apart in a cluster."""
-    monkeypatch.setattr(keeping, "CHECK_S", 0.02)
-    monkeypatch.setattr(keeping, "QUIET_S", 0.01)
-    monkeypatch.setattr(keeping, "SETTLE_S", 0.02)
+    monkeypatch.setattr(tls, "CHECK_S", 0.02)
+    monkeypatch.setattr(tls, "QUIET_S", 0.01)
+    monkeypatch.setattr(tls, "SETTLE_S", 0.02)
 
 
 def stored(plane: ControlPlane) -> dict[str, bytes]:

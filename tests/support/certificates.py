@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tessera.scheduler.certificates.renewal import Keep, Material, Renew, plan, renewed, service_names
+from tessera.scheduler.certificates.authority import Keep, Material, Renew, plan, renewed, service_names
 
 NOW = 1_700_000_000.0
 """unix time in seconds"""

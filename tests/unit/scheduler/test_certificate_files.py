@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tessera.scheduler.certificates.authority import DAY, LEAF_S, BadCertificate, Pair
-from tessera.scheduler.certificates.certificate_files import CertificateFiles
-from tessera.scheduler.certificates.serving_context import ServingContext
+from tessera.scheduler.certificates.serving_context import CertificateFiles, ServingContext
 from tests.support.certificates import NOW, fresh
 
 

@@ -16,23 +16,25 @@ from tessera.scheduler.certificates.authority import (
     AUTHORITY_S,
     DAY,
     LEAF_S,
+    OVERLAP_S,
     Pair,
     facts_of,
     make_authority,
     signed_by,
     split_bundle,
 )
-from tessera.scheduler.certificates.renewal import OVERLAP_S
-from tessera.scheduler.certificates.rotator import (
+from tessera.scheduler.certificates.serving_context import ServingContext
+from tessera.scheduler.certificates.tls import (
     ATTEMPTS,
     CHECK_S,
     QUIET_S,
     SETTLE_S,
     CertificateRotator,
+    CertificateStore,
     Contended,
+    StoredSecret,
+    StoredWebhook,
 )
-from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret, StoredWebhook
-from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NAMES, NOW
 from tests.support.event_loops import in_fake_time
 

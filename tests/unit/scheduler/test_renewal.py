@@ -16,23 +16,21 @@ from tessera.scheduler.certificates.authority import (
     AUTHORITY_S,
     DAY,
     LEAF_S,
-    Pair,
-    facts_of,
-    make_authority,
-    make_leaf,
-    signed_by,
-    split_bundle,
-)
-from tessera.scheduler.certificates.renewal import (
     MAX_NAMES,
     OVERLAP_S,
     Keep,
     Material,
+    Pair,
     Renew,
     Trim,
+    facts_of,
+    make_authority,
+    make_leaf,
     plan,
     renewed,
     service_names,
+    signed_by,
+    split_bundle,
 )
 from tests.support.certificates import NAMES, NOW, fresh, kept, renewal
 

@@ -7,7 +7,7 @@ import pytest
 
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret, StoredWebhook
+from tessera.scheduler.certificates.tls import CertificateStore, StoredSecret, StoredWebhook
 from tessera.scheduler.settings import SelfManaged
 
 

@@ -15,8 +15,7 @@ import trustme
 import uvloop
 from aiohttp import web
 
-from tessera.scheduler.certificates.authority import DAY, BadCertificate, Pair, make_authority
-from tessera.scheduler.certificates.renewal import Renew, renewed
+from tessera.scheduler.certificates.authority import DAY, BadCertificate, Pair, Renew, make_authority, renewed
 from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NAMES, NOW, fresh, renewal
 

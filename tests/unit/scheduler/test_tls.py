@@ -10,10 +10,8 @@ import trustme
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.scheduler.certificates.authority import LEAF_S, facts_of
-from tessera.scheduler.certificates.renewal import Material, service_names
-from tessera.scheduler.certificates.rotator import CHECK_S
-from tessera.scheduler.certificates.tls import LOOK_S, ServingTls, TlsError
+from tessera.scheduler.certificates.authority import LEAF_S, Material, facts_of, service_names
+from tessera.scheduler.certificates.tls import CHECK_S, LOOK_S, ServingTls, TlsError
 from tessera.scheduler.settings import SelfManaged, TlsFiles
 from tests.support.certificates import NOW, fresh
 from tests.support.event_loops import in_fake_time
