@@ -37,7 +37,7 @@ from tools.kubernetes import build
 NODE_COUNT, POD_COUNT = 1_000, 500
 LOADS = (0, 16)
 """device pods on every node; the budget holds for both"""
-LEAST_RATIO, LEAST_CLAIMS_RATIO = 0.95, 2.0
+LEAST_RATIO, LEAST_CLAIMS_RATIO = 0.85, 2.0
 MAX_WRITES, MAX_CLAIMS_WRITES = 1.0, 3.0
 """per pod, without events: the Binding; with a claim also its finalizer and its status"""
 ROUNDS = 30

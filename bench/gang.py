@@ -38,8 +38,8 @@ from tests.e2e.processes import NotStarted
 from tools.kubernetes import build
 
 NODE_COUNT, MEMBERS, OTHERS, ROUNDS = 1_000, 512, 200, 3
-MAX_S = 3.0
-"""from the creation of the last member until all are bound, on a machine that does nothing else"""
+MAX_S = {"alone": 3.0, "busy": 3.5}
+"""from the creation of the last member until all are bound: alone, and beside other pods that come and go"""
 MAX_WRITES = 1.1
 """per member, without events: a member that must be woken costs a patch beside its Binding"""
 MAX_TIMES_SINGLE = 1.5
@@ -252,7 +252,7 @@ def judged(results: dict[str, Any]) -> tuple[bool, str]:
     for kind in ("alone", "busy"):
         found = results[kind]
         rows += [
-            (f"s from the last member's creation until all are bound, {kind}", found["bound_s"], MAX_S),
+            (f"s from the last member's creation until all are bound, {kind}", found["bound_s"], MAX_S[kind]),
             (f"API writes per member, {kind}", found["writes_per_member"], MAX_WRITES),
         ]
     for what, value, most in rows:

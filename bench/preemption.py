@@ -22,7 +22,7 @@ from tessera.core.devices import NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, facts_of
-from tessera.core.preemption import Preemption, VictimSet
+from tessera.core.preemption import Demand, Preemption, VictimSet
 from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Candidates, Selector
 from tessera.core.victims import PodTraits
@@ -123,7 +123,7 @@ def _pods(case: Case, node: NodeFacts) -> list[PodFacts]:
 def search(preemption: Preemption, pod: PodRequest, candidates: Candidates) -> tuple[VictimSet | None, list[float]]:
     """The victims, and the seconds of each step: between two steps other requests are served."""
     steps: list[float] = []
-    searching = preemption.search_for_pod(pod, priority=PREEMPTOR, candidates=candidates)
+    searching = preemption.search(Demand.of_pod(pod, candidates, priority=PREEMPTOR))
     while True:
         began = process_time()
         try:

@@ -6,10 +6,13 @@ from tessera.core.steps import finish
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs
-from tessera.scheduler.features.gangs.preemptor import GangPreemptor
+from tessera.scheduler.features.gangs.gang import Gang
+from tessera.scheduler.features.gangs.preemptor import gang_priority
 from tessera.scheduler.features.moves.feature import Moves
 from tessera.scheduler.features.preemption.feature import PodPreemption
-from tessera.scheduler.features.preemption.preemptor import Preemptor
+from tessera.scheduler.features.preemption.preemptor import PodPreemptors
+from tessera.scheduler.preemption_loop import PreemptionLoop, Preemptor
+from tessera.scheduler.unschedulable_pods import UnschedulablePod
 
 
 def claims_of(engine: Engine) -> Claims:
@@ -25,13 +28,24 @@ def tick_gangs(engine: Engine) -> None:
     finish(engine.feature(Gangs)._tick())
 
 
-def gang_preemptor_of(engine: Engine) -> GangPreemptor:
-    return engine.feature(Gangs).preemptor
-
-
 def moves_of(engine: Engine) -> Moves:
     return engine.feature(Moves)
 
 
-def preemptor_of(engine: Engine) -> Preemptor:
-    return engine.feature(PodPreemption).preemptor
+def preemption_loop_of(engine: Engine) -> PreemptionLoop:
+    return engine.feature(PodPreemption).loop
+
+
+def pod_preemptors_of(engine: Engine) -> PodPreemptors:
+    return engine.feature(PodPreemption).pods
+
+
+def preemptor_of(engine: Engine, waiting: UnschedulablePod | Gang) -> Preemptor:
+    """A refused pod, or a gang, as the loop sees it."""
+    if isinstance(waiting, Gang):
+        return engine.feature(Gangs).preemptor(waiting, gang_priority(waiting) or 0)
+    return pod_preemptors_of(engine).of(waiting)
+
+
+async def preempt_for(engine: Engine, waiting: UnschedulablePod | Gang) -> None:
+    await preemption_loop_of(engine).preempt(preemptor_of(engine, waiting))

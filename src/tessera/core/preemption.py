@@ -69,6 +69,11 @@ class Demand:
     """places that are free as it is; only their nodes count"""
     domains: Domains | None = None
 
+    @classmethod
+    def of_pod(cls, pod: PodRequest, candidates: Candidates, *, priority: int) -> Demand:
+        """A pod is a gang of one."""
+        return cls([GangMember(pod, candidates)], 1, priority)
+
 
 class VictimSet(NamedTuple):
     """The pods that have to leave, and where the members go then."""
@@ -107,15 +112,8 @@ class Preemption:
         self.arrays = VictimArrays(self.ledger, book)
 
     def find_for_pod(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> VictimSet | None:
-        """As `search_for_pod`, at once."""
-        return finish(self.search_for_pod(pod, priority=priority, candidates=candidates))
-
-    def search_for_pod(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> Search:
-        """For one pod that fits on none of the candidates; None as well if no pod at all has a lower priority."""
-        lowest = self.book.lowest_priority
-        if lowest is None or lowest >= priority:
-            return None
-        return (yield from self.search(Demand([GangMember(pod, candidates)], 1, priority)))
+        """For one pod that fits on none of the candidates, at once."""
+        return self.find(Demand.of_pod(pod, candidates, priority=priority))
 
     def confirm(self, pod: PodRequest, found: VictimSet, *, priority: int) -> VictimSet | None:
         """What was found for a pod, as it is now; None if the victims are not enough, or one could stay."""
@@ -129,7 +127,11 @@ class Preemption:
         return finish(self.search(demand))
 
     def search(self, demand: Demand) -> Search:
-        """The best set that is found; None if there is none. The empty set: it is enough to wait."""
+        """The best set that is found; None if there is none, or if no pod has a lower priority. The empty set: it is
+        enough to wait."""
+        lowest = self.book.lowest_priority
+        if lowest is None or lowest >= demand.priority:
+            return None
         while True:
             while not self.arrays.catch_up(NODES_AT_ONCE):
                 yield

@@ -36,6 +36,7 @@ from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.preemption_loop import Preemptor
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.takeover import Takeover
 from tessera.scheduler.tenure import Tenure
@@ -238,6 +239,10 @@ class Engine:
     def waiting_groups(self) -> Iterable[WaitingGroup]:
         """What waits for room beside single pods."""
         return (each for groups in methods(self.features, Feature.waiting_groups) for each in groups())
+
+    def preemptors(self) -> Iterable[Preemptor]:
+        """What was refused since it was looked at last, and may preempt."""
+        return (each for preemptors in methods(self.features, Feature.preemptors) for each in preemptors())
 
     async def wake(self, pods: Sequence[PodRequest], on_failed: Callable[[str], None]) -> None:
         await self.waker.wake(pods, on_failed)

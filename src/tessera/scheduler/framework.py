@@ -32,6 +32,7 @@ from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
+from tessera.scheduler.preemption_loop import Preemptor
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.drafts import BadPod
@@ -140,6 +141,9 @@ class Pipeline(Protocol):
 
     def waiting_groups(self) -> Iterable[WaitingGroup]:
         """What waits for room beside single pods."""
+
+    def preemptors(self) -> Iterable[Preemptor]:
+        """What was refused since it was looked at last, and may preempt."""
 
     async def wake(self, pods: Sequence[PodRequest], on_failed: Callable[[str], None]) -> None:
         """Make kube-scheduler ask for these pods again, several at a time."""
@@ -251,6 +255,10 @@ class Feature:
 
     def waiting_groups(self) -> Iterable[WaitingGroup]:
         """Pods that wait for room together, and that nothing else is about to help."""
+        return ()
+
+    def preemptors(self) -> Iterable[Preemptor]:
+        """What was refused since it was looked at last, and may preempt."""
         return ()
 
     def is_nominated(self, uid: str) -> bool:

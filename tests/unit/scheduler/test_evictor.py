@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.scheduler.pod_cycle import CycleState
 from tests.support.builders import node
 from tests.support.fake_cluster import Step, never_sent, not_found, refused
-from tests.support.features import preemptor_of
+from tests.support.features import preemption_loop_of, preemptor_of
 from tests.unit.scheduler.test_preemptor import Cluster, budget, high, low, member
 
 
@@ -91,12 +91,12 @@ async def test_a_victim_that_leaves_for_another_preemptor_already_is_not_evicted
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2"))
     waiting = [cluster.refuse(high(name)) for name in ("one", "other")]
-    preemptor = preemptor_of(cluster.engine)
-    found = [await preemptor._nominate(pod) for pod in waiting]
+    loop, preemptors = preemption_loop_of(cluster.engine), [preemptor_of(cluster.engine, pod) for pod in waiting]
+    found = [await loop.nominate(each) for each in preemptors]
     assert [sorted(each.victims) for each in found if each is not None] == [["uid-a", "uid-b"], []]
-    assert [sorted(each.leaving) for each in found if each is not None] == [[], ["uid-b"]]
-    for pod, victims in zip(waiting, found, strict=True):
+    assert [sorted(each.victims) for each in cluster.ledger.nominations.all()] == [["uid-a", "uid-b"], ["uid-b"]]
+    for preemptor, victims in zip(preemptors, found, strict=True):
         assert victims is not None
-        assert await preemptor._evict(pod, victims)
+        assert await loop.evict(preemptor, victims)
     assert sorted(cluster.evictions) == ["a", "b"]
     assert [cluster.cycle_state(high(name)) for name in ("one", "other")] == [CycleState.NOMINATED] * 2

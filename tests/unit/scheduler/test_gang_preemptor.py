@@ -13,13 +13,14 @@ from msgspec import structs
 from tessera.core.audit import audit
 from tessera.core.preemption import Demand, Preemption, Search, VictimSet
 from tessera.core.quota import QuotaFacts
-from tessera.scheduler.features.gangs import nominations, preemptor
+from tessera.scheduler import preemption_loop
+from tessera.scheduler.features.gangs import nominations
 from tessera.scheduler.features.gangs.gang import Gang, GangState
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, refused
-from tests.support.features import gang_preemptor_of, gangs_of, tick_gangs
+from tests.support.features import gangs_of, preempt_for, preemption_loop_of, tick_gangs
 from tests.support.stepwise_scheduler import assert_cycles_match, uid
 from tests.unit.scheduler.test_gang_coordinator import bind_all, woken
 from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low
@@ -45,7 +46,7 @@ class GangCluster(Cluster):
     ) -> None:
         """All members are refused, and the preemptor looks at the gang; the informers see what it did."""
         self.refuse_all(pods, names)
-        await gang_preemptor_of(self.engine).preempt(self.gang(name))
+        await preempt_for(self.engine, self.gang(name))
         self.watch()
 
     async def nominated(self) -> dict[str, str | None]:
@@ -210,7 +211,7 @@ async def test_a_gang_that_is_not_complete_or_may_not_preempt_evicts_none(change
         cluster.refuse_all([pods[0], pods[1].with_priority(1000, policy="Never")])
     else:
         cluster.refuse_all([pods[0], pods[1].with_priority(5)])
-    await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
+    await preempt_for(cluster.engine, cluster.gang())
     assert (cluster.evictions, cluster.claims) == ([], []), why
 
 
@@ -290,7 +291,7 @@ async def test_claims_end_in_time_and_pods_that_never_leave_are_left_alone() -> 
     await asyncio.sleep(2)
     cluster.engine.cycles.tick()
     assert (cluster.claims, cluster.gang().state) == ([], GangState.WAITING)
-    await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
+    await preempt_for(cluster.engine, cluster.gang())
     assert len(cluster.evictions) == 2
 
 
@@ -378,7 +379,7 @@ async def test_a_search_in_vain_is_not_repeated_while_nothing_changes(searches: 
     await cluster.preempts_for(gang(2))
     for _ in range(3):
         tick_gangs(cluster.engine)
-        await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
+        await preempt_for(cluster.engine, cluster.gang())
     await cluster.preempts_for(gang(2))
     assert (len(searches), cluster.evictions) == (1, [])
 
@@ -418,7 +419,7 @@ async def test_victims_are_searched_for_again_once_they_can_be_found(change: str
         case "nodes":
             cluster.refuse_all(gang(2))
     cluster.watch()
-    await gang_preemptor_of(cluster.engine).preempt(cluster.gang())
+    await preempt_for(cluster.engine, cluster.gang())
     assert sorted(cluster.evictions) == ["a", "b"]
 
 
@@ -429,7 +430,7 @@ async def test_the_preemptor_runs_by_itself_and_waits_for_the_delay() -> None:
     cluster.restart()
     cluster.started()
     await cluster.runs(low("a"), low("b"))
-    running = asyncio.gather(gang_preemptor_of(cluster.engine).run(), cluster.engine.nominated_nodes.run())
+    running = asyncio.gather(preemption_loop_of(cluster.engine).run(), cluster.engine.nominated_nodes.run())
     cluster.refuse_all(gang(2))
     await asyncio.sleep(29)
     assert cluster.evictions == []
@@ -476,7 +477,7 @@ async def test_a_replacement_in_a_gang_that_runs_never_evicts_its_own_gang() -> 
 @pytest.fixture
 def _pausing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches and claims pause at each step."""
-    monkeypatch.setattr(preemptor, "SLICE_S", -1.0)
+    monkeypatch.setattr(preemption_loop, "SLICE_S", -1.0)
     monkeypatch.setattr(nominations, "MEMBERS_AT_ONCE", 1)
 
 
@@ -539,7 +540,7 @@ async def test_no_pod_is_evicted_if_a_member_goes_before_all_places_are_claimed(
     cluster = GangCluster(node("n1").gpus(2), node("n2").gpus(2))
     await cluster.runs(*(low(name) for name in "abcd"))
     cluster.refuse_all(gang(3))
-    preempting = asyncio.ensure_future(gang_preemptor_of(cluster.engine).preempt(cluster.gang()))
+    preempting = asyncio.ensure_future(preempt_for(cluster.engine, cluster.gang()))
     await until_claimed(cluster, 1)
     cluster.gone("g-1")
     await preempting
@@ -551,7 +552,7 @@ async def test_no_pod_is_evicted_if_a_victim_opts_out_before_all_places_are_clai
     cluster = GangCluster(node("n1").gpus(2))
     await cluster.runs(low("a"), low("b"))
     cluster.refuse_all(gang(2))
-    preempting = asyncio.ensure_future(gang_preemptor_of(cluster.engine).preempt(cluster.gang()))
+    preempting = asyncio.ensure_future(preempt_for(cluster.engine, cluster.gang()))
     await until_claimed(cluster, 1)
     cluster.engine.victims.spare("uid-a", "it opted out", seconds=60.0)
     await preempting
@@ -563,7 +564,7 @@ async def test_claims_are_not_redeemed_before_all_places_are_claimed() -> None:
     cluster = GangCluster(node("n1").gpus(2))
     await cluster.runs(low("a"), low("b"))
     cluster.refuse_all(gang(2))
-    preempting = asyncio.ensure_future(gang_preemptor_of(cluster.engine).preempt(cluster.gang()))
+    preempting = asyncio.ensure_future(preempt_for(cluster.engine, cluster.gang()))
     await until_claimed(cluster, 1)
     cluster.gone("a", "b")
     assert await woken(cluster) in ([], ["g-0", "g-1"])
@@ -593,7 +594,7 @@ async def test_a_gang_that_is_deleted_before_its_evictions_begin_evicts_nothing(
     await cluster.runs(low("a"), low("b"))
     pods = gang(2)
     cluster.refuse_all(pods)
-    running = asyncio.ensure_future(gang_preemptor_of(cluster.engine).run())
+    running = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
     found = cluster.gang()
     while found.state is not GangState.NOMINATED:
         await asyncio.sleep(0)
@@ -605,3 +606,19 @@ async def test_a_gang_that_is_deleted_before_its_evictions_begin_evicts_nothing(
     assert not running.done()
     assert (cluster.evictions, cluster.claims) == ([], [])
     running.cancel()
+
+
+@pytest.mark.parametrize(("priority", "expected"), [(2000, ["g-0", "g-1"]), (500, ["high"])], ids=["gang", "pod"])
+@in_fake_time
+async def test_of_a_gang_and_a_pod_that_want_the_same_victims_the_higher_priority_gets_them(
+    priority: int, expected: list[str]
+) -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    await cluster.runs(low("a"), low("b"))
+    cluster.refuse_all(gang(2, priority=priority))
+    cluster.refuse(high(gpu=1))
+    running = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
+    await asyncio.sleep(60)
+    running.cancel()
+    nominated = {str(each.meant_for or each.uid).removeprefix("uid-") for each in cluster.ledger.nominations.all()}
+    assert sorted(nominated) == expected

@@ -40,7 +40,7 @@ from tessera.wire.journal import (
 )
 from tests.support.builders import NodeBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
-from tests.support.features import preemptor_of
+from tests.support.features import preempt_for
 from tests.support.journalled_scheduler import JournalledWorld
 from tests.support.journals import assert_same_ledger, records_of, replayed
 from tests.support.logs import captured
@@ -546,7 +546,7 @@ async def test_a_preemption_is_recorded_and_replays_to_the_same_decisions() -> N
     assert world.filtered(high)["NodeNames"] is None
     refused = world.unschedulable.get("uid-high")
     assert refused is not None
-    await preemptor_of(world.engine).preempt(refused)
+    await preempt_for(world.engine, refused)
     world.watch()
     [nomination] = world.ledger.nominations.all()
     [victim] = nomination.victims

@@ -25,7 +25,7 @@ from tessera.wire.objects import (
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.features import preemptor_of
+from tests.support.features import pod_preemptors_of, preempt_for, preemption_loop_of
 from tests.support.stepwise_scheduler import World, serving_downward_api, uid, using_downward_api
 
 CARD = 81920
@@ -79,7 +79,7 @@ class Cluster(World):
 
     async def preempts(self, pod: PodBuilder) -> None:
         """The pod is refused, and the preemptor looks at it; the informers see what it did."""
-        await preemptor_of(self.engine).preempt(self.refuse(pod))
+        await preempt_for(self.engine, self.refuse(pod))
         await self.engine.nominated_nodes.write()
         self.watch()
 
@@ -89,7 +89,7 @@ class Cluster(World):
         self.watch()
 
     def woken(self) -> list[str]:
-        return [request.name for request in preemptor_of(self.engine).ready()]
+        return [request.name for request in pod_preemptors_of(self.engine).ready()]
 
     @property
     def evictions(self) -> list[str]:
@@ -303,10 +303,10 @@ async def test_a_replica_that_leads_no_more_evicts_none_and_keeps_no_nomination(
     await cluster.runs(low("victim"))
     pod = cluster.refuse(high())
     cluster.stop_leading()
-    await preemptor_of(cluster.engine).preempt(pod)
+    await preempt_for(cluster.engine, pod)
     assert cluster.evictions == []
     cluster.lead_again()
-    await preemptor_of(cluster.engine).preempt(pod)
+    await preempt_for(cluster.engine, pod)
     assert cluster.evictions == ["victim"]
     cluster.stop_leading()
     assert not cluster.ledger.nominations.all()
@@ -364,7 +364,7 @@ async def test_the_delay_passes_before_the_first_eviction() -> None:
     cluster.restart()
     cluster.started()
     await cluster.runs(low("victim"))
-    task = asyncio.ensure_future(preemptor_of(cluster.engine).run())
+    task = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
     cluster.refuse(high())
     await asyncio.sleep(59)
     assert cluster.evictions == []
@@ -379,7 +379,7 @@ async def test_the_highest_priority_comes_first() -> None:
     await cluster.runs(low("victim"))
     cluster.refuse(high("second").with_priority(10))
     cluster.refuse(high("first").with_priority(20))
-    task = asyncio.ensure_future(preemptor_of(cluster.engine).run())
+    task = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
     await asyncio.sleep(5)
     assert cluster.evictions == ["victim"]
     assert cluster.cycle_state(high("first")) is CycleState.NOMINATED
@@ -391,7 +391,7 @@ async def test_nothing_is_evicted_before_the_budgets_are_known() -> None:
     cluster = Cluster(node("n1").gpus(1))
     cluster.engine.budgets.has_synced = False
     await cluster.runs(low("victim"))
-    task = asyncio.ensure_future(preemptor_of(cluster.engine).run())
+    task = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
     cluster.refuse(high())
     await asyncio.sleep(10)
     assert cluster.evictions == []
@@ -412,7 +412,7 @@ async def test_a_pod_with_other_candidates_is_not_kept_waiting_by_one_of_its_kin
     cluster.create(*(high(name) for name in "abc"))
     for name, where in (("a", full), ("b", full), ("c", other)):
         assert cluster.filtered(high(name), [where])["FailedAndUnresolvableNodes"]
-    task = asyncio.ensure_future(preemptor_of(cluster.engine).run())
+    task = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
     await asyncio.sleep(0.5)
     assert cluster.evictions == ["victim"]
     assert len([text for text in searched if "no victims" in text]) == 1, "b has to wait for its turn"
@@ -456,7 +456,7 @@ async def test_tessera_leaves_a_pod_to_kube_scheduler_that_was_told_of_victims()
     await cluster.runs(low("victim"))
     cluster.refuse(high())
     assert await cluster.preempt_verb(high(), {"n1": ["uid-victim"]})
-    task = asyncio.ensure_future(preemptor_of(cluster.engine).run())
+    task = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
     await asyncio.sleep(5)
     assert cluster.evictions == []
     await asyncio.sleep(20)
@@ -491,7 +491,8 @@ async def test_the_preempt_verb_names_no_node_if_tessera_began_to_preempt_meanwh
     named = {f"n{i}": {"Pods": [], "NumPDBViolations": 0} for i in range(1, 50)}
     body = {"Pod": high().manifest(), "NodeNameToMetaVictims": named}
     answering = asyncio.ensure_future(cluster.engine.answer_preempt(json.dumps(body).encode()))
-    await preemptor_of(cluster.engine).preempt(refused)
+    await asyncio.sleep(0)
+    await preempt_for(cluster.engine, refused)
     assert not answering.done()
     assert json.loads(await answering)["NodeNameToMetaVictims"] == {}
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tessera.core.grants import Placement
-from tessera.core.ledger import facts_of
 from tessera.core.node_victims import NodeSearch
+from tessera.core.preemption import Demand
 from tessera.scheduler.features.preemption import preempt_verb
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step
-from tests.support.features import preemptor_of
+from tests.support.features import preempt_for, preemption_loop_of, preemptor_of
 from tests.support.stepwise_scheduler import serving_downward_api
 from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low, member
 
@@ -25,7 +25,7 @@ async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("a").with_priority(1), low("b").with_priority(2))
     pod = cluster.refuse(high())
-    search = cluster.engine.preemption.search_for_pod(pod.request, priority=1000, candidates=pod.candidates)
+    search = cluster.engine.preemption.search(Demand.of_pod(pod.request, pod.candidates, priority=1000))
     next(search)
     cluster.api.add_node(serving_downward_api(node("n3").gpus(16)))
     cluster.watch()
@@ -77,7 +77,7 @@ async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_siz
         return timers[-1]
 
     loop.call_at = call_at  # type: ignore[method-assign, assignment]
-    running = asyncio.ensure_future(preemptor_of(cluster.engine).run())
+    running = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
     for i in range(20):
         cluster.refuse(low(f"pod-{i}"))
         for _ in range(5):
@@ -105,7 +105,8 @@ async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(2))
     await cluster.runs(low("a").labelled(app="web").with_priority(-1), low("b").labelled(app="web"), low("c"))
     cluster.engine.budgets.put(*budget("web", 1, app="web"))
-    found = await preemptor_of(cluster.engine)._nominate(cluster.refuse(high("first")))
+    first = preemptor_of(cluster.engine, cluster.refuse(high("first")))
+    found = await preemption_loop_of(cluster.engine).nominate(first)
     assert found is not None
     assert found.victims == ("uid-a",)
     await cluster.preempts(high("second", gpu=2))
@@ -117,22 +118,21 @@ async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeyp
     cluster = Cluster(node("n1").gpus(2), node("n2").gpus(1))
     await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
     pod = cluster.refuse(high(gpu=2))
-    preemptor = preemptor_of(cluster.engine)
+    loop, preemptor = preemption_loop_of(cluster.engine), preemptor_of(cluster.engine, pod)
 
     def meanwhile() -> None:
         """Another replica led for a while, and the pod asks for less now: another victim is enough."""
         cluster.lead_again()
         cycle = cluster.cycles.get("uid-high")
         assert cycle is not None
-        assert found is not None
-        facts = facts_of(pod.request, found.places[0].placement)._replace(node="n2")
+        facts = high(gpu=2).on("n2", "n2-0,NVIDIA,1000,0:;").facts()
         cluster.cycles.nominate(cycle, facts, frozenset({"uid-c"}), deadline=math.inf)
 
-    found = await preemptor._nominate(pod)
+    found = await loop.nominate(preemptor)
     assert found is not None
     assert set(found.victims) == {"uid-a", "uid-b"}
     cluster.api.script("evict", Step(meanwhile=meanwhile))
-    assert not await preemptor._evict(pod, found)
+    assert not await loop.evict(preemptor, found)
     assert len(cluster.evictions) == 1
     [nomination] = cluster.ledger.nominations.all()
     assert nomination.victims == {"uid-c"}, "the later nomination stays"
@@ -161,7 +161,7 @@ async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_ref
     await cluster.runs(low("victim"))
     pod = cluster.refuse(high())
     assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
-    await preemptor_of(cluster.engine).preempt(pod)
+    await preempt_for(cluster.engine, pod)
     assert cluster.evictions == []
     assert len(cluster.unschedulable) == 0
 

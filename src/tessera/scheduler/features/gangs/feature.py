@@ -33,7 +33,7 @@ from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds, NodeLabels
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit, shared_claim_text
 from tessera.scheduler.features.gangs.nominations import GangNominations
-from tessera.scheduler.features.gangs.preemptor import GangPreemptor
+from tessera.scheduler.features.gangs.preemptor import GangPreemptor, gang_priority
 from tessera.scheduler.features.gangs.registry import EACH_S, GangRegistry, WantedGroup
 from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns, HeldNodes
 from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, WaitingGroup, Work
@@ -86,7 +86,7 @@ class Gangs(Feature):
         accounts = HoldAccounts(
             pipeline.clock.monotonic, lambda: cycles.ledger.card_count, share=settings.gang_hold_percent / 100
         )
-        self.registry = registry = GangRegistry()
+        self.registry = registry = GangRegistry(cycles.unschedulable.refused)
         self.holds = holds = GangHolds(pipeline.selector, cycles, self.labels, accounts)
         self.outlook = outlook = GangOutlook(cycles)
         self.turns = turns = GangTurns(holds, cycles, outlook, settings)
@@ -100,16 +100,6 @@ class Gangs(Feature):
             nominated_nodes=pipeline.nominated_nodes,
             lifecycle=lifecycle,
             observer=observer,
-        )
-        self.preemptor = GangPreemptor(
-            registry,
-            holds,
-            self.nominations,
-            cycles,
-            preemption=pipeline.preemption,
-            evictor=pipeline.evictor,
-            settings=settings,
-            is_ready=pipeline.may_preempt,
         )
         self.recovering = ""
         """why nothing is decided; empty if it is"""
@@ -325,6 +315,16 @@ class Gangs(Feature):
                     requests = tuple(each.request for each in members[: gang.required])
                     yield WaitingGroup(f"gang {gang.name}", requests, candidates)
 
+    def preemptors(self) -> Iterator[GangPreemptor]:
+        return (
+            self.preemptor(gang, priority)
+            for gang in self.registry
+            if gang.preemption.is_due and (priority := gang_priority(gang)) is not None
+        )
+
+    def preemptor(self, gang: Gang, priority: int) -> GangPreemptor:
+        return GangPreemptor(gang, priority, self.holds, self.nominations, self._pipeline)
+
     def make_way(self, uid: str) -> None:
         """What the gang of the pod holds in its turn must not be in the way of what is held for the pod itself."""
         gang = self.registry.of(uid)
@@ -494,7 +494,7 @@ class Gangs(Feature):
             self._cycles.unschedulable.on_wake_failed(uid)
 
     def work(self) -> Sequence[Work]:
-        return self.preemptor.run, self._look_up_groups
+        return (self._look_up_groups,)
 
     async def _look_up_groups(self) -> None:
         """For ever: read the sizes of gangs that are in an object, at a bounded rate. No wake-up waits for that."""

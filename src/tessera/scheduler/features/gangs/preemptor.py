@@ -1,167 +1,114 @@
-"""Evicts pods of lower priority for a gang that does not fit: victims for all of its members, or none.
+"""Gangs that were refused and may preempt: victims for all members, or none.
 
-    a complete gang does not fit --> search (in slices) --> all are nominated --> all victims evicted --> they leave,
-              ^                                                   |                  and the gang is planned
-              '--------- a victim stays: all is renounced --------'
+    a complete gang does not fit --> search --> all members are nominated --> all victims evicted --> they leave,
+              ^                                           |                            and the gang is planned
+              '------ a victim stays: all is renounced ---'
 
 A gang preempts if all required members exist and kube-scheduler has asked for them, none is gated, and all may preempt;
 the lowest of their priorities counts. Nothing changes until the whole set is found, and nothing is evicted before all
-members are nominated (`nominations`). If one eviction fails, nothing further is evicted.
-`features/preemption/preemptor` is for single pods.
+members are nominated (`nominations`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tessera.core.preemption import Preemption, VictimSet
-from tessera.scheduler.evictor import Evictor
-from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState, MemberState
+from tessera.core.preemption import Demand, VictimSet
+from tessera.core.requests import PodRequest
+from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import GangHolds
 from tessera.scheduler.features.gangs.nominations import GangNominations
-from tessera.scheduler.features.gangs.registry import GangRegistry
-from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.preemption_loop import (
-    AGAIN_S,
-    ATTEMPTS,
-    NOT_DECIDING,
-    SEARCH_PAUSE,
-    PreemptionLoop,
-    finish_in_slices,
-)
-from tessera.scheduler.settings import Settings
-
-SLICE_S = 0.005
-"""of a search between two pauses"""
+from tessera.scheduler.framework import Pipeline
+from tessera.scheduler.preemption_loop import AGAIN_S, Nominated, Preemptor
 
 
-class GangPreemptor(PreemptionLoop[Gang, VictimSet]):
-    """Works for the gangs of one scheduler."""
+class GangPreemptor(Preemptor):
+    """One gang, as it is looked at once."""
 
     def __init__(
-        self,
-        registry: GangRegistry,
-        holds: GangHolds,
-        nominations: GangNominations,
-        cycles: PodCycles,
-        *,
-        preemption: Preemption,
-        evictor: Evictor,
-        settings: Settings,
-        is_ready: Callable[[], bool],
+        self, gang: Gang, priority: int, holds: GangHolds, nominations: GangNominations, pipeline: Pipeline
     ) -> None:
-        super().__init__(registry.short, cycles.clock, settings=settings, is_ready=is_ready)
-        self._registry = registry
+        mine = gang.preemption
+        if mine.refused_at is None:
+            mine.refused_at = pipeline.clock.monotonic()
+        super().__init__(f"gang {gang.name}", priority, mine.refused_at)
+        self._gang = gang
         self._holds = holds
         self._nominations = nominations
-        self._cycles = cycles
-        self._preemption = preemption
-        self._book = evictor.book
-        self._evictor = evictor
+        self._pipeline = pipeline
+        self._ledger = pipeline.cycles.ledger
+        self._state: object = None
+        """what the search depends on"""
+        self._position = 0
+        """of the arrays, when the search began"""
 
-    # -- over time
+    @property
+    def is_due(self) -> bool:
+        return self._gang.preemption.is_due
 
-    def preemptors(self) -> list[Gang]:
-        found = [
-            (-priority, gang.wait.since, gang.name, gang)
-            for gang in self._registry
-            if gang.preemption.is_due and (priority := gang_priority(gang)) is not None
-        ]
-        return [gang for *_, gang in sorted(found, key=lambda item: item[:3])]
+    @is_due.setter
+    def is_due(self, value: bool) -> None:
+        self._gang.preemption.is_due = value
 
-    def _wait_of(self, gang: Gang) -> float:
-        now, mine = self._clock.monotonic(), gang.preemption
-        if mine.refused_at is None:
-            mine.refused_at = now
-        due = mine.refused_at + self._settings.preemption_delay_s
-        return max(due, mine.search_at, gang.wait.not_before) - now
+    def due_at(self) -> float:
+        mine = self._gang.preemption
+        due = self.refused_at + self._pipeline.settings.preemption_delay_s
+        return max(due, mine.search_at, self._gang.wait.not_before)
 
-    def _look_again(self, gang: Gang) -> None:
-        gang.preemption.is_due = True
+    def postpone(self, until: float) -> None:
+        self._gang.preemption.search_at = until
 
-    # -- one gang
+    def demand(self) -> Demand | None:
+        gang, accounts, priority = self._gang, self._holds.accounts, gang_priority(self._gang)
+        if priority is None:
+            return None
+        self.priority = priority
+        if not accounts.pays_for(gang.namespace):
+            again = self._pipeline.clock.monotonic() + AGAIN_S
+            self.postpone(max(again, accounts.pays_again_at(gang.namespace, 0.0)))
+            self.is_due = True
+            return None
+        demand = self._holds.demand(gang, priority=self.priority)
+        self._state = self._ledger.version, self._pipeline.evictor.book.revision, demand
+        self._position = self._ledger.arrays.now
+        return None if self._state == gang.preemption.searched else demand
 
-    async def _nominate(self, gang: Gang) -> VictimSet | None:
-        gang.preemption.is_due = False
-        ledger, clock = self._cycles.ledger, self._clock
-        for _ in range(ATTEMPTS):
-            priority = gang_priority(gang)
-            if priority is None or not self._is_ready():
-                return None
-            accounts = self._holds.accounts
-            if not accounts.pays_for(gang.namespace):
-                gang.preemption.search_at = accounts.pays_again_at(gang.namespace, 0.0)
-                break
-            demand = self._holds.demand(gang, priority=priority)
-            self._book.forget_overdue()
-            state = ledger.version, self._book.revision, demand
-            if state == gang.preemption.searched:
-                return None
-            began, position = clock.monotonic(), ledger.arrays.now
-            found = await finish_in_slices(self._preemption.search(demand), seconds=SLICE_S)
-            seconds = clock.monotonic() - began
-            if gang_priority(gang) != priority or not self._is_ready():
-                return None
-            if found is None:
-                gang.preemption.searched = state
-                gang.preemption.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
-                self._nominations.report_none(gang, seconds)
-                return None
-            if not found.victims and not found.leaving:
-                # It fits as it is. If its plan says otherwise, neither is made again at once.
-                gang.preemption.search_at = clock.monotonic() + AGAIN_S + SEARCH_PAUSE * seconds
-                self._cycles.unschedulable.on_room()
-                return None
-            # The search may have paused, and nodes may have changed since.
-            is_settled = not self._has_changed(found, position)
-            if is_settled and await self._nominations.nominate(
-                gang, found, priority=priority, seconds=self._settings.nomination_s, searched=seconds
-            ):
-                self._before_evict()
-                return found
-        gang.preemption.search_at = max(gang.preemption.search_at, clock.monotonic() + AGAIN_S)
-        gang.preemption.is_due = True
-        self._set_timer(AGAIN_S)
-        return None
+    def is_waiting(self, demand: Demand) -> bool:
+        return gang_priority(self._gang) == demand.priority
 
-    def _has_changed(self, found: VictimSet, position: int) -> bool:
+    def on_no_victims(self, seconds: float) -> None:
+        self._gang.preemption.searched = self._state
+        self._nominations.report_none(self._gang, seconds)
+
+    async def nominate(self, found: VictimSet, seconds: float) -> Nominated | None:
+        gang = self._gang
+        is_done = not self._has_changed(found) and await self._nominations.nominate(
+            gang, found, priority=self.priority, seconds=self._pipeline.settings.nomination_s, searched=seconds
+        )
+        return Nominated(gang.preemption.nomination, found.victims) if is_done else None
+
+    def _has_changed(self, found: VictimSet) -> bool:
         """Whether a node of the victims is not as it was: then perhaps not all of them have to leave."""
-        ledger = self._cycles.ledger
-        rows = ledger.arrays.changed_since(position)
+        ledger = self._ledger
+        rows = ledger.arrays.changed_since(self._position)
         if rows is None:
             return True
         changed = {ledger.arrays.names[row] for row in rows}
         entries = (ledger.pod(uid) for uid in found.victims)
         return any(entry is None or entry.facts.node in changed for entry in entries)
 
-    async def _evict(self, gang: Gang, found: VictimSet) -> bool:
-        nomination = gang.preemption.nomination
-        members = [member.request for member in gang.members.pending()]
-        if not members:
-            return True  # They are gone, and so are the nominations.
-        least = min(members, key=lambda request: request.preempts_below or 0)
-        problem = await self._evictor.evict(
-            self._book.traits_of(found.victims),
-            preemptor=least,
-            gang=gang.name,
-            obstacle=lambda _: self._obstacle(gang, nomination),
-        )
-        if problem and gang.preemption.nomination is nomination:
-            self._nominations.renounce(gang, problem)
-        if problem:
-            return False
-        if gang.preemption.nomination is nomination:
-            self._nominations.show(gang)
-        self._cycles.unschedulable.on_room()  # The victims may be gone already.
-        return True
+    def is_nominated(self, nomination: object) -> bool:
+        return self._gang.state is GangState.NOMINATED and self._gang.preemption.nomination is nomination
 
-    def _obstacle(self, gang: Gang, nomination: GangNomination | None) -> str:
-        """Why a victim must not be evicted any more; empty if it may."""
-        if not self._is_ready():
-            return NOT_DECIDING
-        if gang.preemption.nomination is not nomination or gang.state is not GangState.NOMINATED:
-            return f"gang {gang.name} is not nominated any more"
-        return ""
+    def evicts_as(self) -> tuple[PodRequest, str] | None:
+        members = [member.request for member in self._gang.members.pending()]
+        if not members:
+            return None  # They are gone, and so are the nominations.
+        return min(members, key=lambda request: request.preempts_below or 0), self._gang.name
+
+    def on_evicted(self) -> None:
+        self._nominations.show(self._gang)
+
+    def renounce(self, problem: str) -> None:
+        self._nominations.renounce(self._gang, problem)
 
 
 def gang_priority(gang: Gang) -> int | None:

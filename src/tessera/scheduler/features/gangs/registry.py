@@ -107,9 +107,9 @@ class GroupSizes:
 class GangRegistry:
     """All gangs of a cluster. Used from the event loop only."""
 
-    def __init__(self) -> None:
-        self.short = asyncio.Event()
-        """set when a gang was refused that may preempt other pods"""
+    def __init__(self, refused: asyncio.Event) -> None:
+        """`refused`: set when something was refused that may preempt other pods."""
+        self._refused = refused
         self._gangs: dict[tuple[str, str], Gang] = {}
         self._gang_of: dict[str, Gang] = {}
         """by uid of a member"""
@@ -188,7 +188,7 @@ class GangRegistry:
     def note_short(self, gang: Gang) -> None:
         """All members were asked for, and do not fit together."""
         gang.preemption.is_due = True
-        self.short.set()
+        self._refused.set()
 
     # -- sizes
 

@@ -1,29 +1,34 @@
-"""Preemption: pods of lower priority make way for a refused pod, whose place is kept until they have left."""
+"""Preemption: pods of lower priority make way for what was refused, whose place is kept until they have left.
+
+One loop works for the preemptors of all features; single pods are this feature's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any
 
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.scheduler.features.preemption.preempt_verb import PreemptVerb
-from tessera.scheduler.features.preemption.preemptor import Preemptor
+from tessera.scheduler.features.preemption.preemptor import PodPreemptors
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work
+from tessera.scheduler.preemption_loop import PreemptionLoop, Preemptor
 
 
 class PodPreemption(Feature):
-    """Evicts pods for single pods of a higher priority."""
+    """Evicts pods for others of a higher priority."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
         self._ledger = pipeline.cycles.ledger
-        self.preemptor = Preemptor(
-            pipeline.cycles,
+        self.pods = PodPreemptors(pipeline)
+        self.loop = PreemptionLoop(
+            pipeline.preemptors,
             pipeline.preemption,
             pipeline.evictor,
-            nominated_nodes=pipeline.nominated_nodes,
-            observer=pipeline.observer,
+            unschedulable=pipeline.cycles.unschedulable,
+            clock=pipeline.clock,
             settings=pipeline.settings,
             is_ready=pipeline.may_preempt,
         )
@@ -32,7 +37,7 @@ class PodPreemption(Feature):
             pipeline.request_reader,
             pipeline.evictor.book,
             only_nodes=pipeline.preemption_nodes,
-            preemptor=self.preemptor,
+            defer=self.pods.defer,
             adds_victims=pipeline.settings.preemption,
         )
 
@@ -54,12 +59,15 @@ class PodPreemption(Feature):
     def is_nominated(self, uid: str) -> bool:
         return self._ledger.nominations.has(uid)
 
+    def preemptors(self) -> Iterator[Preemptor]:
+        return self.pods.due()
+
     def tick(self) -> None:
-        self.preemptor.tick()
+        self.pods.tick()
 
     async def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
-        for pod in self.preemptor.ready():
+        for pod in self.pods.ready():
             yield [pod]
 
     def work(self) -> Sequence[Work]:
-        return (self.preemptor.run,)
+        return (self.loop.run,)

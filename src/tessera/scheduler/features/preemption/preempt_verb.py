@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from tessera.core.node_victims import NodeSearch, Scratch
 from tessera.core.requests import PodRequest
-from tessera.scheduler.features.preemption.preemptor import Preemptor
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.preemption_loop import finish_in_slices
@@ -39,16 +38,16 @@ class PreemptVerb:
         book: VictimBook,
         *,
         only_nodes: Callable[[PodRequest], frozenset[str] | None],
-        preemptor: Preemptor,
+        defer: Callable[[str], None],
         adds_victims: bool,
     ) -> None:
-        """`only_nodes`: on which room helps a pod; None if any does. Not `adds_victims`: only nodes on which
-        kube-scheduler's victims are enough."""
+        """`only_nodes`: on which room helps a pod; None if any does. `defer`: leaves a pod to kube-scheduler for a
+        while. Not `adds_victims`: only nodes on which kube-scheduler's victims are enough."""
         self._cycles = cycles
         self._request_reader = request_reader
         self._book = book
         self._only_nodes = only_nodes
-        self._preemptor = preemptor
+        self._defer = defer
         self._adds_victims = adds_victims
 
     async def answer(self, body: bytes) -> bytes:
@@ -69,7 +68,7 @@ class PreemptVerb:
             # This scheduler may have begun to preempt for the pod meanwhile.
             settled = self._settled_answer(request, args.victims)
             if settled is None and found:
-                self._preemptor.defer(request.uid)
+                self._defer(request.uid)
         return encode_preemption_result(found if settled is None else settled)
 
     def _settled_answer(self, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims] | None:
