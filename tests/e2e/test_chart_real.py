@@ -22,7 +22,7 @@ from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.scheduler.configuration import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
 from tessera.wire.keys import DRA_DRIVER

@@ -17,7 +17,7 @@ from tessera.core.audit import audit
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.process import Process
 from tessera.services import file_watch
 from tessera.wire.journal import Start

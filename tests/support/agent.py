@@ -25,7 +25,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.node.configuration.options import build_configuration
+from tessera.node.configuration import build_configuration
 from tessera.node.process import AgentProcess
 from tessera.node.settings import Configuration
 from tessera.wire import keys

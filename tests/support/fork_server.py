@@ -29,11 +29,9 @@ PRELOADED = (
     "tessera.cli.monitor",
     "tessera.cli.scheduler",
     "tessera.monitor.process",
-    "tessera.node.configuration.dump",
-    "tessera.node.configuration.options",
+    "tessera.node.configuration",
     "tessera.node.process",
-    "tessera.scheduler.configuration.dump",
-    "tessera.scheduler.configuration.options",
+    "tessera.scheduler.configuration",
     "tessera.scheduler.process",
 )
 LONGEST = 1 << 17

@@ -1,6 +1,6 @@
 """`tessera device-plugin`: the agent of a GPU node.
 
-Flags are only collected here; `tessera.node.configuration.options` says what they mean.
+Flags are only collected here; `tessera.node.configuration` says what they mean.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ DEGRADED = 2
 
 def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the agent with it."""
-    from tessera.node.configuration import dump, options
+    from tessera.node.configuration import build_configuration, changes, print_configuration
 
     flags = flags_of_params(TABLE, params)
 
     def read() -> Configuration:
-        return options.build_configuration(flags, os.environ, read_file)
+        return build_configuration(flags, os.environ, read_file)
 
     configuration = configured(read)
     if wants_print(flags):
-        click.echo(dump.print_configuration(configuration), nl=False)
+        click.echo(print_configuration(configuration), nl=False)
         for text in (*configuration.faults, *configuration.warnings):
             click.echo(f"Warning: {text}", err=True)
         click.get_current_context().exit(DEGRADED if configuration.faults else 0)
     ignored = given_in(Group.IGNORED, TABLE, flags)
-    run_service(SERVICE, configuration, read, flags=flags, settings=dump.changes(configuration), ignored=ignored)
+    run_service(SERVICE, configuration, read, flags=flags, settings=changes(configuration), ignored=ignored)
 
 
 command = GroupedCommand(

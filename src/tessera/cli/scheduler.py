@@ -1,6 +1,6 @@
 """`tessera scheduler`: webhook, extender and registration beside a stock kube-scheduler.
 
-Flags are only collected here; `tessera.scheduler.configuration.options` says what they mean.
+Flags are only collected here; `tessera.scheduler.configuration` says what they mean.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SERVICE, WITH_DASHBOARD = "tessera.scheduler.process", "tessera.inspect.dashboar
 
 def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the service with it."""
-    from tessera.scheduler.configuration import dump, options
+    from tessera.scheduler.configuration import build_settings, changes, print_settings
 
     flags = flags_of_params(TABLE, params)
 
     def read() -> Settings:
-        return options.build_settings(flags, {"HOSTNAME": socket.gethostname(), **os.environ}, read_file)
+        return build_settings(flags, {"HOSTNAME": socket.gethostname(), **os.environ}, read_file)
 
     settings = configured(read)
     if wants_print(flags):
-        click.echo(dump.print_settings(settings), nl=False)
+        click.echo(print_settings(settings), nl=False)
         return
     run_service(
         SERVICE if settings.listeners.dashboard is None else WITH_DASHBOARD,
         settings,
         read,
         flags=flags,
-        settings=dump.changes(settings),
+        settings=changes(settings),
         overriding=given_in(Group.OVERRIDES, TABLE, flags),
         ignored=given_in(Group.IGNORED, TABLE, flags),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.inspect.state import InspectionError, Setup
-from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.settings import TABLE, Settings
 from tessera.services.settings_table import Group, SettingsError
 from tessera.services.value_types import FlagKind

@@ -25,8 +25,7 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.node.agent import COMPONENT, NodeAgent, Surroundings
-from tessera.node.configuration.dump import changes
-from tessera.node.configuration.node_file import save_last_good
+from tessera.node.configuration import changes, save_last_good
 from tessera.node.inventory import choose_hardware
 from tessera.node.metrics import AgentMetrics, AgentStatus, serve
 from tessera.node.settings import Configuration

@@ -1,6 +1,6 @@
 """Every setting of `tessera device-plugin`: flag, type, default, variables and help, and the values made from them.
 
-`configuration.options` reads the table and applies the rules between settings. Nothing heavy is imported here, so that
+`configuration` reads the table and applies the rules between settings. Nothing heavy is imported here, so that
 `--help` stays quick. What the monitor has as well is in `services.common_settings`.
 """
 

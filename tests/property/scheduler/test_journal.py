@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.inspect.replay import JournalReplay
-from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.scheduler.configuration import chart_sections
 from tessera.wire.journal import Placed, Refused
 from tests.support.builders import A100_40GB, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time

@@ -13,7 +13,7 @@ import yaml
 
 import tessera
 from tessera.host.simulated.description import parse_description
-from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.scheduler.configuration import chart_sections
 from tests.unit.chart.schemas import problems
 
 CHART = Path(__file__).parents[3] / "charts" / "tessera"

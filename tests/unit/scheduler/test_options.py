@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tessera.cli.grouped import wants_print
-from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.settings import (
     TABLE,
     Leadership,

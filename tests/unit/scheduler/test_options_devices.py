@@ -9,9 +9,8 @@ import pytest
 
 from tessera.cli.grouped import flags_of_params
 from tessera.cli.scheduler import command
-from tessera.scheduler.configuration.legacy_flags import OVERRIDES
-from tessera.scheduler.configuration.options import build_settings
-from tessera.scheduler.settings import TABLE, Leadership, Listeners, Settings, TlsFiles
+from tessera.scheduler.configuration import build_settings
+from tessera.scheduler.settings import OVERRIDES, TABLE, Leadership, Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
 from tessera.services.settings_table import Flags, SettingsError
 from tessera.services.value_types import AMOUNT, RESOURCE, SWITCH

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tessera.scheduler.configuration.device_sections import chart_sections
-from tessera.scheduler.configuration.dump import SCHEDULER, changes, describe, print_settings
-from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.configuration import SCHEDULER, build_settings, changes, chart_sections, describe, print_settings
 from tessera.scheduler.settings import (
     DefragSettings,
     JournalSettings,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.configuration.node_file import LAST_GOOD, save_last_good
+from tessera.node.configuration import LAST_GOOD, save_last_good
 
 
 def test_what_was_kept_is_there_with_its_folder(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tessera.cli.grouped import wants_print
-from tessera.node.configuration.device_file import NO_FILE
-from tessera.node.configuration.options import build_configuration
+from tessera.node.configuration import NO_FILE, build_configuration
 from tessera.node.settings import (
     TABLE,
     AgentSettings,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tessera.node.configuration.dump import changes, describe, print_configuration
+from tessera.node.configuration import changes, describe, print_configuration
 from tessera.node.health.xids import HealthRules
 from tessera.node.settings import (
     TABLE,

@@ -1,1 +1,0 @@
-"""From flags, environment and files to the settings of one agent."""

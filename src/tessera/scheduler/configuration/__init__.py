@@ -1,1 +1,0 @@
-"""From flags, environment and files to one `Settings`."""
