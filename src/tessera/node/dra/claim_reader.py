@@ -3,11 +3,14 @@
 Each request of a claim becomes one `Assignment`, as a container's slices do on the classic path. How much it gets is
 what the scheduler wrote as consumed, read by the scheduler's own rule, never what was requested. An administrator's
 access holds nothing, so it has none. A claim that cannot be served exactly is refused.
+
+So is a container that would use several requests for cards at once: it is told its cards and limits by variables, so
+those of a second request would replace those of the first, and it would run without a slice that it was granted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera.node.dra.offers import Offer
@@ -18,7 +21,7 @@ from tessera.vendors.nvidia import Nvidia
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
 from tessera.wire.quotes import quoted
-from tessera.wire.resource_api import DRIVER, AllocatedDevice, ResourceClaim
+from tessera.wire.resource_api import DRIVER, AllocatedDevice, ClaimingPod, ResourceClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +100,35 @@ def _slice(device: AllocatedDevice, offer: Offer) -> DeviceEntry:
     if isinstance(amounts, str):
         raise AllocationRefused(amounts)
     return DeviceEntry(offer.uuid, Nvidia.key, amounts.memory, amounts.cores)
+
+
+def other_claims(pod: ClaimingPod, claim: str) -> set[str]:
+    """The names of the claims that a container uses beside this one."""
+    names = pod.claim_names
+    found: set[str] = set()
+    for container in pod.all_containers:
+        used = {names[each.name] for each in container.resources.claims or () if each.name in names}
+        if claim in used:
+            found |= used - {claim}
+    return found
+
+
+def find_conflict(pod: ClaimingPod, claim: str, requests: Mapping[str, Collection[str]]) -> str:
+    """Returns why a container of the pod cannot use the claim; empty if all can.
+
+    `requests` are the names of requests with this node's cards, by claim; claims without any may be missing."""
+    names = pod.claim_names
+    for container in pod.all_containers:
+        used = {
+            (named, request)
+            for each in container.resources.claims or ()
+            if (named := names.get(each.name)) is not None
+            for request in filter(each.names, requests.get(named, ()))
+        }
+        if len(used) > 1 and any(named == claim for named, _ in used):
+            listed = ", ".join(sorted(f"{request} of {named}" for named, request in used))
+            return (
+                f"container {container.name} of pod {pod.metadata.name} uses {len(used)} requests for cards ({listed}),"
+                " and can use one: write one request with a count, or name one request for each container"
+            )
+    return ""

@@ -21,8 +21,15 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS, RESOURCE_CLAIMS
 from tessera.node.arbiter import Arbiter
-from tessera.node.dra.claim_reader import RequestPart, allocated_here, assignments_of, by_request, read_claim
-from tessera.node.dra.consumers import find_conflict, other_claims
+from tessera.node.dra.claim_reader import (
+    RequestPart,
+    allocated_here,
+    assignments_of,
+    by_request,
+    find_conflict,
+    other_claims,
+    read_claim,
+)
 from tessera.node.dra.offers import Offer, offers
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims, cdi_device, cdi_kind, checked_uid
 from tessera.node.fleet import Fleet
