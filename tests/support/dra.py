@@ -22,7 +22,7 @@ from grpc import aio
 
 from tessera.kube.resources import RESOURCE_CLAIMS
 from tessera.lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
-from tessera.node.dra.plugin import REGISTRATION_SOCKET
+from tessera.node.dra.driver import REGISTRATION_SOCKET
 from tessera.node.dra.prepared_claims import PREFIX
 from tessera.node.kubelet import channels
 from tessera.wire.kubelet import dra_pb2 as messages
