@@ -23,9 +23,8 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import ContainerResponse
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.mps.control import MpsProgram
+from tessera.node.modes.mps.control import PIPES, MpsProgram
 from tessera.node.modes.mps.mode import CONTAINER_PIPES, Mps, retire_mps
-from tessera.node.modes.mps.process import PIPES
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import DeviceEntry

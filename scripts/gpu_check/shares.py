@@ -20,9 +20,8 @@ from scripts.gpu_check import load
 from scripts.gpu_check.agent import on_host, restore, started
 from scripts.gpu_check.report import Report
 from tessera.host.nvml.hardware import NvmlHardware
-from tessera.node.modes.mps.control import LOGS, PROGRAM
+from tessera.node.modes.mps.control import LOGS, PID_FILE, PIPES, PROGRAM
 from tessera.node.modes.mps.launcher import SOCKET
-from tessera.node.modes.mps.process import PID_FILE, PIPES
 from tessera.vendors.nvidia.downward_api import MPS_THREADS
 from tessera.wire import keys
 from tests.support.agent import AgentNode

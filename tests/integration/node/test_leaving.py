@@ -13,7 +13,6 @@ from tessera.lab.sandbox.api.faults import Fail
 from tessera.node import cleanup
 from tessera.node import process as module
 from tessera.node.handover import status_writer as writing
-from tessera.node.modes.mps import card as mps_card
 from tessera.node.modes.mps import mode as mps
 from tessera.services import file_watch
 from tessera.wire import keys
@@ -95,7 +94,7 @@ def healthy(cards: list[dict[str, Any]]) -> list[bool]:
 async def test_a_card_whose_mps_daemon_does_not_begin_is_ill_until_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemons: FakeMps
 ) -> None:
-    monkeypatch.setattr(mps_card.RETRY.__class__, "ceiling", lambda _self, _failures: 0.05)
+    monkeypatch.setattr(mps.RETRY.__class__, "ceiling", lambda _self, _failures: 0.05)
     monkeypatch.setattr("tessera.node.reconciler.EVERY_S", 0.05)
     daemons.script("no-start")
     async with agent_node(tmp_path, node={"operatingmode": "mps"}) as node:

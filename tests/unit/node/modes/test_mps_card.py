@@ -9,9 +9,9 @@ import pytest
 
 from tessera.host.cards import CardError, CardFacts
 from tessera.node.handover.assignments import ContainerKey
-from tessera.node.modes.mps.card import LOOK_EVERY_S, STEADY_S, MpsCard, why_unfit
 from tessera.node.modes.mps.control import ControlError, Limits, MpsControl
 from tessera.node.modes.mps.daemon import MpsDaemon
+from tessera.node.modes.mps.mode import LOOK_EVERY_S, STEADY_S, MpsCard, why_unfit
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_mps import A, card, limits
 

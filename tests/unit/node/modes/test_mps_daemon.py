@@ -12,9 +12,8 @@ import pytest
 
 from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import CardError, ComputeMode
-from tessera.node.modes.mps.control import ControlError, MpsProgram
+from tessera.node.modes.mps.control import ControlError, MpsProgram, ProcessIdentity
 from tessera.node.modes.mps.daemon import CardDir, DaemonRecord, MpsDaemon
-from tessera.node.modes.mps.process import ProcessIdentity
 from tests.support.fake_mps import PATIENT_S, A, FakeModes, FakeMps, limits
 
 DEFAULT, PROHIBITED, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
@@ -139,7 +138,7 @@ async def test_a_program_that_says_nothing_and_ends_is_an_error(
     node: Node, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if gone != "later":
-        monkeypatch.setattr("tessera.node.modes.mps.process.identify", lambda pid: None)
+        monkeypatch.setattr("tessera.node.modes.mps.control.identify", lambda pid: None)
     with pytest.raises(ControlError, match="ended at once: no output"):
         await node.agent(program=MpsProgram(("false",))).start()
 

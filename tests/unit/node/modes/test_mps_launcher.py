@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tessera.node.modes.mps.control import ControlError
+from tessera.node.modes.mps.control import ControlError, ProcessIdentity
 from tessera.node.modes.mps.daemon import CardDir
 from tessera.node.modes.mps.launcher import SOCKET, DaemonStarter, LaunchAnswer, SocketLauncher, _run
 from tessera.node.modes.mps.mode import Mps
-from tessera.node.modes.mps.process import ProcessIdentity
 from tests.support.fake_mps import A, is_running
 from tests.support.scheduler_process import until
 from tests.unit.node.modes.test_mps import DEFAULT, EXCLUSIVE, ONLY_A, Node, claim, given

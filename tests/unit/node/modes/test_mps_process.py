@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.mps.process import PID_FILE, PIPES, ProcessIdentity, find_stray, identify, spawn, watch_process
+from tessera.node.modes.mps.control import PID_FILE, PIPES, ProcessIdentity, find_stray, identify, spawn, watch_process
 
 WAIT = (sys.executable, "-ISc", "import signal, sys; print('here', flush=True); signal.pause()")
 OVER_S = 60.0
@@ -104,7 +104,7 @@ def test_a_process_that_is_over_when_it_is_looked_for_is_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("tessera.node.modes.mps.process.identify", asked.append)
+    monkeypatch.setattr("tessera.node.modes.mps.control.identify", asked.append)
     assert spawn(("true",), environ={}, console=tmp_path / "console") is None
     with pytest.raises(ChildProcessError):
         os.waitpid(asked[0], os.WNOHANG)

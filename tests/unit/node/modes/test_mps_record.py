@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tessera.host.cards import ComputeMode
+from tessera.node.modes.mps.control import ProcessIdentity
 from tessera.node.modes.mps.daemon import LOG_LIMIT_BYTES, CardDir, DaemonRecord, card_dirs
-from tessera.node.modes.mps.process import ProcessIdentity
 from tests.support.fake_mps import A, B, limits
 
 

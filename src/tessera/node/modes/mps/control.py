@@ -1,4 +1,8 @@
-"""Commands to the MPS control daemon of one card, and the limits that they set.
+"""The MPS control daemon of one card as a process, the commands to it, and the limits that they set.
+
+The process outlives the agent: it is started in its own session and found again later. It is identified by its id and
+start time, so another process with the same id is never mistaken for it. A pidfd reports its end, whether this agent or
+an earlier one started it. asyncio's subprocesses are not used, because the event loop kills them when it closes.
 
 Each command is one run of NVIDIA's program with one deadline. The program prints most refusals and still exits with 0,
 so a reply counts only if it is what a successful command prints. A daemon with clients is never asked to quit: it would
@@ -13,17 +17,27 @@ per process.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tessera.core.requests import WHOLE_CARD_CORES
 from tessera.host.cards import CardFacts
 from tessera.node.handover.assignments import Assignment
-from tessera.node.modes.mps.process import PIPES
 from tessera.wire.quotes import quoted
+
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+PID_FILE = "nvidia-cuda-mps-control.pid"
+"""in the pipe directory; written by the daemon"""
+ENDED_STATES = frozenset("ZXx")
+"""in /proc/<pid>/stat: the process has ended, though the entry still exists"""
+_START_TIME = 19
+"""index of the start time in /proc/<pid>/stat, after the name in brackets (clock ticks)"""
 
 PROGRAM = "nvidia-cuda-mps-control"
 LOGS = "CUDA_MPS_LOG_DIRECTORY"
@@ -31,6 +45,101 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 OWN_VARIABLES = "CUDA_"
 """prefix of variables in the agent's environment that the daemons must not inherit"""
 _GONE = re.compile(r"Server \d+ not found")
+
+
+class ProcessIdentity(NamedTuple):
+    """One process, and no later process with the same id."""
+
+    pid: int
+    began: int
+    """clock ticks since the machine started"""
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Returns the running process with this id; None if there is none."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in ENDED_STATES else ProcessIdentity(pid, int(words[_START_TIME]))
+
+
+def spawn(command: Sequence[str], *, environ: Mapping[str, str], console: Path) -> ProcessIdentity | None:
+    """Starts a process that survives the agent. Returns None if it has already ended. Raises OSError."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(console), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    pid = os.posix_spawnp(command[0], list(command), environ, file_actions=actions, setsid=True)
+    found = identify(pid)
+    if found is None:
+        os.waitpid(pid, 0)
+    return found
+
+
+def find_stray(pipes: Path) -> ProcessIdentity | None:
+    """Finds the daemon of a pipe directory by its pid file and its environment."""
+    try:
+        pid = int((pipes / PID_FILE).read_bytes())
+        who = identify(pid)
+        # Other users may write the file, but they cannot change the environment of a foreign process.
+        matches = f"{PIPES}={pipes}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return who if matches and pid > 0 else None
+
+
+class WatchedProcess:
+    """Reports the end of a process. `close` stops watching; the process continues."""
+
+    def __init__(self, who: ProcessIdentity, descriptor: int, on_end: Callable[[], None]) -> None:
+        self.who = who
+        self.ended = asyncio.Event()
+        self._descriptor: int | None = descriptor
+        self._on_end = on_end
+        asyncio.get_running_loop().add_reader(descriptor, self._on_readable, descriptor)
+
+    def kill(self) -> None:
+        if self._descriptor is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    async def wait_ended(self, *, within: float) -> bool:
+        """Returns whether it ends within so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await self.ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _on_readable(self, descriptor: int) -> None:
+        # Only a child must be reaped.
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+        self.close()
+        self.ended.set()
+        self._on_end()
+
+
+def watch_process(who: ProcessIdentity, on_end: Callable[[], None]) -> WatchedProcess | None:
+    """Watches a process; None if it has already ended."""
+    try:
+        descriptor = os.pidfd_open(who.pid)
+    except OSError:
+        return None
+    # Checked after opening: from then on the descriptor cannot mean another process.
+    if identify(who.pid) != who:
+        os.close(descriptor)
+        return None
+    return WatchedProcess(who, descriptor, on_end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,14 @@ import structlog
 from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.atomic_file import replace_file
 from tessera.host.cards import ComputeMode
-from tessera.node.modes.mps.control import LOGS, VISIBLE, ControlError, Limits, MpsControl, MpsProgram
-from tessera.node.modes.mps.process import (
+from tessera.node.modes.mps.control import (
+    LOGS,
     PIPES,
+    VISIBLE,
+    ControlError,
+    Limits,
+    MpsControl,
+    MpsProgram,
     ProcessIdentity,
     WatchedProcess,
     find_stray,

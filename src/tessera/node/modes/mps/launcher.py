@@ -21,9 +21,15 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tessera.node.modes.mps.control import ControlError, MpsProgram
+from tessera.node.modes.mps.control import (
+    ControlError,
+    MpsProgram,
+    ProcessIdentity,
+    WatchedProcess,
+    identify,
+    watch_process,
+)
 from tessera.node.modes.mps.daemon import CardDir, OwnLauncher
-from tessera.node.modes.mps.process import ProcessIdentity, WatchedProcess, identify, watch_process
 from tessera.wire.quotes import quoted
 
 log = structlog.get_logger(__name__)
