@@ -9,7 +9,7 @@ import pytest
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardFacts
 from tessera.node.modes.base import AllocationRefused
-from tessera.node.modes.mig.request import profile_for
+from tessera.node.modes.mig.instances import profile_for
 from tests.support.mig_cards import H200, A
 
 FACTS = CardFacts(uuid=A, index=0, name="NVIDIA H200", mig_profiles=H200)

@@ -28,10 +28,17 @@ from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.annotations import NotWritten, Write
-from tessera.node.modes.mig.instances import FoundInstances, GpuInstances, InstanceHolders, PlacementTaken, holders_of
+from tessera.node.modes.mig.instances import (
+    FoundInstances,
+    GpuInstances,
+    InstanceHolders,
+    InstanceRequest,
+    PlacementTaken,
+    holders_of,
+    requests_of,
+)
 from tessera.node.modes.mig.mode_switch import ModeSwitch, shared_without_mig
 from tessera.node.modes.mig.records import MigRecords, boot_id
-from tessera.node.modes.mig.request import InstanceRequest, requests_of
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
