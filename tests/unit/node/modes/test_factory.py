@@ -11,11 +11,10 @@ import pytest
 
 from tessera.host.cards import Hardware
 from tessera.node.handover.assignments import ObjectKey
-from tessera.node.modes.factory import build_mode
+from tessera.node.modes.factory import WholeCards, build_mode
 from tessera.node.modes.hami_core import HamiCore
 from tessera.node.modes.mig.mode import Mig
 from tessera.node.modes.mps.mode import Mps
-from tessera.node.modes.whole_cards import WholeCards
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import Mode, NodeSettings

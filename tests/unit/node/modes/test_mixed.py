@@ -15,9 +15,8 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.kubelet.device_ids import replicas
 from tessera.node.modes.base import AllocationRefused, SharingMode
-from tessera.node.modes.factory import build_mode
+from tessera.node.modes.factory import MixedModes, build_mode
 from tessera.node.modes.mig.mode_switch import RETRY_S
-from tessera.node.modes.mixed import MixedModes
 from tessera.node.registration.devices import registrable
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.node_config import CardModes, NodeSettings

@@ -10,7 +10,7 @@ from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.whole_cards import WholeCards
+from tessera.node.modes.factory import WholeCards
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
 from tests.support.sharing_modes import H200_MIB, A, B, card, claim, fleet, settings, slice_of
