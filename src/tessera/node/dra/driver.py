@@ -25,9 +25,8 @@ import structlog
 from tessera.node.dra.preparer import ClaimPreparer
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.dra.service import DriverService, Preparer, RegistrationService
-from tessera.node.kubelet.endpoint import Endpoint, ServingError
+from tessera.node.kubelet.endpoint import Endpoint, ServingError, SocketWatch
 from tessera.node.kubelet.plugin import PluginTiming
-from tessera.node.kubelet.socket_watch import SocketWatch
 from tessera.node.settings import AgentSettings
 from tessera.wire.resource_api import DRIVER
 

@@ -1,17 +1,22 @@
-"""The socket that kubelet calls.
+"""The sockets in kubelet's directories: the one that kubelet calls, and a watch on those of others.
 
 It is created under another name and renamed when it is ready, so it never exists half made, and a stale socket of an
 earlier run is replaced at once. Only the socket created here is removed again: another agent may have replaced it.
+
+The watch looks several times a second. A notification would not do: it can be lost, a directory can be replaced or
+missing, and a node can run out of watches. Looking takes microseconds and misses none of these.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import secrets
 import stat
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import structlog
@@ -19,8 +24,9 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from tessera.node.kubelet import channels
-from tessera.node.kubelet.socket_watch import FileId, file_id
 from tessera.wire.kubelet.methods import Method
+
+LOOK_EVERY_S = 0.2
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +36,57 @@ GRACE_S = 2.0
 """for running calls when the service stops"""
 MODE = 0o600
 """only root, which kubelet is"""
+
+
+class FileId(NamedTuple):
+    """One file, and no later file of the same name: inodes are reused, but not at the same time."""
+
+    device: int
+    inode: int
+    born_ns: int
+    """modification time; a socket's file is never written to"""
+
+
+class SocketState(NamedTuple):
+    """Which files exist; None for those that do not."""
+
+    folder: tuple[int, int] | None
+    """of the agent's own socket"""
+    own: FileId | None
+    kubelet: FileId | None
+
+
+def file_id(path: Path) -> FileId | None:
+    """Returns None if there is no file, or none that can be read."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return FileId(found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+class SocketWatch:
+    def __init__(self, *, own: Path, kubelet: Path | None, look_every: float = LOOK_EVERY_S) -> None:
+        self._own = own
+        self._kubelet = kubelet
+        self._look_every = look_every
+
+    def look(self) -> SocketState:
+        """Returns the current state."""
+        folder = file_id(self._own.parent)
+        return SocketState(
+            folder=None if folder is None else folder[:2],
+            own=file_id(self._own),
+            kubelet=None if self._kubelet is None else file_id(self._kubelet),
+        )
+
+    async def other_than(self, seen: SocketState, *, within: float) -> SocketState:
+        """Returns the state as soon as it differs, or the same state after so many seconds."""
+        time = asyncio.get_running_loop().time
+        end = time() + within
+        while (state := self.look()) == seen and (left := end - time()) > 0:
+            await asyncio.sleep(min(left, self._look_every))
+        return state
 
 
 class ServingError(Exception):

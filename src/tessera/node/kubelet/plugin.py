@@ -19,9 +19,8 @@ import structlog
 
 from tessera.kube.backoff import Backoff
 from tessera.node.kubelet import channels
-from tessera.node.kubelet.endpoint import GRACE_S, Endpoint, ServingError
+from tessera.node.kubelet.endpoint import GRACE_S, LOOK_EVERY_S, Endpoint, FileId, ServingError, SocketWatch
 from tessera.node.kubelet.service import Allocator, Counted, DevicePluginService, registration_request
-from tessera.node.kubelet.socket_watch import LOOK_EVERY_S, FileId, SocketWatch
 from tessera.node.settings import AgentSettings
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet.methods import REGISTER

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tessera.node.kubelet import service
-from tessera.node.kubelet.endpoint import Endpoint, ServingError
+from tessera.node.kubelet.endpoint import Endpoint, ServingError, file_id
 from tessera.node.kubelet.service import DevicePluginService
-from tessera.node.kubelet.socket_watch import file_id
 from tessera.node.watched_value import WatchedValue
 from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.allocators import ScriptedAllocator

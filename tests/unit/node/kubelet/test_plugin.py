@@ -14,8 +14,8 @@ import pytest
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.kubelet import plugin as plugin_module
+from tessera.node.kubelet.endpoint import SocketState, SocketWatch, file_id
 from tessera.node.kubelet.plugin import Plugin, PluginTiming, socket_path
-from tessera.node.kubelet.socket_watch import SocketState, SocketWatch, file_id
 from tessera.node.settings import AgentSettings, Paths
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import NodeSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.kubelet.socket_watch import SocketState, SocketWatch, file_id
+from tessera.node.kubelet.endpoint import SocketState, SocketWatch, file_id
 from tests.support.event_loops import in_fake_time
 from tests.support.kubelet.folders import plugins_folder
 
