@@ -35,12 +35,11 @@ from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.kubelet.plugin import Plugin
 from tessera.node.kubelet.pod_resources import PodResourcesClient
-from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.modes.mig.records import boot_id
-from tessera.node.reconciler import Reconciler
+from tessera.node.reconciler import LiveAssignments, Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
 from tessera.node.static_mig import InstanceWatch, StaticMig

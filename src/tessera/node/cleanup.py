@@ -16,12 +16,12 @@ import structlog
 from tessera.host.cards import ComputeModes, Hardware, MigHardware
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
-from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.cdi_files import FILE, CdiRecord
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode_switch import retire_mig
 from tessera.node.modes.mps.control import MpsProgram
 from tessera.node.modes.mps.mode import retire_mps
+from tessera.node.reconciler import LiveAssignments
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 

@@ -1,20 +1,21 @@
 """Tells the sharing mode which containers hold slices, so that it releases everything else.
 
-Runs only while every pod of the node is known and readable: unknown does not mean gone. A fault of the mode is logged
-and retried in the next round. Cards that the mode cannot share now are reported to the hardware watch.
+Holders are pods with annotations and ResourceClaims (`LiveAssignments`). What is unknown does not count as gone: while
+one source cannot say, nothing is released. A fault of the mode is logged and retried in the next round. Cards that the
+mode cannot share now are reported to the hardware watch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
 from tessera.node.fleet import Fleet
-from tessera.node.live_assignments import LiveAssignments
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import SharingMode
 from tessera.node.watched_value import WatchedValue
 
@@ -24,6 +25,45 @@ EVERY_S = 5.0
 """without a change: the MIG instance of a finished pod must be gone within this time"""
 GAP_S = 0.25
 """between two rounds, whatever changes"""
+
+
+class AssignmentSource(Protocol):
+    """One kind of holders."""
+
+    ready: asyncio.Event
+    """set when all of them are known"""
+    version: WatchedValue[int]
+
+    def live_assignments(self) -> Sequence[Assignment] | None:
+        """Returns None where one of them cannot be read."""
+        ...
+
+
+class LiveAssignments:
+    """All holders of the node."""
+
+    def __init__(self, *sources: AssignmentSource) -> None:
+        self._sources = sources
+
+    @property
+    def versions(self) -> tuple[WatchedValue[int], ...]:
+        """What changes when a source does."""
+        return tuple(each.version for each in self._sources)
+
+    async def wait(self) -> None:
+        """Returns when all sources are known for the first time."""
+        for each in self._sources:
+            await each.ready.wait()
+
+    def all(self) -> list[Assignment] | None:
+        """Returns None while something is unknown, so that nothing may be released."""
+        found: list[Assignment] = []
+        for each in self._sources:
+            assignments = each.live_assignments()
+            if assignments is None:
+                return None
+            found += assignments
+        return found
 
 
 class Reconciler:

@@ -16,7 +16,7 @@ from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.live_assignments import LiveAssignments
+from tessera.node.reconciler import LiveAssignments
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import CardModes, NodeSettings

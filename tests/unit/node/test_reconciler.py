@@ -12,9 +12,8 @@ from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.live_assignments import LiveAssignments
 from tessera.node.modes.base import ContainerResponse, SharingMode
-from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
+from tessera.node.reconciler import EVERY_S, GAP_S, LiveAssignments, Reconciler
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
