@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tessera.core import mig, topology
-from tessera.core.card_rules import rules_of
 from tessera.core.card_rules.amounts import Slots, memory_wanted
-from tessera.core.card_rules.base import CardRule, Stage
+from tessera.core.card_rules.base import CardRule
 from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
@@ -31,9 +31,6 @@ Fitting = list[tuple[Card, Grant]]
 """cards that fit by themselves, with what they would give, best first"""
 
 
-IDENTITY, SHARING, CAPACITY = map(rules_of, Stage)
-
-
 def _first_refusal(checks: Iterable[CardRule], rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     for rule in checks:
         refusal = rule.refuse(rules, ask, card)
@@ -44,18 +41,19 @@ def _first_refusal(checks: Iterable[CardRule], rules: Rules, ask: Ask, card: Car
 
 def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     """Checks that look at the card itself, not at its use."""
-    return _first_refusal(IDENTITY, rules, ask, card)
+    return _first_refusal(ask.checks.identity, rules, ask, card)
 
 
 def refuse_sharing(rules: Rules, ask: Ask, card: Card, *, by_slots: bool = True) -> CardMisfit | None:
     """Free slots, and with which pods this one shares a card. `by_slots`: whether the card has slots at all."""
-    checks = SHARING if by_slots else [rule for rule in SHARING if not isinstance(rule, Slots)]
+    sharing = ask.checks.sharing
+    checks = sharing if by_slots else [rule for rule in sharing if not isinstance(rule, Slots)]
     return _first_refusal(checks, rules, ask, card)
 
 
 def refuse_capacity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     """Memory, cores and exclusive use."""
-    return _first_refusal(CAPACITY, rules, ask, card)
+    return _first_refusal(ask.checks.capacity, rules, ask, card)
 
 
 def refuse_memory(card: Card, memory: int) -> CardMisfit | None:
@@ -84,32 +82,28 @@ def refuse_quota(ask: Ask, card: Card, *, memory: int, cores: int) -> CardMisfit
 
 def refuse(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     """All checks of one card that need no knowledge of other cards."""
-    request = ask.request
-    if request.is_admin:
-        return refuse_identity(rules, ask, card)
-    refusal = (
-        refuse_identity(rules, ask, card)
-        or refuse_sharing(rules, ask, card)
-        or (
-            None
-            if ask.room.is_unlimited
-            else refuse_quota(ask, card, memory=memory_wanted(request, card.device), cores=request.cores)
-        )
-        or refuse_capacity(rules, ask, card)
-    )
+    checks, request = ask.checks, ask.request
+    refusal = _first_refusal((*checks.identity, *checks.sharing), rules, ask, card)
+    if refusal is not None or not checks.capacity:
+        return refusal  # An administrator's access asks nothing more.
+    if ask.is_limited:
+        refusal = refuse_quota(ask, card, memory=memory_wanted(request, card.device), cores=request.cores)
+    refusal = refusal or _first_refusal(checks.capacity, rules, ask, card)
     if refusal is None and card.device.mode != MIG:
         custom = rules.custom_rule(card, ask)
-        if custom is not None:
-            return CardMisfit(card.device.uuid, custom)
+        return None if custom is None else CardMisfit(card.device.uuid, custom)
     return refusal
 
 
-def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
+def offers(rules: Rules, ask: Ask, card: Card) -> Iterable[Offer]:
     """What one card offers, best first: a grant, or several from a MIG card; ends after a refusal."""
-    if card.device.mode != MIG:
-        refusal = refuse(rules, ask, card)
-        yield refusal if refusal is not None else rules.grant(card, ask)
-        return
+    if card.device.mode == MIG:
+        return _instances(rules, ask, card)
+    refusal = refuse(rules, ask, card)
+    return (rules.grant(card, ask) if refusal is None else refusal,)
+
+
+def _instances(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
     working = card.copy()
     place_loss = ask.policy.place_loss
     loss = None if place_loss is None else place_loss(ask.pod, card.device)
@@ -158,7 +152,7 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
     """
     if ask.request.count > 1 and len({card.device.mode for card in ask.cards}) > 1:
         return _fit_one_mode(rules, ask)
-    if ask.pod.numa_bind or ask.policy.chooses_by_links or not ask.room.is_unlimited:
+    if ask.pod.numa_bind or ask.policy.chooses_by_links or ask.is_limited:
         return choose(rules, ask, *eligible(rules, ask))
     taken: list[Grant] = []
     refused: list[CardMisfit] = []
@@ -177,7 +171,7 @@ def _fit_one_mode(rules: Rules, ask: Ask) -> Grants | Misfit:
     """The same on the cards of each mode alone, beginning with the mode of the best card."""
     misfits = []
     for mode in dict.fromkeys(card.device.mode for card in ask.cards):
-        answer = fit(rules, ask._replace(cards=[card for card in ask.cards if card.device.mode == mode]))
+        answer = fit(rules, replace(ask, cards=[card for card in ask.cards if card.device.mode == mode]))
         if not isinstance(answer, Misfit):
             return answer
         misfits.append(answer)

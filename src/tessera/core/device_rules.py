@@ -7,9 +7,11 @@ rules that most vendors share (`card_checks`). Rules hold configuration, never s
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tessera.core import card_checks
+from tessera.core.card_rules import Checks, checks_for
 from tessera.core.card_rules.amounts import memory_wanted
 from tessera.core.devices import WHOLE, Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
@@ -29,10 +31,6 @@ class QuotaRoom(NamedTuple):
     def allows(self, memory: int, cores: int) -> bool:
         return (self.memory is None or memory <= self.memory) and (self.cores is None or cores <= self.cores)
 
-    @property
-    def is_unlimited(self) -> bool:
-        return self.memory is None and self.cores is None
-
     def less(self, memory: int, cores: int) -> QuotaRoom:
         return QuotaRoom(
             None if self.memory is None else self.memory - memory,
@@ -43,7 +41,8 @@ class QuotaRoom(NamedTuple):
 UNLIMITED = QuotaRoom()
 
 
-class Ask(NamedTuple):
+@dataclass(slots=True)
+class Ask:
     """One container's request of one vendor on one node: all that a vendor may look at."""
 
     request: Request
@@ -59,15 +58,17 @@ class Ask(NamedTuple):
     container: int = 0
     is_apart: bool = False
     """a card gives one instance at most, because a claim wants different cards"""
+    is_limited: bool = field(init=False)
+    """by quotas"""
+    policy: DevicePolicy = field(init=False)
+    """the pod's device policy"""
+    checks: Checks = field(init=False)
+    """of each card"""
 
-    @property
-    def policy(self) -> DevicePolicy:
-        """The pod's device policy."""
-        return device_policy(self.pod.device_policy)
-
-    @property
-    def unused_cards_only(self) -> bool:
-        return self.policy.unused_cards_only
+    def __post_init__(self) -> None:
+        self.is_limited = self.room != UNLIMITED
+        self.policy = device_policy(self.pod.device_policy)
+        self.checks = checks_for(self)
 
 
 class Rules:

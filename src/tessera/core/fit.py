@@ -191,7 +191,7 @@ def _together(
     for position, request in pod.requests if order is None else order:
         vendor = request.vendor
         room = rooms.get(vendor, UNLIMITED)
-        left = room if room.is_unlimited else _room_left(room, pod, granted, vendor)
+        left = room if room == UNLIMITED else _room_left(room, pod, granted, vendor)
         some = _apart(pod, position, granted, cards, only.get(position))
         ask = make_ask(node, pod, request, cards, container=position, earlier=earlier[vendor], room=left, only=some)
         answer = fit_request(rules[vendor], ask)
@@ -200,7 +200,7 @@ def _together(
         granted[position, vendor] = answer
         earlier[vendor].update(grant.uuid for grant in answer)
         _charge(running, rules[vendor], answer, lasting_only=pod.containers[position].role is Role.INIT)
-        misfit = None if room.is_unlimited else _refuse_beyond_quota(ask, pod, granted, room)
+        misfit = None if room == UNLIMITED else _refuse_beyond_quota(ask, pod, granted, room)
         if misfit is not None:
             return misfit
     return granted

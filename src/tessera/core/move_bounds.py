@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from tessera.core import screen
-from tessera.core.card_checks import IDENTITY
-from tessera.core.card_rules import AMOUNT_RULES
+from tessera.core.card_rules import AMOUNT_RULES, checks_for
 from tessera.core.card_rules.amounts import memory_wanted
 from tessera.core.card_rules.base import Question
 from tessera.core.devices import MIG
@@ -89,9 +88,10 @@ class MoveBounds:
         view, rules = self._ledger.node(node), self._ledger.rules[asked.vendor]
         best = [0.0, *[math.inf] * asked.count]
         question = screen.question(request, asked, rules)
+        identity = checks_for(question).identity
         for card in view.of_vendor(asked.vendor) if view is not None else ():
             device = card.device
-            if any(rule.refuse(rules, question, card) is not None for rule in IDENTITY):
+            if any(rule.refuse(rules, question, card) is not None for rule in identity):
                 continue
             holdings = [holding for _, holding in by_card.get(device.uuid, ())]
             if device.mode == MIG:

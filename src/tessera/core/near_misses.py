@@ -18,8 +18,9 @@ import numpy as np
 
 from tessera.core import quota, screen
 from tessera.core.arrays import Bools, CardArrays, Ints
-from tessera.core.card_rules import AMOUNT_RULES
-from tessera.core.card_rules.base import MIB, SLOTS, Asked, Codes, Question, Shortage
+from tessera.core.card_rules import AMOUNT_RULES, amount_checks
+from tessera.core.card_rules.amounts import MIB, SLOTS, Shortage
+from tessera.core.card_rules.base import Asked, Codes, Question
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit
@@ -188,10 +189,9 @@ def shortages(asked: Asked, card: Card) -> tuple[Shortage, ...]:
 def _distances(arrays: CardArrays, question: Question, rows: Ints, codes: Codes) -> tuple[Floats, Floats]:
     """Of every card the largest share that it lacks (`shortages`) and the sum of all; infinite if it cannot be had."""
     by_unit: dict[str, Floats] = {}
-    for rule in AMOUNT_RULES:
-        if rule.applies(question):
-            shares = rule.shares(question, arrays, rows)
-            by_unit[rule.unit] = np.maximum(shares, by_unit.get(rule.unit, 0.0))
+    for rule in amount_checks(question):
+        shares = rule.shares(question, arrays, rows)
+        by_unit[rule.unit] = np.maximum(shares, by_unit.get(rule.unit, 0.0))
     worst, total = np.max(list(by_unit.values()), axis=0), np.sum(list(by_unit.values()), axis=0)
     cannot = (codes == screen.ABSENT) | ((codes > screen.TAKES) & (codes <= screen.LAST_IDENTITY))
     worst[cannot] = total[cannot] = np.inf

@@ -116,6 +116,10 @@ class Constraint:
     """with their uuids: the only ones on cards in MIG mode. Set for pods that take what is held for them"""
 
     @property
+    def names_uuids(self) -> bool:
+        return bool(self.use_uuids or self.avoid_uuids)
+
+    @property
     def words(self) -> int:
         """Models and uuids that are compared with a card."""
         return len(self.use_models) + len(self.avoid_models) + len(self.use_uuids) + len(self.avoid_uuids)
@@ -150,6 +154,11 @@ class Request:
     def is_admin(self) -> bool:
         """A claim that asks for no part of its cards: an administrator's access, whatever is in use of them."""
         return self.accepts is not None and not self.memory and not self.percent
+
+    @property
+    def shares_cores(self) -> bool:
+        """It asks for no cores: it shares those that are left."""
+        return self.cores == 0
 
     def memory_on(self, total: int) -> int:
         """MiB this request takes on a card of `total` MiB: the one place where the ways to ask are resolved."""

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from tessera.core.arrays import Bools, CardArrays, Ints
-from tessera.core.card_rules import CARD_RULES
+from tessera.core.card_rules import CARD_RULES, checks_for
 from tessera.core.card_rules.base import Codes, Columns, Question, Stage
 from tessera.core.device_rules import Rules
 from tessera.core.devices import MIG
@@ -30,7 +30,9 @@ REASONS: tuple[Reason | None, ...] = (
     *(reason for rule in CARD_RULES for reason in (rule.reason, *rule.more_reasons)),
 )
 """by code"""
-CODES = tuple(accumulate((1 + len(rule.more_reasons) for rule in CARD_RULES[:-1]), initial=1))
+CODES = dict(
+    zip(CARD_RULES, accumulate((1 + len(rule.more_reasons) for rule in CARD_RULES[:-1]), initial=1), strict=True)
+)
 """the first code of each rule"""
 
 
@@ -45,21 +47,20 @@ BEFORE_QUOTA = _last_code(Stage.IDENTITY, Stage.SHARING)
 
 
 def question(pod: PodRequest, request: Request, rules: Rules) -> Question:
-    policy = device_policy(pod.device_policy)
-    return Question(pod, request, pod.constraint_of(request), rules, policy.unused_cards_only)
+    return Question(pod, request, pod.constraint_of(request), rules, device_policy(pod.device_policy))
 
 
 def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     """Codes of all cards in `columns`, shape (devices, columns)."""
     codes = np.zeros(arrays.kind[:, columns].shape, dtype=np.uint8)
+    checks = checks_for(question)
     # Later assignments win, so the checks run from the last to the first.
-    for rule, code in zip(reversed(CARD_RULES), reversed(CODES), strict=True):
-        if rule.applies(question) and (rule.stage is Stage.IDENTITY or not question.request.is_admin):
-            refused = rule.refused(question, arrays, columns)
-            if not rule.more_reasons:
-                np.copyto(codes, code, where=refused.astype(np.bool_, copy=False))
-            else:
-                np.copyto(codes, refused + np.uint8(code - 1), where=refused > 0)
+    for rule in reversed((*checks.identity, *checks.sharing, *checks.capacity)):
+        refused, code = rule.refused(question, arrays, columns), CODES[rule]
+        if not rule.more_reasons:
+            np.copyto(codes, code, where=refused.astype(np.bool_, copy=False))
+        else:
+            np.copyto(codes, refused + np.uint8(code - 1), where=refused > 0)
     np.copyto(codes, ABSENT, where=~_of_vendor(arrays, question.rules.key)[arrays.kind[:, columns]])
     return codes
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import USE_COLUMNS, Bools, CardArrays, Ints
-from tessera.core.card_rules import AMOUNT_RULES
+from tessera.core.card_rules import amount_checks
 from tessera.core.card_rules.base import Columns, Question
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest, Request
@@ -292,7 +292,7 @@ class _CardCosts:
         left = arrays.without(gone, rows)
         some, all_leave = np.zeros_like(held[PODS]), np.zeros(held[PODS].shape, dtype=np.bool_)
         short_memory = some
-        for rule in (each for each in AMOUNT_RULES if each.applies(question)):
+        for rule in amount_checks(question):
             short = rule.all_wanted(question, left, rows) - rule.all_free(question, left, rows)
             if rule.alone:
                 all_leave |= short > 0

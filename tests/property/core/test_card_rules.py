@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core import screen
-from tessera.core.card_rules import AMOUNT_RULES, CARD_RULES
-from tessera.core.card_rules.base import AmountRule, CardRule
+from tessera.core.card_rules import AMOUNT_RULES, CARD_RULES, amount_checks
+from tessera.core.card_rules.amounts import AmountRule
+from tessera.core.card_rules.base import CardRule
 from tessera.core.ledger import Ledger
 from tessera.core.selection import Selected, Selector
 from tests.support import strategies as some
@@ -45,8 +46,8 @@ def test_the_plain_form_and_the_form_on_arrays_are_equal(rule: CardRule, ledger:
     columns = slice(0, len(ledger.arrays.names))
     for _, request in pod.requests:
         question = screen.question(pod, request, ledger.rules[request.vendor])
-        applies = rule.applies(question)
-        said = rule.refused(question, ledger.arrays, columns) if applies else None
+        is_asked = rule.needed is None or rule.needed(question)
+        said = rule.refused(question, ledger.arrays, columns) if is_asked else None
         for name in ledger.node_names():
             node, row = ledger.node(name), ledger.arrays.row(name)
             for place, card in enumerate(node.cards if node is not None else ()):
@@ -66,7 +67,7 @@ def test_a_card_has_a_distance_if_and_only_if_the_rule_refuses_it(
     columns = slice(0, len(ledger.arrays.names))
     for _, request in pod.requests:
         question = screen.question(pod, request, ledger.rules[request.vendor])
-        shares = rule.shares(question, ledger.arrays, columns) if rule.applies(question) else None
+        shares = rule.shares(question, ledger.arrays, columns) if rule in amount_checks(question) else None
         for name in ledger.node_names():
             node, row = ledger.node(name), ledger.arrays.row(name)
             for place, card in enumerate(node.cards if node is not None else ()):

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tessera.core.card_checks import refuse_identity
-from tessera.core.card_rules.base import SLOTS
+from tessera.core.card_rules.amounts import SLOTS
 from tessera.core.devices import HAMI_CORE
 from tessera.core.fit import make_ask
 from tessera.core.ledger import Ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.advice import advise, mode_advice, smallest_changes
-from tessera.core.card_rules.base import Shortage
+from tessera.core.card_rules.amounts import Shortage
 from tessera.core.near_misses import FewCards, NearMiss, near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.steps import finish

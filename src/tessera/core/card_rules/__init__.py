@@ -6,8 +6,10 @@ rules one by one.
 
 from __future__ import annotations
 
-from tessera.core.card_rules.amounts import Cores, CoresLeft, Memory, Slots, Unused, WholeCard
-from tessera.core.card_rules.base import AmountRule, CardRule, Stage
+from typing import NamedTuple
+
+from tessera.core.card_rules.amounts import AmountRule, Cores, CoresLeft, Memory, Slots, Unused, WholeCard
+from tessera.core.card_rules.base import Asked, CardRule
 from tessera.core.card_rules.identity import Healthy, Model, NotCordoned, Selectors, Uuid
 from tessera.core.card_rules.pods_per_card import PodsPerCard
 
@@ -30,5 +32,23 @@ SETTINGS = tuple(rule.setting for rule in CARD_RULES if rule.setting)
 """of pods, that rules read"""
 
 
-def rules_of(stage: Stage) -> tuple[CardRule, ...]:
-    return tuple(rule for rule in CARD_RULES if rule.stage is stage)
+class Checks(NamedTuple):
+    """The rules that may refuse a card for one request, by stage."""
+
+    identity: list[CardRule]
+    sharing: list[CardRule]
+    capacity: list[CardRule]
+
+
+def checks_for(asked: Asked) -> Checks:
+    """An administrator's access asks only which card it is."""
+    checks = Checks([], [], [])
+    for rule in CARD_RULES:
+        if rule.needed is None or rule.needed(asked):
+            checks[rule.stage].append(rule)
+    return Checks(checks.identity, [], []) if asked.request.is_admin else checks
+
+
+def amount_checks(asked: Asked) -> list[AmountRule]:
+    """The rules of amounts that may refuse a card for one request."""
+    return [rule for rule in AMOUNT_RULES if rule.needed is None or rule.needed(asked)]

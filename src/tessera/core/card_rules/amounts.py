@@ -1,31 +1,35 @@
-"""Rules about what is free of a card: slots, memory and cores, and cards that are not shared."""
+"""Rules about what is free of a card: slots, memory and cores, and cards that are not shared.
+
+A rule of amounts (`AmountRule`) says how much is wanted and how much there is: both forms, the near miss, and how many
+pods have to leave follow from that.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from tessera.core.card_rules.base import (
-    ANYTHING,
-    CORES,
-    MIB,
-    SLOTS,
-    AmountRule,
-    Asked,
-    Bools,
-    Columns,
-    Ints,
-    Question,
-    Stage,
-)
+from tessera.core.card_rules.base import Asked, Bools, CardRule, Columns, Ints, Question, Stage
 from tessera.core.devices import MIG, WHOLE, Device
+from tessera.core.grants import Use
 from tessera.core.misfits import CardMisfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import WHOLE_CARD_CORES, Request
 
 if TYPE_CHECKING:
     from tessera.core.arrays import CardArrays
+    from tessera.core.device_rules import Rules
+
+Floats = npt.NDArray[np.float64]
+
+MIB, CORES, SLOTS = "MiB", "cores", "slots"
+ANYTHING = -(2**62)
+"""what must be free of a card about which a rule says nothing: every card has more"""
 
 
 def memory_wanted(request: Request, device: Device) -> int:
@@ -49,6 +53,109 @@ def takes_all_cores(request: Request, total: Ints) -> Bools:
     return whole
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What one card has too little of."""
+
+    unit: str
+    asked: int
+    free: int
+    total: int
+    wish: str = ""
+    """what the card must have, if that is no amount of the request"""
+
+    @property
+    def share(self) -> float:
+        """Of what is asked, the part that is missing."""
+        return (self.asked - max(self.free, 0)) / self.asked
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the pod must not share the card."""
+        return self.unit == SLOTS and self.asked > 1
+
+    @property
+    def has(self) -> str:
+        return f"{max(self.free, 0)} of {self.total} {self.unit}"
+
+
+class AmountRule(CardRule):
+    """A card must have so much free of something that pods use up."""
+
+    unit: str
+    used: str
+    """name of what is in use, of a `Card` and of `CardArrays`"""
+    whole: str = ""
+    """name of what there is in all, of a `Device`, of `CardArrays` and of a `Use`; a rule without one says itself"""
+    alone: bool = False
+    """whether all pods have to leave, so that the card is free for this one"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._used, self._whole = attrgetter(self.used), attrgetter(self.whole or self.used)
+
+    @abstractmethod
+    def wanted(self, asked: Asked, device: Device) -> int:
+        """How much must be free, `ANYTHING` if the rule says nothing about the card."""
+
+    @abstractmethod
+    def all_wanted(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
+        """The same of many cards."""
+
+    def total(self, asked: Asked, device: Device) -> int:
+        total: int = self._whole(device)
+        return total
+
+    def totals(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
+        """The same of many cards."""
+        found: Ints = self._whole(arrays)[:, columns]
+        return found
+
+    def part(self, use: Use) -> int:
+        """What a pod that leaves gives back."""
+        part: int = self._whole(use)
+        return part
+
+    def free(self, asked: Asked, card: Card) -> int:
+        free: int = self._whole(card.device) - self._used(card)
+        return free
+
+    def all_free(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints:
+        """The same of many cards."""
+        free: Ints = self._whole(arrays)[:, columns] - self._used(arrays)[:, columns]
+        return free
+
+    def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
+        wanted, free = self.wanted(asked, card.device), self.free(asked, card)
+        return self.misfit(asked, card, wanted, free) if free < wanted else None
+
+    def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
+        refused: Bools = self.all_free(question, arrays, columns) < self.all_wanted(question, arrays, columns)
+        return refused
+
+    def misfit(self, asked: Asked, card: Card, wanted: int, free: int) -> CardMisfit:
+        device = card.device
+        return CardMisfit(device.uuid, self.reason, asked=wanted, free=free, total=self.total(asked, device))
+
+    def shortage(self, asked: Asked, card: Card) -> Shortage | None:
+        """What the card lacks; None if that is nothing."""
+        wanted, free = self.wanted(asked, card.device), self.free(asked, card)
+        if wanted <= max(free, 0):
+            return None
+        return Shortage(self.unit, wanted, free, self.total(asked, card.device), self.wish(asked))
+
+    def shares(self, question: Question, arrays: CardArrays, columns: Columns) -> Floats:
+        """`Shortage.share` of many cards: 0 where nothing is short, infinite where a card has none of it at all."""
+        wanted, free = self.all_wanted(question, arrays, columns), self.all_free(question, arrays, columns)
+        shares: Floats = np.where(wanted > free, (wanted - np.maximum(free, 0)) / np.maximum(wanted, 1), 0.0)
+        shares[(np.asarray(self.totals(question, arrays, columns)) <= 0) & (wanted > 0)] = np.inf
+        return shares
+
+    def wish(self, asked: Asked) -> str:
+        """As in `Shortage`."""
+        return ""
+
+
 class Slots(AmountRule):
     reason, stage, unit = Reason.CARD_SLOTS_EXHAUSTED, Stage.SHARING, SLOTS
     used, whole = "used", "slots"
@@ -67,13 +174,11 @@ class Unused(Slots):
     """A policy that shares no card."""
 
     reason = Reason.EXCLUSIVE_CONFLICT
+    needs = "policy.unused_cards_only"
     alone = True
 
-    def applies(self, asked: Asked) -> bool:
-        return asked.unused_cards_only
-
     def wanted(self, asked: Asked, device: Device) -> int:
-        return max(device.slots, 1) if asked.unused_cards_only else ANYTHING
+        return max(device.slots, 1) if asked.policy.unused_cards_only else ANYTHING
 
     def all_wanted(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
         wanted: Ints = np.maximum(arrays.slots[:, columns], 1)
@@ -110,10 +215,8 @@ class WholeCard(Slots):
     """A pod that takes all cores of a card shares it with no other, not even with pods without cores."""
 
     reason, stage = Reason.EXCLUSIVE_CONFLICT, Stage.CAPACITY
+    needs = "request.cores"
     alone = True
-
-    def applies(self, asked: Asked) -> bool:
-        return asked.request.cores > 0
 
     def wanted(self, asked: Asked, device: Device) -> int:
         return max(device.slots, 1) if 0 < device.cores <= asked.request.cores_on(device.cores) else ANYTHING
@@ -131,12 +234,10 @@ class CoresLeft(Cores):
     """A pod that asks for no cores shares those that are left: there must be some."""
 
     reason = Reason.CARD_CORES_EXHAUSTED
-
-    def applies(self, asked: Asked) -> bool:
-        return asked.request.cores == 0
+    needs = "request.shares_cores"
 
     def wanted(self, asked: Asked, device: Device) -> int:
-        return 1 if asked.request.cores == 0 < device.cores else ANYTHING
+        return 1 if asked.request.shares_cores and device.cores > 0 else ANYTHING
 
     def all_wanted(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
         return np.where(arrays.cores[:, columns] > 0, 1, ANYTHING)

@@ -16,43 +16,36 @@ if TYPE_CHECKING:
     from tessera.core.device_rules import Rules
 
 
-class IdentityRule(CardRule):
-    stage = Stage.IDENTITY
+class Healthy(CardRule):
+    reason, stage = Reason.CARD_NOT_HEALTHY, Stage.IDENTITY
 
     def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
-        return None if self.accepts(rules, asked, card) else CardMisfit(card.device.uuid, self.reason)
-
-    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
-        raise NotImplementedError
-
-
-class Healthy(IdentityRule):
-    reason = Reason.CARD_NOT_HEALTHY
-
-    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
-        return card.device.healthy and not card.held
+        is_accepted = card.device.healthy and not card.held
+        return None if is_accepted else CardMisfit(card.device.uuid, self.reason)
 
     def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
         return arrays.sick[:, columns]
 
 
-class NotCordoned(IdentityRule):
-    reason = Reason.CARD_CORDONED
+class NotCordoned(CardRule):
+    reason, stage = Reason.CARD_CORDONED, Stage.IDENTITY
 
-    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
-        return not card.cordoned or not rules.honours_cordon
+    def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
+        is_accepted = not card.cordoned or not rules.honours_cordon
+        return None if is_accepted else CardMisfit(card.device.uuid, self.reason)
 
     def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
         return arrays.cordoned[:, columns] & question.rules.honours_cordon
 
 
-class Model(IdentityRule):
+class Model(CardRule):
     """Model and sharing mode."""
 
-    reason = Reason.CARD_TYPE_MISMATCH
+    reason, stage = Reason.CARD_TYPE_MISMATCH, Stage.IDENTITY
 
-    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
-        return rules.accepts_model(card.device, asked.constraint)
+    def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
+        is_accepted = rules.accepts_model(card.device, asked.constraint)
+        return None if is_accepted else CardMisfit(card.device.uuid, self.reason)
 
     def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
         # The last entry answers for places without a card (kind -1).
@@ -64,14 +57,13 @@ class Model(IdentityRule):
         return refused
 
 
-class Uuid(IdentityRule):
-    reason = Reason.CARD_UUID_MISMATCH
+class Uuid(CardRule):
+    reason, stage = Reason.CARD_UUID_MISMATCH, Stage.IDENTITY
+    needs = "constraint.names_uuids"
 
-    def applies(self, asked: Asked) -> bool:
-        return bool(asked.constraint.use_uuids or asked.constraint.avoid_uuids)
-
-    def accepts(self, rules: Rules, asked: Asked, card: Card) -> bool:
-        return rules.accepts_uuid(card.device.uuid, asked.constraint)
+    def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
+        is_accepted = rules.accepts_uuid(card.device.uuid, asked.constraint)
+        return None if is_accepted else CardMisfit(card.device.uuid, self.reason)
 
     def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Bools:
         constraint = question.constraint
@@ -87,9 +79,7 @@ class Selectors(CardRule):
 
     reason, stage = Reason.CARD_SELECTOR_MISMATCH, Stage.IDENTITY
     more_reasons = (Reason.CARD_SELECTOR_TOO_COSTLY,)
-
-    def applies(self, asked: Asked) -> bool:
-        return asked.constraint.filter is not None
+    needs = "constraint.filter"
 
     def refuse(self, rules: Rules, asked: Asked, card: Card) -> CardMisfit | None:
         selector = asked.constraint.filter
@@ -102,7 +92,7 @@ class Selectors(CardRule):
         return CardMisfit(card.device.uuid, Reason.CARD_SELECTOR_TOO_COSTLY if is_too_costly else self.reason)
 
     def refused(self, question: Question, arrays: CardArrays, columns: Columns) -> Codes:
-        assert question.constraint.filter is not None  # it applies
+        assert question.constraint.filter is not None  # it is needed
         answers = arrays.filter_codes(question.constraint.filter, columns)
         said: Codes = (answers != published_cards.ACCEPTED).astype(np.uint8)
         said[answers == published_cards.TOO_COSTLY] = 2

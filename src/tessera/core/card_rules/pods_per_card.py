@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tessera.core.card_rules.base import ANYTHING, AmountRule, Asked, Columns, Ints, Question, Stage
+from tessera.core.card_rules.amounts import ANYTHING, AmountRule
+from tessera.core.card_rules.base import Asked, Columns, Ints, Question, Stage
 from tessera.core.devices import Device
 from tessera.core.grants import Use
 from tessera.core.misfits import Reason
+from tessera.core.node_info import Card
 
 if TYPE_CHECKING:
     from tessera.core.arrays import CardArrays
@@ -18,22 +20,27 @@ if TYPE_CHECKING:
 class PodsPerCard(AmountRule):
     reason, stage, unit = Reason.CARD_TOO_MANY_PODS, Stage.SHARING, "places for pods"
     setting = "max-pods-per-card"
+    needs = "pod.limits"
     used = "pods"
 
-    def applies(self, asked: Asked) -> bool:
-        return asked.pod.limit(self.setting) is not None
-
     def wanted(self, asked: Asked, device: Device) -> int:
-        return 1 if self.applies(asked) else ANYTHING
+        return ANYTHING if asked.pod.limit(self.setting) is None else 1
 
     def all_wanted(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
-        return 1
+        return ANYTHING if question.pod.limit(self.setting) is None else 1
 
     def total(self, asked: Asked, device: Device) -> int:
         return asked.pod.limit(self.setting) or 0
 
     def totals(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints | int:
         return question.pod.limit(self.setting) or 0
+
+    def free(self, asked: Asked, card: Card) -> int:
+        return self.total(asked, card.device) - card.pods
+
+    def all_free(self, question: Question, arrays: CardArrays, columns: Columns) -> Ints:
+        free: Ints = self.totals(question, arrays, columns) - arrays.pods[:, columns]
+        return free
 
     def part(self, use: Use) -> int:
         return 1

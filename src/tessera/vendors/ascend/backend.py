@@ -164,7 +164,7 @@ class Ascend(Vendor):
     def _cut(self, ask: Ask) -> Ask:
         """The request rounded to a template; the webhook has already done so for pods that passed it."""
         template = self.chip.template(ask.request.memory) if ask.request.memory else None
-        return ask if template is None else ask._replace(request=replace(ask.request, memory=template.memory))
+        return ask if template is None else replace(ask, request=replace(ask.request, memory=template.memory))
 
     def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         if not self.scores_nodes:

@@ -87,7 +87,7 @@ class Vxpu(Vendor):
 
 def _refuse_sharing(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     by_slots = card.device.slots > 0
-    used = refuse_used(card) if not by_slots and ask.unused_cards_only else None
+    used = refuse_used(card) if not by_slots and ask.policy.unused_cards_only else None
     return used or card_checks.refuse_sharing(rules, ask, card, by_slots=by_slots)
 
 

@@ -49,7 +49,7 @@ class Kunlun(Vendor):
     def fit(self, ask: Ask) -> Grants | Misfit:
         # Free cards are all alike, so policies do not matter: the lowest index comes first.
         by_index = sorted(ask.cards, key=lambda card: (card.device.index, card.device.uuid))
-        return fit_layout(self, ask._replace(cards=by_index), lambda card: unused_card(self, ask, card))
+        return fit_layout(self, replace(ask, cards=by_index), lambda card: unused_card(self, ask, card))
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         device = card.device

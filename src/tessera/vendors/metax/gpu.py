@@ -6,6 +6,8 @@ A whole GPU is never shared. sGPU slices, which MetaX's plugin registers by uuid
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from tessera.core import card_checks
@@ -55,7 +57,7 @@ class MetaxGpu(Vendor):
         """
         before = ask.earlier
         if before:
-            ask = ask._replace(cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
+            ask = replace(ask, cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
         return card_checks.fit(self, ask)
 
     def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:

@@ -130,7 +130,7 @@ class MetaxSgpu(Vendor):
     def fit(self, ask: Ask) -> Grants | Misfit:
         online = ask.constraint.setting(APP_CLASS) == ONLINE
         if online:
-            ask = ask._replace(request=replace(ask.request, cores=0))
+            ask = replace(ask, request=replace(ask.request, cores=0))
         own = ask.earlier
 
         def judge(card: Card) -> Offer:
