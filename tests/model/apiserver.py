@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
+from tessera.kube.decoder import ListPage
 from tessera.kube.errors import ApiError
-from tessera.scheduler.kube_api import Annotations, KubeApi
+from tessera.kube.resources import PODS, Resource
+from tessera.scheduler.kube_api import Annotations, KubeApi, Record
 from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.keys import FENCE, NOMINATED
-from tessera.wire.objects import Metadata, Node, Pod, PodStatus, ResourceQuota
+from tessera.wire.objects import Metadata, Node, OwnerReference, Pod, PodStatus, ResourceQuota
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tessera.wire.resource_api import ResourceClaim, ResourceSlice
 from tests.model.faults import LATEST_EFFECT, Faults
@@ -26,7 +29,7 @@ from tests.model.tables import Table
 from tests.support.fake_cluster import with_status
 
 T = TypeVar("T")
-Kept = TypeVar("Kept", Pod, Node, ResourceQuota, ResourceClaim)
+Kept = TypeVar("Kept", Pod, Node, ResourceQuota, ResourceClaim, Record)
 
 OF_MANY = 0.1
 """a take-over makes many calls, and waits for the slowest: with the usual share of faults it would never end"""
@@ -60,6 +63,9 @@ class SimulatedApiserver:
     claims: Table[ResourceClaim] = field(default_factory=Table)
     slices: Table[ResourceSlice] = field(default_factory=Table)
     classes: Table[DeviceClass] = field(default_factory=Table)
+    owns_pods: bool = False
+    """whether a workload owns each pod: its successors are of the same one"""
+    records: dict[str, Record] = field(default_factory=dict)
     in_flight: list[Call] = field(default_factory=list)
     writes: int = 0
     evicted: list[Pod] = field(default_factory=list)
@@ -81,6 +87,9 @@ class SimulatedApiserver:
 
     def create_pod(self, template: Pod, *, namespace: str, name: str, node: str = "") -> Pod:
         self._serial += 1
+        if self.owns_pods and not template.metadata.owner_references:
+            owner = OwnerReference(kind="Job", name=f"job-{self._serial}", controller=True)
+            template = replace(template, metadata=replace(template.metadata, owner_references=[owner]))
         metadata = replace(template.metadata, namespace=namespace, name=name, uid=f"u{self._serial:05d}")
         pod = replace(template, metadata=metadata, spec=replace(template.spec, node_name=node))
         self.templates[metadata.uid] = template
@@ -229,6 +238,10 @@ class Client(KubeApi):
             lambda: [pod for pod in pods.values() if not pod.spec.node_name], reads=True, faults=OF_MANY
         )
 
+    async def list_pods(self, namespace: str) -> list[Pod]:
+        pods = self.api.pods.objects
+        return await self._call(lambda: [pod for pod in pods.values() if pod.metadata.namespace == namespace], reads=True)
+
     async def get_node(self, name: str) -> Node:
         return await self._call(lambda: self.api.node(name), reads=True)
 
@@ -284,7 +297,8 @@ class Client(KubeApi):
             pod = api.pod(key)
             if pod.metadata.uid != uid:
                 raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
-            assert (pod.spec.priority or 0) < api.highest_priority, f"{uid} has the highest priority of all"
+            is_highest = (pod.spec.priority or 0) >= api.highest_priority
+            assert api.owns_pods or not is_highest, f"{uid} has the highest priority of all"
             if not dry_run and not pod.metadata.deletion_timestamp:
                 api.evicted.append(pod)
                 api.delete_pod(key, at_once=False)
@@ -299,6 +313,24 @@ class Client(KubeApi):
             if pod.metadata.uid != uid:
                 raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
             api.mark_pod(key, {NOMINATED: node}, replace(pod.status, nominated_node_name=node or ""))
+
+        await self._call(effect)
+
+    async def pages(self, resource: Resource, kind: type[Any]) -> AsyncGenerator[ListPage[Any], None]:
+        table: Table[Any] = self.api.pods if resource is PODS else self.api.nodes
+        found = await self._call(lambda: [to_builtins(each) for each in table.objects.values()], reads=True)
+        yield ListPage([convert(each, kind) for each in found], "", is_first=True)
+
+    async def find_record(self, namespace: str | None, name: str) -> Record | None:
+        return await self._call(lambda: self.api.records.get(name), reads=True)
+
+    async def write_record(self, namespace: str | None, name: str, annotations: Annotations, *, version: str) -> None:
+        def effect() -> None:
+            known = self.api.records.get(name)
+            if (known.metadata.resource_version if known is not None else "") != version:
+                raise ApiError(status=409, reason="Conflict", message=f"lease {name} was modified")
+            kept = {key: value for key, value in annotations.items() if value is not None}
+            self.api.records[name] = self.api._stamped(Record(Metadata(name, annotations=kept)))
 
         await self._call(effect)
 

@@ -11,7 +11,7 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.journal import Journal
 from tessera.scheduler.observer import EvictedEvent
-from tessera.scheduler.settings import JournalSettings, Settings
+from tessera.scheduler.settings import DefragSettings, JournalSettings, Settings
 from tessera.scheduler.tenure import Tenure
 from tests.model.apiserver import Client, SimulatedApiserver
 from tests.model.bindings import Bindings
@@ -47,6 +47,7 @@ class Process:
         *,
         now: Callable[[], float],
         reads_claims: bool = False,
+        moves_pods: bool = False,
     ) -> None:
         self.name = name
         self.client = Client(api)
@@ -55,7 +56,12 @@ class Process:
         self._is_taking_over = False
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
         # At rest nothing is left behind: what is held for a starving gang would be.
-        settings = Settings(journal=JournalSettings(memory_bytes=JOURNAL_BYTES), gang_starving_s=0.0, dra=reads_claims)
+        settings = Settings(
+            journal=JournalSettings(memory_bytes=JOURNAL_BYTES),
+            gang_starving_s=0.0,
+            dra=reads_claims,
+            defrag=DefragSettings(enabled=moves_pods, interval_s=20.0, patience_s=10.0, step_timeout_s=60.0),
+        )
         self.journal = CheckedJournal(settings, now=now, identity=name)
         self._replayed = 0
         """number of the last record whose decision was made again"""

@@ -78,6 +78,8 @@ class Profile:
     """empty = all"""
     claims: bool = False
     """whether the scheduler reads ResourceClaims, and agents offer cards to them"""
+    moves: bool = False
+    """whether the scheduler moves pods, and workloads own them"""
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
@@ -234,6 +236,36 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "change_quota": 0.2,
                 "bind_directly": 0.0,
                 "change_plugin": 0.1,
+            },
+        ),
+        "everything": Profile(
+            faults=0.15,
+            replicas=2,
+            nodes=4,
+            kinds=("gpu", "gpu", "mig", machines.STOCK),
+            agents=("env",),
+            recipes=(
+                "small!", "medium!", "large!", "whole!", "two cards!", "mig small", "mig large", "small!", "medium!",
+                "medium!^", "whole!^", "two cards!^^", "mig large^",
+                "claim small", "claim large", "claim alone", "claim two", "shared s0", "gpu and claim",
+            ),
+            claims=True,
+            moves=True,
+            # Nothing that would excuse a card, and time enough for pods that wait.
+            weights={
+                "create_gang": 1.5,
+                "delete_pod": 3.0,
+                "remove_terminating": 6.0,
+                "replace_evicted": 6.0,
+                "end_handover": 14.0,
+                "pass_long": 1.0,
+                "restart": 0.4,
+                "pause": 0.4,
+                "lose_or_return_node": 0.0,
+                "change_card": 0.0,
+                "change_quota": 0.0,
+                "bind_directly": 0.0,
+                "change_plugin": 0.0,
             },
         ),
         "lag": Profile(

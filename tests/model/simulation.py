@@ -64,6 +64,7 @@ class Simulation:
         self.steps = 0
         self._faults = Faults(rng, profile.faults, profile.kinds_of_faults)
         api = self.api = SimulatedApiserver(rng, self._faults, on_bound=self._bound, on_allocated=self._allocated)
+        api.owns_pods = profile.moves
         self._bindings = Bindings(api, self.time)
         self._kube = KubeScheduler(api, rng)
         self._kube.on_chosen = lambda process, pod, node: process.checker.chose(pod, node)
@@ -438,9 +439,15 @@ class Simulation:
             self._lease,
             now=lambda: self.now() + self._skews.get(name, 0.0),
             reads_claims=self._reads_claims,
+            moves_pods=self.api.owns_pods,
         )
         if self._lease.holder == name:
             self._kube.process = process
+
+    def pass_long(self) -> str | None:
+        """So long that moves are planned."""
+        self._pause = self._rng.uniform(5.0, 30.0)
+        return f"{self._pause:.0f} s"
 
     def pass_time(self) -> str | None:
         draw = self._rng.random()

@@ -153,7 +153,7 @@ class Rounds:
         self._since: dict[str, float] = {}
         """when a pod was first refused, by uid"""
         self._in_vain: dict[str, float] = {}
-        """names of demand, and until when it is left alone"""
+        """uids of pods that wait, and until when they are left alone"""
 
     # -- told by the pipeline
 
@@ -163,6 +163,7 @@ class Rounds:
     def forget(self, uid: str) -> None:
         """The pod is bound, or gone."""
         self._since.pop(uid, None)
+        self._in_vain.pop(uid, None)
 
     # -- rounds
 
@@ -190,7 +191,7 @@ class Rounds:
                 return Outcome.BUSY if outcome is Outcome.NO_GAIN else outcome
             demand = self._demand()
             self.figures.waiting = len(demand)
-            found = await self._plan_first([who for who in demand if who.name not in self._in_vain])
+            found = await self._plan_first([who for who in demand if not any(pod.uid in self._in_vain for pod in who.pods)])
             if found is None or self._is_busy() or not self._pipeline.may_preempt():
                 return Outcome.IDLE if not demand and outcome is Outcome.NO_GAIN else outcome
             self.figures.plans += 1
@@ -217,7 +218,8 @@ class Rounds:
         if not is_made:
             self.figures.stops += 1
             if run.has_evicted:
-                self._in_vain[who.name] = self._pipeline.clock.monotonic() + LEFT_ALONE_S
+                until = self._pipeline.clock.monotonic() + LEFT_ALONE_S
+                self._in_vain |= {pod.uid: until for pod in who.pods if self._pipeline.cycles.get(pod.uid) is not None}
         return is_made
 
     # -- who waits
@@ -228,7 +230,7 @@ class Rounds:
         cycles, now = self._pipeline.cycles, self._pipeline.clock.monotonic()
         for uid in [uid for uid in self._since if cycles.get(uid) is None]:
             del self._since[uid]
-        self._in_vain = {name: until for name, until in self._in_vain.items() if until > now}
+        self._in_vain = {uid: until for uid, until in self._in_vain.items() if until > now}
         patient = [who for who in self._waiting() if who.since + self._settings.patience_s <= now]
         return sorted(patient, key=lambda who: (-who.priority, who.since, who.name))
 
