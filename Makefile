@@ -160,7 +160,7 @@ endif
 
 docs: $(DOCS_READY) ## make the documentation's site, build/docs/index.html; fails if a link leads nowhere
 	$(call heading,build/docs/index.html)
-	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+	@$(BIN)/sphinx-build --quiet --fresh-env --write-all --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
 
 kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
 	@$(BIN)/python tools/kubernetes/build.py

@@ -151,7 +151,7 @@ def flag_tables(settings: Sequence[Setting]) -> str:
     for group in Group:
         rows = [flag_row(each) for each in settings if each.group is group and not each.hidden]
         if rows:
-            parts.append(f"### {group.value}\n\n" + table(("flag", "default", "variable", "meaning"), rows))
+            parts.append(f"#### {group.value}\n\n" + table(("flag", "default", "variable", "meaning"), rows))
     return "\n\n".join(parts)
 
 
@@ -188,12 +188,12 @@ def replaced(pattern: re.Pattern[str], text: str, content: str, *, what: str) ->
 # -- version and address
 
 VERSION = re.compile(
-    r"(?<=\btessera:)\d+\.\d+\.\d+|(?<=\btessera_gpu-)\d+\.\d+\.\d+|(?<=VERSION=)\d+\.\d+\.\d+"
+    r"(?<=\btessera[: ])\d+\.\d+\.\d+|(?<=\btessera_gpu-)\d+\.\d+\.\d+|(?<=VERSION=)\d+\.\d+\.\d+"
     r"|(?<=--version )\d+\.\d+\.\d+|(?<=/download/v)\d+\.\d+\.\d+|(?<=refs/tags/v)\d+\.\d+\.\d+"
     r"|(?<=^version: )\S+|(?<=^appVersion: )\S+",
     re.MULTILINE,
 )
-"""where a file names the version: tags of image and chart, names of wheels, build arguments, the chart itself"""
+"""where a file names the version: tags of image and chart, names of wheels, build arguments, outputs, the chart"""
 OWNER = re.compile(
     r"(?<=ghcr\.io/)[\w-]+(?=/(?:charts/)?tessera)|(?<=imageRegistry=ghcr\.io/)[\w-]+|(?<=@)[\w-]+(?=/tessera-)"
 )
@@ -215,15 +215,6 @@ def release(text: str) -> str:
     if not versions and not addresses and not owners:
         raise GenerateError("names neither the version nor the address of the project any more")
     return text
-
-
-def in_turn(*writers: Callable[[str], str]) -> Callable[[str], str]:
-    def write(text: str) -> str:
-        for writer in writers:
-            text = writer(text)
-        return text
-
-    return write
 
 
 # -- the chart
@@ -343,17 +334,19 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "CHANGELOG.md": release,
     "Dockerfile": release,
     "MAINTAINERS.md": release,
-    "README.md": in_turn(release, with_blocks(policies=policy_table(), resources=resource_table())),
-    "docs/explain.md": release,
+    "README.md": release,
+    "docs/asking-a-cluster.md": release,
     "docs/install.md": release,
     "SECURITY.md": release,
     "packaging/krew/tessera.yaml": release,
     "pyproject.toml": release,
-    "docs/concepts.md": with_blocks(policies=policy_table()),
+    "docs/user-guide.md": with_blocks(policies=policy_table(), resources=resource_table()),
     "docs/protocol.md": with_blocks(annotations_of_vendors=annotation_table()),
-    "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),
-    "docs/device-plugin.md": with_blocks(flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN)),
-    "docs/monitor.md": with_blocks(flags_of_tessera_monitor=flag_tables(MONITOR)),
+    "docs/reference.md": with_blocks(
+        flags_of_tessera_scheduler=flag_tables(SCHEDULER),
+        flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN),
+        flags_of_tessera_monitor=flag_tables(MONITOR),
+    ),
 }
 """each file, and the function that updates its text"""
 

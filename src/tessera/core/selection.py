@@ -414,7 +414,7 @@ def _refused(candidates: Candidates, misfits: Sequence[Misfit]) -> Refused:
 
 def _too_costly(pod: PodRequest, position: int) -> Misfit:
     title = container_title(pod.containers[position].name)
-    text = f"{title}: its selectors take too much work on the cards of this cluster; see docs/selectors.md"
+    text = f"{title}: its selectors take too much work on the cards of this cluster; see docs/claims.md"
     return node_misfit(Reason.SELECTORS_TOO_COSTLY, container=position, detail=text)
 
 

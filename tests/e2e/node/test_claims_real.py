@@ -21,7 +21,7 @@ from tests.e2e.node.shapes import GRACE_S
 from tests.e2e.replica import until
 
 BATCH = 8
-PAGE = Path(__file__).parents[3] / "docs" / "dra.md"
+PAGE = Path(__file__).parents[3] / "docs" / "claims.md"
 MIG_PLACES = 18
 """of all profiles of an A100, without those that only add media engines"""
 

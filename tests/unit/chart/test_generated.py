@@ -33,12 +33,11 @@ def copy(tmp_path: Path) -> Path:
         ("charts/tessera/values.schema.json", '"fragmentation"'),
         ("charts/tessera/values.yaml", "  kunlun: {enabled: false"),
         ("charts/tessera/templates/_devices.tpl", "kunlun:"),
-        ("README.md", "| `numa` |"),
-        ("README.md", "| Kunlun (`kunlun`) |"),
-        ("docs/concepts.md", "| `numa` |"),
-        ("docs/scheduler.md", "| `--node-lock "),
-        ("docs/device-plugin.md", "| `--node-name "),
-        ("docs/monitor.md", "| `--node-name "),
+        ("docs/user-guide.md", "| `numa` |"),
+        ("docs/user-guide.md", "| Kunlun (`kunlun`) |"),
+        ("docs/reference.md", "| `--node-lock "),
+        ("docs/reference.md", "| `--cdi-annotation-prefix "),
+        ("docs/reference.md", "| `--resync-interval "),
     ],
 )
 def test_a_list_that_was_changed_by_hand_is_found_and_mended(copy: Path, name: str, listed: str) -> None:
@@ -51,9 +50,9 @@ def test_a_list_that_was_changed_by_hand_is_found_and_mended(copy: Path, name: s
 
 @pytest.mark.parametrize("mark", ["<!-- generated: policies -->", "<!-- end -->"])
 def test_a_page_that_lost_a_mark_is_an_error(copy: Path, mark: str) -> None:
-    path = copy / "docs/concepts.md"
+    path = copy / "docs/user-guide.md"
     path.write_text(path.read_text(encoding="utf-8").replace(mark, ""), encoding="utf-8")
-    with pytest.raises(generate.GenerateError, match=r"docs/concepts\.md: .* found 0 times"):
+    with pytest.raises(generate.GenerateError, match=r"docs/user-guide\.md: .* found 0 times"):
         generate.outdated(copy)
 
 

@@ -1,4 +1,4 @@
-"""What docs/explain.md shows is what happens."""
+"""What docs/asking-a-cluster.md shows is what happens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
 from tests.support.builders import CORES, GPU, MEMORY, NOW, PERCENT
 
-PAGE = (Path(__file__).parents[3] / "docs" / "explain.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "asking-a-cluster.md").read_text(encoding="utf-8")
 LEFT_OUT = "..."
 
 MANIFESTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -54,7 +54,7 @@ def test_the_selectors_of_all_claims_of_a_pod_are_limited_together() -> None:
         world.claim(name, selector=f"{G}.model != '{name}{'x' * 5000}'", memory=1000)
     many, few = claiming(pod("many"), *names), claiming(pod("few"), *names[:2])
     world.create(many, few)
-    assert reason(world, many) == "selectors with more than 16384 characters in all; see docs/selectors.md"
+    assert reason(world, many) == "selectors with more than 16384 characters in all; see docs/claims.md"
     assert world.chosen(few) == "n1"
 
 

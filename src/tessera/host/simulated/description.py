@@ -1,4 +1,4 @@
-"""The file that describes simulated cards, YAML or JSON: see docs/simulated-cards.md.
+"""The file that describes simulated cards, YAML or JSON: see docs/install.md.
 
 Decoding is strict: all mistakes are reported at once, with file, line and path. Card numbers are indexes over all
 groups. If the file changes and is wrong, the error is logged once and the last valid description stays in effect.

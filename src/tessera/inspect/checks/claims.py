@@ -86,7 +86,7 @@ def _check_classes(cluster: OfflineCluster) -> Iterator[Finding]:
             yield AREA.warning(
                 f"DeviceClass {name} has a selector that Tessera does not support: {faults[0]}",
                 why="pods whose claims name the class are left to the default scheduler",
-                fix="write it with what docs/dra.md lists",
+                fix="write it with what docs/claims.md lists",
             )
         elif is_our_class(found) and devices and not any(AllOf(DRIVER, texts).answer(each).accepts for each in devices):
             yield AREA.warning(

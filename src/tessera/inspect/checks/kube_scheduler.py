@@ -32,14 +32,14 @@ def check_kube_scheduler(
     if found is None or config is None:
         yield AREA.unseen(
             "its configuration cannot be checked: there is no readable ConfigMap *-scheduler from the chart",
-            fix="compare its configuration with docs/scheduler.md (extender, percentageOfNodesToScore)",
+            fix="compare its configuration with docs/operations.md (extender, percentageOfNodesToScore)",
         )
         return
     where = f"ConfigMap {found['metadata']['namespace']}/{found['metadata']['name']}"
     extenders = [each for each in config.get("extenders") or () if isinstance(each, dict)]
     if not extenders:
         yield AREA.broken(
-            f"{where} has no extender", why="Tessera is never asked", fix="add the extender from docs/scheduler.md"
+            f"{where} has no extender", why="Tessera is never asked", fix="add the extender from docs/operations.md"
         )
         return
     yield from _check_profiles(config, where, settings)
@@ -104,7 +104,7 @@ def _check_extender(
         yield AREA.broken(
             f"{where}: the extender lacks {', '.join(missing)}",
             why="pods are scheduled without a slice",
-            fix="set both verbs as in docs/scheduler.md",
+            fix="set both verbs as in docs/operations.md",
         )
     if settings.preemption and extender.get("preemptVerb") != "preempt":
         yield AREA.warning(

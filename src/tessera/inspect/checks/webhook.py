@@ -40,7 +40,7 @@ def check_registration(installation: Installation, *, now: float) -> Iterator[Fi
         yield AREA.broken(
             "there is no MutatingWebhookConfiguration of Tessera or HAMi (tessera-webhook, hami-webhook)",
             why=NOT_MUTATED,
-            fix="install the chart with scheduler.admissionWebhook.enabled, or apply the one in docs/scheduler.md",
+            fix="install the chart with scheduler.admissionWebhook.enabled, or apply the one in docs/operations.md",
         )
         return
     names = [configuration["metadata"]["name"] for configuration in installation.webhooks]

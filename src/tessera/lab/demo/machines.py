@@ -17,7 +17,7 @@ from tessera.node.settings import AgentSettings, DraAllocator
 from tessera.wire.node_config import Mode, NodeSettings
 
 CARDS_FILE = "cards.yaml"
-"""in a node's folder: edit it to break a card while the demo runs (docs/simulated-cards.md)"""
+"""in a node's folder: edit it to break a card while the demo runs (docs/install.md)"""
 
 
 @dataclass(frozen=True, slots=True)

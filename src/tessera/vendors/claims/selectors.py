@@ -96,5 +96,5 @@ def selectors_excess(selectors: Iterable[tuple[str, int]]) -> str:
         (sum(parts.values()), MAX_SELECTOR_PARTS, "parts"),
     ):
         if number > most:
-            return f"selectors with more than {most} {what} in all; see docs/selectors.md"
+            return f"selectors with more than {most} {what} in all; see docs/claims.md"
     return ""

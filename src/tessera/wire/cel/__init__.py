@@ -1,4 +1,4 @@
-"""Selectors of devices in CEL, the expression language of resource.k8s.io: the part of it that docs/dra.md lists.
+"""Selectors of devices in CEL, the expression language of resource.k8s.io: the part of it that docs/claims.md lists.
 
 Pure and bounded: a text of any kind costs little to refuse, and an expression that was accepted costs little on every
 device. What is not in the documented part is refused by name, never guessed.
