@@ -245,8 +245,8 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             kinds=("gpu", "gpu", "mig", machines.STOCK),
             agents=("env",),
             recipes=(
-                "small!", "medium!", "large!", "whole!", "two cards!", "mig small", "mig large", "small!", "medium!",
-                "medium!^", "whole!^", "two cards!^^", "mig large^",
+                "small!", "small!", "small!", "medium!", "medium!", "large!", "whole!", "whole!", "two cards!",
+                "mig small", "mig large", "medium!^", "two cards!^^", "mig large^",
                 "claim small", "claim large", "claim alone", "claim two", "shared s0", "gpu and claim",
             ),
             claims=True,
@@ -254,11 +254,11 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             # Nothing that would excuse a card, and time enough for pods that wait.
             weights={
                 "create_gang": 1.5,
-                "delete_pod": 3.0,
+                "delete_pod": 4.0,
                 "remove_terminating": 6.0,
                 "replace_evicted": 6.0,
                 "end_handover": 14.0,
-                "pass_long": 1.0,
+                "pass_long": 4.0,
                 "restart": 0.4,
                 "pause": 0.4,
                 "lose_or_return_node": 0.0,
