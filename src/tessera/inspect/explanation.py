@@ -14,7 +14,6 @@ from enum import Enum
 from tessera.core.holders import GrantState, Holder
 from tessera.core.misfits import Reason
 from tessera.core.steps import finish
-from tessera.inspect.choice import Fits
 from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.defragmentation import DefragmentationReport, plan_for_waiting
 from tessera.inspect.demand import ExpectedDemand, last_refusal
@@ -25,7 +24,7 @@ from tessera.inspect.preemption import PreemptionOutlook, foresee
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, holder_slices
 from tessera.inspect.state import InspectionError, Json
-from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
+from tessera.inspect.verdicts import Fits, FitsNowhere, NodeGroup, judge
 from tessera.scheduler.engine_view import awaits_claim
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod

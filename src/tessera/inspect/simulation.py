@@ -18,7 +18,6 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected
 from tessera.core.steps import finish
 from tessera.inspect.admission import admit_copy
-from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
 from tessera.inspect.gang_status import GangStatus, plan_members
@@ -29,7 +28,7 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.simulated_claims import SimulatedClaims
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
-from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge_refusal
+from tessera.inspect.verdicts import Fits, FitsNowhere, NodeGroup, explain_choice, judge_refusal
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from tessera.core.ledger import Ledger
-from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, explain
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -15,6 +14,7 @@ from tessera.inspect.render.documents import make_document
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
+from tessera.inspect.verdicts import Fits
 from tessera.wire import keys
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.cluster_states import plain, state_of

@@ -13,7 +13,6 @@ import pytest
 from tessera.core.audit import audit
 from tessera.core.evaluation import UNITS_OF_A_CHECK
 from tessera.inspect import simulation
-from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict, explain
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -24,7 +23,7 @@ from tessera.inspect.render.usage import cards_table
 from tessera.inspect.simulation import Simulation, simulate
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.usage import UsageFilter, card_usage, pod_usage
-from tessera.inspect.verdicts import FitsNowhere
+from tessera.inspect.verdicts import Fits, FitsNowhere
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import ResourceClaim
 from tests.support.builders import PodBuilder, gpu_pod, node, pod

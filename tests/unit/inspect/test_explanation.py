@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import explanation_lines, source_lines
 from tessera.inspect.sanitize import Sanitizer
 from tessera.inspect.state import InspectionError
-from tessera.inspect.verdicts import FitsNowhere
+from tessera.inspect.verdicts import Fits, FitsNowhere
 from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod, vendors
 from tests.support.cluster_states import quota, state_of
 from tests.support.stepwise_scheduler import World as SchedulerWorld

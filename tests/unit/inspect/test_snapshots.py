@@ -9,13 +9,12 @@ from msgspec import structs
 from tessera.core.requests import HostRequest
 from tessera.inspect import sanitize
 from tessera.inspect.anonymize import anonymize
-from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import explain
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.scheduler_settings import build_offline_settings, parse_scheduler_flags, select_placement_flags
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
-from tessera.inspect.verdicts import FitsNowhere
+from tessera.inspect.verdicts import Fits, FitsNowhere
 from tessera.wire.pod_groups import GANG, GANG_SIZE
 from tests.support.builders import MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, vendors
 from tests.support.claim_scheduler import claiming, device_class, resource_claim, templated

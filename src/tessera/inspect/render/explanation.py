@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tessera.core.policies.fragmentation.growth import MISSING
-from tessera.inspect.choice import Fits, ScoredNode
 from tessera.inspect.demand import ExpectedDemand, SliceDemand
 from tessera.inspect.explanation import Explanation, PodVerdict
 from tessera.inspect.gang_status import GangStatus
@@ -15,7 +14,7 @@ from tessera.inspect.render.usage import short_model
 from tessera.inspect.request import RequestSummary
 from tessera.inspect.slices import GrantedSlice
 from tessera.inspect.state import ClusterState
-from tessera.inspect.verdicts import CardRefusal, FitsNowhere, NodeGroup
+from tessera.inspect.verdicts import CardRefusal, Fits, FitsNowhere, NodeGroup, ScoredNode
 
 CARDS = 16
 """how many cards are listed with their scores"""
