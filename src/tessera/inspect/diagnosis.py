@@ -12,9 +12,9 @@ from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.scheduler import check_scheduler
+from tessera.inspect.collector import NOT_SERVED
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.reach import NOT_SERVED
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 
