@@ -17,8 +17,7 @@ from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import Move
 from tessera.core.selection import Candidates
-from tessera.inspect.admission import admit_copy
-from tessera.inspect.manifests import Manifest
+from tessera.inspect.manifests import Manifest, admit_copy
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import victim_book
 from tessera.inspect.state import InspectionError, Json

@@ -17,15 +17,13 @@ from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected
 from tessera.core.steps import finish
-from tessera.inspect.admission import admit_copy
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
 from tessera.inspect.gang_status import GangStatus, plan_members
-from tessera.inspect.manifests import Manifest
+from tessera.inspect.manifests import Manifest, SimulatedClaims, admit_copy
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee, with_priority
 from tessera.inspect.request import RequestSummary, summarize_request
-from tessera.inspect.simulated_claims import SimulatedClaims
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
 from tessera.inspect.verdicts import Fits, FitsNowhere, NodeGroup, explain_choice, judge_refusal

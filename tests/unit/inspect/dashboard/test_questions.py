@@ -13,11 +13,10 @@ import pytest
 from tessera.core.steps import finish
 from tessera.inspect import cluster as inspected
 from tessera.inspect import simulation
-from tessera.inspect.admission import admit_copy
 from tessera.inspect.cluster import node_traits
 from tessera.inspect.dashboard import server, steps, what_if
 from tessera.inspect.dashboard.source import FixedSource
-from tessera.inspect.manifests import Manifest, read_manifests
+from tessera.inspect.manifests import Manifest, admit_copy, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.simulation import simulate
 from tests.support.builders import cluster, gpu_pod, node
