@@ -19,9 +19,8 @@ from tessera.inspect.defragmentation import DefragmentationReport, plan_for_wait
 from tessera.inspect.demand import ExpectedDemand, last_refusal
 from tessera.inspect.gang_status import GangStatus, gang_status
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.pod_claims import ClaimSummary, summarize_claims
 from tessera.inspect.preemption import PreemptionOutlook, foresee
-from tessera.inspect.request import RequestSummary, summarize_request
+from tessera.inspect.request import ClaimSummary, RequestSummary, summarize_claims, summarize_request
 from tessera.inspect.slices import GrantedSlice, holder_slices
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import Fits, FitsNowhere, NodeGroup, judge

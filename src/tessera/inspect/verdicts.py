@@ -27,7 +27,7 @@ from tessera.core.policies import POLICIES, card_scores, fragmentation, node_pol
 from tessera.core.policies.base import Ranking
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
-from tessera.inspect.pod_claims import unmet_selectors
+from tessera.inspect.request import unmet_selectors
 from tessera.inspect.slices import CardHolder, GrantedSlice, card_holders, placement_slices
 from tessera.scheduler.engine_view import ClaimUsers, EngineView
 from tessera.scheduler.pod_requests import PreparedRequest
