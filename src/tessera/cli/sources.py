@@ -68,7 +68,7 @@ class ClusterSource:
         """The setup with what the command line says instead."""
         from msgspec import structs
 
-        from tessera.inspect.scheduler_settings import parse_scheduler_flags
+        from tessera.inspect.installation import parse_scheduler_flags
 
         file, flags = self.device_config_file, parse_scheduler_flags(self.scheduler_flag)
         if file:

@@ -16,9 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from tessera.inspect.installation import Installation, find_installation
+from tessera.inspect.installation import Installation, build_offline_settings, find_installation
 from tessera.inspect.sanitize import Sanitizer, sum_host_asks
-from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import (
     HOW_TO_READ,
     BudgetState,

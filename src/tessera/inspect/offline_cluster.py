@@ -22,7 +22,7 @@ from tessera.core.policies import uses_forecast
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
-from tessera.inspect.scheduler_settings import build_offline_settings
+from tessera.inspect.installation import build_offline_settings
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json
 from tessera.kube.resources import (
     DEVICE_CLASSES,

@@ -10,8 +10,8 @@ from tessera.core.requests import HostRequest
 from tessera.inspect import sanitize
 from tessera.inspect.anonymize import anonymize
 from tessera.inspect.explanation import explain
+from tessera.inspect.installation import build_offline_settings, parse_scheduler_flags, select_placement_flags
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.scheduler_settings import build_offline_settings, parse_scheduler_flags, select_placement_flags
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
 from tessera.inspect.verdicts import Fits, FitsNowhere
