@@ -25,7 +25,7 @@ from tessera.host.simulated.description import load_description
 from tessera.inspect.defragmentation import plan_cards
 from tessera.inspect.description import read_description
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.card_picture import plan_picture
+from tessera.inspect.render.defragmentation import plan_picture
 from tessera.inspect.snapshots import decode_snapshot
 from tessera.inspect.state import Setup
 from tessera.kube.errors import ApiError

@@ -75,8 +75,7 @@ def plan(
     from tessera.inspect.defragmentation import plan_cards, plan_copies
     from tessera.inspect.manifests import read_manifests
     from tessera.inspect.offline_cluster import OfflineCluster
-    from tessera.inspect.render.card_picture import plan_picture
-    from tessera.inspect.render.defragmentation import plan_lines
+    from tessera.inspect.render.defragmentation import plan_lines, plan_picture
     from tessera.inspect.state import InspectionError
 
     if count is not None and file is None:

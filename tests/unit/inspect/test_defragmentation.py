@@ -14,8 +14,7 @@ from tessera.cli import main
 from tessera.inspect.defragmentation import plan_cards
 from tessera.inspect.explanation import explain
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.card_picture import STAYS, plan_picture
-from tessera.inspect.render.defragmentation import plan_lines
+from tessera.inspect.render.defragmentation import STAYS, plan_lines, plan_picture
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.snapshots import encode_snapshot
 from tessera.inspect.state import BudgetState, ClusterState
