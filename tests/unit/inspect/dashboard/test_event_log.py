@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from tessera.inspect.dashboard.event_log import HEARTBEAT, PIECE_BYTES, EventLog, encode_event
+from tessera.inspect.dashboard.live_state import HEARTBEAT, PIECE_BYTES, EventLog, encode_event
 
 
 async def test_a_viewer_that_was_away_gets_what_it_missed_in_small_pieces() -> None:

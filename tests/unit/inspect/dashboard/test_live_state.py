@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tessera.inspect.dashboard import event_log, live_state
+from tessera.inspect.dashboard import live_state
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.utilization import MeasuredUse, Utilization
@@ -105,7 +105,7 @@ async def test_a_viewer_hears_of_the_node_that_changed_and_of_no_other(page: Pag
 async def test_a_viewer_that_comes_back_too_late_is_told_to_start_again(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_log, "MAX_EVENTS", 2)
+    monkeypatch.setattr(live_state, "MAX_EVENTS", 2)
     state = await page.get("/api/state")
     for number in range(3):
         page.state.log.append("totals", b"%d" % number)
