@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tessera.inspect.dashboard.questions import try_manifests
 from tessera.inspect.dashboard.source import FixedSource
-from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError
 from tests.support.large_states import large_state

@@ -18,8 +18,8 @@ from tessera.inspect.collector import collect
 from tessera.inspect.dashboard.documents import CLAIM, NodeRenderer
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
 from tessera.inspect.dashboard.live_state import LiveContext
+from tessera.inspect.dashboard.questions import try_manifests
 from tessera.inspect.dashboard.source import PageSource
-from tessera.inspect.dashboard.what_if import try_manifests
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster

@@ -31,7 +31,6 @@ from urllib.parse import parse_qs
 
 from tessera.core.ledger import Ledger
 from tessera.http11.router import Request, Response, Route
-from tessera.inspect.dashboard.details import card_details, find_entry, held_lines, node_details, pod_details
 from tessera.inspect.dashboard.documents import encode
 from tessera.inspect.dashboard.journal import (
     MAX_RECORDS,
@@ -43,7 +42,14 @@ from tessera.inspect.dashboard.journal import (
     seek,
 )
 from tessera.inspect.dashboard.live_state import LiveState, compress
-from tessera.inspect.dashboard.what_if import try_manifests
+from tessera.inspect.dashboard.questions import (
+    card_details,
+    find_entry,
+    held_lines,
+    node_details,
+    pod_details,
+    try_manifests,
+)
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse

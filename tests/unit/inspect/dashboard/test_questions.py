@@ -14,7 +14,7 @@ from tessera.core.steps import finish
 from tessera.inspect import cluster as inspected
 from tessera.inspect import simulation
 from tessera.inspect.cluster import node_traits
-from tessera.inspect.dashboard import server, steps, what_if
+from tessera.inspect.dashboard import questions, server, steps
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.manifests import Manifest, admit_copy, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -248,7 +248,7 @@ async def test_a_question_that_takes_too_long_is_refused_and_the_next_one_is_ans
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "SLICE_S", 0.0)
-    monkeypatch.setattr(what_if, "MAX_S", 0.0)
+    monkeypatch.setattr(questions, "MAX_S", 0.0)
     status, found = await tried(page, copies(3))
     assert (status, "tessera simulate pod" in found["error"]) == (400, True)
     monkeypatch.undo()
