@@ -77,9 +77,8 @@ def command(
 
     from tessera.inspect.manifests import read_claim_manifests, read_manifests
     from tessera.inspect.offline_cluster import OfflineCluster
-    from tessera.inspect.render.explanation import gang_lines
+    from tessera.inspect.render.explanation import gang_lines, simulation_lines
     from tessera.inspect.render.lines import StyledLine
-    from tessera.inspect.render.simulation import simulation_lines
     from tessera.inspect.simulation import simulate, simulate_gangs
 
     if source.cluster_file and source.snapshot:

@@ -17,8 +17,7 @@ from tessera.inspect.explanation import Explanation, PodVerdict, explain
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.overview import sum_usage
-from tessera.inspect.render.explanation import explanation_lines
-from tessera.inspect.render.simulation import simulation_lines
+from tessera.inspect.render.explanation import explanation_lines, simulation_lines
 from tessera.inspect.render.usage import cards_table
 from tessera.inspect.simulation import Simulation, simulate
 from tessera.inspect.state import InspectionError, Json

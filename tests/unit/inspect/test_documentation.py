@@ -12,7 +12,7 @@ from tessera.inspect.description import read_description
 from tessera.inspect.installation import parse_scheduler_flags
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.simulation import simulation_lines
+from tessera.inspect.render.explanation import simulation_lines
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
 from tests.support.builders import CORES, GPU, MEMORY, NOW, PERCENT

@@ -11,8 +11,7 @@ from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import with_priority
-from tessera.inspect.render.explanation import explanation_lines
-from tessera.inspect.render.simulation import simulation_lines
+from tessera.inspect.render.explanation import explanation_lines, simulation_lines
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import BudgetState, Setup
 from tests.support.builders import PodBuilder, gpu_pod, node

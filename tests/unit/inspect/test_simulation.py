@@ -7,7 +7,7 @@ import pytest
 from tessera.inspect.description import read_description
 from tessera.inspect.manifests import Manifest, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.simulation import simulation_lines
+from tessera.inspect.render.explanation import simulation_lines
 from tessera.inspect.simulation import Simulation, simulate, simulate_gangs
 from tessera.inspect.state import InspectionError, Setup
 from tests.support.builders import NOW, cluster, gpu_pod, node
