@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.http11.router import Request, Response, Route
-from tessera.inspect.dashboard.access import LoopbackAccess
 from tessera.inspect.dashboard.live_state import LiveState
-from tessera.inspect.dashboard.server import PageServer
+from tessera.inspect.dashboard.server import LoopbackAccess, PageServer
 from tessera.inspect.dashboard.source import PageSource
 from tessera.services.addresses import Address
 

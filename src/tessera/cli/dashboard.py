@@ -59,7 +59,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
         import asyncio
         import time
 
-        from tessera.inspect.dashboard.access import serve_page
+        from tessera.inspect.dashboard.server import serve_page
 
         async with serve_page(page, port=port, now=time.time if taken is None else lambda: taken) as address:
             click.echo(f"The page is at {address}")

@@ -16,11 +16,10 @@ import msgspec
 from tessera.http11.router import Route
 from tessera.inspect import sanitize
 from tessera.inspect.cluster import InspectedCluster
-from tessera.inspect.dashboard.access import ReviewedAccess
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin
 from tessera.inspect.dashboard.journal import RunningJournal
 from tessera.inspect.dashboard.live_state import LiveState
-from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
+from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer, ReviewedAccess
 from tessera.inspect.dashboard.source import PageSource, PodAnswer, WaitingPod, pod_origin
 from tessera.inspect.dashboard.steps import Allowance, finish_in_steps, pause_for
 from tessera.inspect.explanation import bad_pod_text, explain_in_steps

@@ -1,6 +1,8 @@
 """The routes of the page: static files, the state, its changes, and questions about it.
 
-Static files are open to every caller that reaches the listener; everything below `api/` asks `PageAccess` first.
+Static files are open to every caller that reaches the listener; everything below `api/` asks `PageAccess` first: it
+wants the token of a user on this machine, or the apiserver's review of a caller in a cluster.
+
 Answers are JSON, so that no name that a tenant chose is ever read as markup. A refusal is `{"error": SENTENCE}`.
 
     GET  api/state[?time=T]                   {version, time, source, models, pods, nodes, waiting, totals}
@@ -22,7 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import math
+import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -50,11 +55,15 @@ from tessera.inspect.dashboard.questions import (
     pod_details,
     try_manifests,
 )
+from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
-from tessera.scheduler.access_review import error_response
+from tessera.scheduler.access_review import CHALLENGE, AccessReview, bearer_token, error_response
 from tessera.scheduler.engine_view import ClaimUsers
+from tessera.services.addresses import Address
+from tessera.services.listener import Listener
+from tessera.services.loopback import find_foreign_page
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"
@@ -88,6 +97,9 @@ REVIEW_S = 60.0
 """after which the access of an open stream is looked at again"""
 
 Answer = Callable[[Request, dict[str, str]], Coroutine[Any, Any, Response]]
+
+TOKEN_BYTES = 24
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class PageAccess(Protocol):
@@ -363,3 +375,68 @@ def read_query(target: bytes) -> dict[str, str]:
     except ValueError as error:
         raise InspectionError("the query has too many fields") from error
     return {name: values[-1] for name, values in found.items()}
+
+
+class LoopbackAccess:
+    """For one user on their own machine: a random token, and names that only this machine uses."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._hosts: frozenset[bytes] = frozenset()
+
+    def listen_on(self, address: Address) -> None:
+        """The port is known from now on."""
+        self._hosts = frozenset(f"{name}:{address.port}".encode() for name in LOOPBACK_NAMES)
+
+    def refuse_connection(self, request: Request) -> Response | None:
+        problem = find_foreign_page(request.headers, self._hosts.__contains__)
+        return error_response(403, problem) if problem else None
+
+    async def refuse(self, request: Request) -> Response | None:
+        token = bearer_token(request)
+        if token and hmac.compare_digest(token, self.token.encode()):
+            return None
+        return error_response(401, "open the address that `tessera dashboard` printed: it has a token", CHALLENGE)
+
+    def user_of(self, request: Request) -> str:
+        return ""
+
+
+class ReviewedAccess:
+    """For callers of a cluster whom the apiserver allows it. The name under which they reach the page does not matter:
+    without a token, which no other page knows, there is nothing to see."""
+
+    def __init__(self, review: AccessReview) -> None:
+        self._review = review
+
+    def refuse_connection(self, request: Request) -> Response | None:
+        return None
+
+    async def refuse(self, request: Request) -> Response | None:
+        return await self._review.refuse(request)
+
+    def user_of(self, request: Request) -> str:
+        return self._review.user_of(request)
+
+
+HOST = "127.0.0.1"
+GRACE_S = 1.0
+
+
+@asynccontextmanager
+async def serve_page(source: PageSource, *, port: int = 0, now: Callable[[], float] = time.time) -> AsyncIterator[str]:
+    """For as long as the block lasts; gives the address with its token. `now` is the time of what is shown. Raises
+    InspectionError if the port is taken."""
+    access = LoopbackAccess()
+    server = PageServer(LiveState(source, now=now), access)
+    listener = Listener(Address(HOST, port), server.routes(), headers=SECURITY_HEADERS, grace=GRACE_S)
+    try:
+        await listener.start()
+    except OSError as error:
+        raise InspectionError(f"cannot listen on {HOST}:{port}: {error.strerror or error}") from error
+    access.listen_on(listener.address)
+    try:
+        yield f"http://{listener.address}/#token={access.token}"
+    finally:
+        await server.close()
+        await listener.stop()

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.inspect.dashboard.access import serve_page
+from tessera.inspect.dashboard.server import serve_page
 from tessera.kube.errors import KubeError
 from tessera.lab.demo.cluster import DemoCluster, DemoError, demo_cluster
 from tessera.lab.demo.screens import DemoStarted, Screen
