@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext, WaitingRow, encode
+from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext, Totals, WaitingRow, encode
 from tessera.inspect.dashboard.room import count_slices
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
-from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.journal_filter import subject_of
 from tessera.inspect.journal_source import JournalSource
 from tessera.inspect.render.journal import ask_text, grants_text, reasons_text, record_text

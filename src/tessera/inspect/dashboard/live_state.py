@@ -23,10 +23,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tessera.inspect.dashboard.documents import NodeDocument, NodeRenderer, RenderContext, encode
+from tessera.inspect.dashboard.documents import NodeDocument, NodeRenderer, RenderContext, Totals, encode
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import in_steps, pause_for
-from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.dashboard.waiting import WaitingPods
 from tessera.inspect.state import Json
 from tessera.inspect.utilization import MeasuredUse

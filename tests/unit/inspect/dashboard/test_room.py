@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tessera.inspect.dashboard.documents import NO_ORIGIN, NodeRenderer, RenderContext
+from tessera.inspect.dashboard.documents import NO_ORIGIN, NodeRenderer, RenderContext, Totals
 from tessera.inspect.dashboard.room import Room, SliceSize
-from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.simulation import simulate
 from tests.support.builders import A100_40GB, NodeBuilder, PodBuilder, cluster, gpu_pod, node

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext
-from tessera.inspect.dashboard.totals import Totals
+from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext, Totals
 from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
 from tests.support.builders import cluster, gpu_pod, node
 
