@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from tessera.files.documents import DocumentError, yaml_events
-from tessera.inspect.anonymize_selectors import SelectorReplacer, published_texts
+from tessera.inspect.anonymize_selectors import ChangeText, SelectorReplacer, published_texts
 from tessera.inspect.state import ClaimObjects, ClusterState, Json
 from tessera.wire import keys
 from tessera.wire.pod_groups import COSCHEDULING_GROUP, GANG, GROUP_KEYS, KUEUE_GROUP, VOLCANO_GROUP
@@ -36,7 +36,7 @@ NAMES = {
     "resourceClaimTemplateName": "templates",
     "deviceClassName": "classes",
 }
-"""Members that hold a name, wherever they stand, and what `FoundNames` calls such names."""
+"""Members that hold a name, wherever they stand, and what they name, a key of `WORDS`."""
 
 REFERENCES = {"ownerReferences": "pods", "reservedFor": "pods"}
 """Lists whose entries are about something else, which `name` names. Only the owners of claims are held: pods."""
@@ -51,78 +51,67 @@ LABELS = frozenset({"labels", "annotations"})
 TEXTS = frozenset({"nodeSelector", "affinity", "allocation"})
 """Members with texts of any form, which may contain names of nodes. So may `LABELS`."""
 
+WORDS = {
+    "nodes": "node",
+    "namespaces": "ns",
+    "pods": "pod",
+    "quotas": "quota",
+    "uids": "uid",
+    "processes": "process",
+    "claims": "claim",
+    "templates": "template",
+    "classes": "class",
+}
+"""What has names, and the word that its new names begin with."""
+
 _RUN = re.compile(r"[A-Za-z0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundNames:
-    """The names that have to be replaced."""
+class _FoundNames(dict[str, str]):
+    """Keeps every name that is looked up, and leaves it as it is."""
 
-    nodes: set[str] = field(default_factory=set)
-    namespaces: set[str] = field(default_factory=set)
-    pods: set[str] = field(default_factory=set)
-    quotas: set[str] = field(default_factory=set)
-    uids: set[str] = field(default_factory=set)
-    processes: set[str] = field(default_factory=set)
-    claims: set[str] = field(default_factory=set)
-    templates: set[str] = field(default_factory=set)
-    classes: set[str] = field(default_factory=set)
+    def __missing__(self, name: str) -> str:
+        self[name] = name
+        return name
 
-    def add_state(self, state: ClusterState) -> None:
-        self.nodes.update(state.others, (each["spec"]["pool"]["name"] for each in state.dra.slices))
-        for kind, documents in _named_objects(state).items():
-            for each in documents:
-                for names, name in _names_in(each, kind, within=""):
-                    getattr(self, names).add(name)
 
-    def renamed(self, key: bytes) -> NewNames:
-        return NewNames(
-            nodes=_renamed("node", self.nodes, key),
-            namespaces=_renamed("ns", self.namespaces, key),
-            pods=_renamed("pod", self.pods, key),
-            quotas=_renamed("quota", self.quotas, key),
-            uids=_renamed("uid", self.uids, key),
-            processes=_renamed("process", self.processes, key),
-            claims=_renamed("claim", self.claims, key),
-            templates=_renamed("template", self.templates, key),
-            classes=_renamed("class", self.classes, key),
-            hash_text=partial(_digest, key, "text"),
-        )
+def _unchanged(text: str) -> str:
+    return text
 
 
 @dataclass(frozen=True, slots=True)
-class NewNames:
-    """New names by old ones."""
+class Names:
+    """New names by old ones. They have to be known before the first is replaced, so everything is gone through twice:
+    first with `Names()`, which finds all names and changes none, then with what `renamed` makes of it."""
 
-    nodes: Mapping[str, str]
-    namespaces: Mapping[str, str]
-    pods: Mapping[str, str]
-    quotas: Mapping[str, str]
-    uids: Mapping[str, str]
-    processes: Mapping[str, str]
-    claims: Mapping[str, str]
-    templates: Mapping[str, str]
-    classes: Mapping[str, str]
-    hash_text: Callable[[str], str]
+    tables: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {what: _FoundNames() for what in WORDS})
+    """by the keys of `WORDS`"""
+    text: ChangeText = _unchanged
+    """replaces names of nodes and uids where they are whole words"""
+    lock: ChangeText = _unchanged
+    """the same for the owner of a lock. Elsewhere the words that namespaces and pods are called could mean anything"""
+    hash_text: ChangeText = _unchanged
     """for strings in selectors, and the words of pods for their claims"""
+
+    def renamed(self, key: bytes) -> Names:
+        tables = {what: _renamed(WORDS[what], set(found), key) for what, found in self.tables.items()}
+        text = _replacer({**tables["nodes"], **tables["uids"]})
+        owner = _replacer({**tables["namespaces"], **tables["pods"]})
+        return Names(tables, text, lambda lock: owner(text(lock)), partial(_digest, key, "text"))
 
 
 def anonymize(state: ClusterState, key: bytes) -> ClusterState:
-    found = FoundNames()
-    found.add_state(state)
+    found = Names()
+    anonymize_state(state, found)
     return anonymize_state(state, found.renamed(key))
 
 
-def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
+def anonymize_state(state: ClusterState, names: Names) -> ClusterState:
     """`names` has all names of the state, and perhaps those of a journal."""
-    replacer = TextReplacer(names)
-    anonymizer = _ObjectAnonymizer(names, replacer, published_texts(state.dra.slices))
-    renamed = {
-        kind: tuple(anonymizer.change(each, kind, within="") for each in documents)
-        for kind, documents in _named_objects(state).items()
-    }
-    # Pools are named after nodes, and cards may be.
-    slices = tuple(replace_texts(each, replacer.text) for each in state.dra.slices)
+    anonymizer = _ObjectAnonymizer(names, published_texts(state.dra.slices))
+    nodes = names.tables["nodes"]
+    for each in state.dra.slices:
+        _ = nodes[each["spec"]["pool"]["name"]]  # Pools are named after nodes, and cards may be.
     setup = msgspec.structs.replace(
         state.setup,
         device_config=_without_comments(state.setup.device_config),
@@ -132,11 +121,16 @@ def anonymize_state(state: ClusterState, names: NewNames) -> ClusterState:
     return replace(
         state,
         source="",
-        nodes=renamed["nodes"],
-        pods=renamed["pods"],
-        quotas=renamed["quotas"],
-        dra=ClaimObjects(slices, renamed["classes"], renamed["claims"], renamed["templates"]),
-        others={names.nodes[node]: ask for node, ask in state.others.items()},
+        nodes=anonymizer.objects("nodes", state.nodes),
+        pods=anonymizer.objects("pods", map(_without_workload, state.pods)),
+        quotas=anonymizer.objects("quotas", state.quotas),
+        dra=ClaimObjects(
+            tuple(replace_texts(each, names.text) for each in state.dra.slices),
+            anonymizer.objects("classes", state.dra.classes),
+            anonymizer.objects("claims", state.dra.claims),
+            anonymizer.objects("templates", state.dra.templates),
+        ),
+        others={nodes[node]: ask for node, ask in state.others.items()},
         setup=setup,
         unseen=tuple(text.partition(" (")[0] for text in state.unseen),
     )
@@ -150,36 +144,12 @@ def _without_comments(text: str | None) -> str | None:
         return None
 
 
-class TextReplacer:
-    """Replaces names in texts where they are whole words."""
-
-    def __init__(self, names: NewNames) -> None:
-        self.text = _replacer({**names.nodes, **names.uids})
-        self._owner = _replacer({**names.namespaces, **names.pods})
-
-    def lock(self, text: str) -> str:
-        """The owner of a lock. Elsewhere the words that namespaces and pods are called could mean anything."""
-        return self._owner(self.text(text))
-
-
-def replace_texts(value: Any, change: Callable[[str], str]) -> Any:
+def replace_texts(value: Any, change: ChangeText) -> Any:
     if isinstance(value, dict):
         return {key: replace_texts(member, change) for key, member in value.items()}
     if isinstance(value, list):
         return [replace_texts(member, change) for member in value]
     return change(value) if isinstance(value, str) else value
-
-
-def _named_objects(state: ClusterState) -> dict[str, tuple[Json, ...]]:
-    """The objects that have names of their own, by what `FoundNames` calls those."""
-    return {
-        "nodes": state.nodes,
-        "pods": tuple(_without_workload(pod) for pod in state.pods),
-        "quotas": state.quotas,
-        "classes": state.dra.classes,
-        "claims": state.dra.claims,
-        "templates": state.dra.templates,
-    }
 
 
 def _without_workload(pod: Json) -> Json:
@@ -192,64 +162,48 @@ def _without_workload(pod: Json) -> Json:
     return {**pod, "metadata": metadata}
 
 
-def _names_in(value: Any, kind: str, *, within: str) -> Iterator[tuple[str, str]]:
-    """The names in an object of this kind, or in its member `within`, each after what `FoundNames` calls it."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _names_in(each, kind, within=within)
-    elif isinstance(value, dict):
-        for member, inner in value.items():
-            if names := _names_of(member, kind, within):
-                yield names, inner
-            elif member in LABELS:
-                yield from (("pods", text) for name, text in inner.items() if name in GROUP_NAMES)
-            elif member not in TEXTS:
-                yield from _names_in(inner, kind, within=member)
-
-
-def _names_of(member: str, kind: str, within: str) -> str | None:
-    """What `FoundNames` calls the name in this member of `within`, in an object of this kind. None: it is no name."""
-    if member == "name":
-        return kind if within == "metadata" else REFERENCES.get(within)
-    return NAMES.get(member)
-
-
 class _ObjectAnonymizer:
     """Replaces the names in API objects. `published`: every name and value that devices have."""
 
-    def __init__(self, names: NewNames, replacer: TextReplacer, published: set[str]) -> None:
+    def __init__(self, names: Names, published: set[str]) -> None:
         self._names = names
-        self._replacer = replacer
-        self._selectors = SelectorReplacer(published, digest=names.hash_text, node_text=replacer.text)
+        self._selectors = SelectorReplacer(published, digest=names.hash_text, node_text=names.text)
 
-    def change(self, value: Any, kind: str, *, within: str) -> Any:
+    def objects(self, kind: str, documents: Iterable[Json]) -> tuple[Json, ...]:
+        """Objects whose own names are of this kind."""
+        return tuple(self._change(each, kind, within="") for each in documents)
+
+    def _change(self, value: Any, kind: str, *, within: str) -> Any:
         """An object of this kind, or its member `within`."""
         if isinstance(value, list):
-            return [self.change(each, kind, within=within) for each in value]
+            return [self._change(each, kind, within=within) for each in value]
         if not isinstance(value, dict):
             return value
         return {member: self._member(member, inner, kind, within) for member, inner in value.items()}
 
     def _member(self, member: str, value: Any, kind: str, within: str) -> Any:
-        if names := _names_of(member, kind, within):
-            return getattr(self._names, names)[value]
+        names = self._names
+        named_within = kind if within == "metadata" else REFERENCES.get(within)
+        named = named_within if member == "name" else NAMES.get(member)
+        if named is not None:
+            return names.tables[named][value]
         if member == "name" and within in OWN_WORDS:
-            return self._names.hash_text(value)
+            return names.hash_text(value)
         if member in LABELS:
             return {name: self._label(name, text) for name, text in value.items()}
         if member in TEXTS:
-            return replace_texts(value, self._replacer.text)
+            return replace_texts(value, names.text)
         if member == "expression":
             return self._selectors.text(value)
         if member == "message":
             return ""  # of a condition: free text, which may contain any name
-        return self.change(value, kind, within=member)
+        return self._change(value, kind, within=member)
 
     def _label(self, name: str, text: str) -> str:
         if name in GROUP_NAMES:
-            return self._names.pods[text]
+            return self._names.tables["pods"][text]
         is_lock = name == keys.NODE_LOCK or name.endswith(".lock")
-        return self._replacer.lock(text) if is_lock else self._replacer.text(text)
+        return self._names.lock(text) if is_lock else self._names.text(text)
 
 
 def _renamed(word: str, old: set[str], key: bytes) -> dict[str, str]:
@@ -265,7 +219,7 @@ def _digest(key: bytes, word: str, name: str) -> str:
     return hmac.new(key, f"{word}/{name}".encode(), "sha256").hexdigest()[:LENGTH]
 
 
-def _replacer(table: Mapping[str, str]) -> Callable[[str], str]:
+def _replacer(table: Mapping[str, str]) -> ChangeText:
     """Names are looked up by their first run of letters and digits: there are too many for one pattern."""
     by_start: dict[str, list[str]] = {}
     for name in sorted(table, key=len, reverse=True):

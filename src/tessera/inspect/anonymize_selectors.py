@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from tessera.inspect.state import Json
 
 ChangeText = Callable[[str], str]
-Hash = Callable[[str], str]
 
 _STRING_OR_COMMENT = re.compile(
     r"""(?P<comment>//[^\n]*)
@@ -26,7 +25,7 @@ class SelectorReplacer:
     """Replaces strings in CEL expressions. `published`: every name and value that devices have. `node_text` replaces
     names of nodes and uids in strings that stay."""
 
-    def __init__(self, published: Iterable[str], *, digest: Hash, node_text: ChangeText) -> None:
+    def __init__(self, published: Iterable[str], *, digest: ChangeText, node_text: ChangeText) -> None:
         self._published = frozenset(published)
         self._digest = digest
         self._node_text = node_text

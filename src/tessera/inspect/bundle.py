@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import AsyncIterable
 from typing import IO
 
+import msgspec
+
 from tessera.files.reader import GZIP, ArchiveMember, ByteSource, UnpackedFile, open_file, read_stream
-from tessera.inspect.anonymize import FoundNames, anonymize_state
-from tessera.inspect.anonymize_journal import JournalAnonymizer, find_names
+from tessera.inspect.anonymize import Names, anonymize_state
+from tessera.inspect.anonymize_journal import JournalAnonymizer
 from tessera.inspect.snapshots import encode_snapshot
 from tessera.inspect.state import ClusterState, InspectionError
-from tessera.wire.journal import Record, decode_record, encode_record
+from tessera.wire.journal import Record, encode_record
 
 SNAPSHOT = "snapshot.json"
 JOURNAL = "journal.jsonl"
@@ -28,22 +30,26 @@ async def write_bundle(path: str, state: ClusterState, records: AsyncIterable[Re
 
     The file is not touched before all records were read. Raises OSError.
     """
-    found = FoundNames()
-    found.add_state(state)
+    found = Names()
+    anonymizer = JournalAnonymizer(found)
     count = 0
     with tempfile.TemporaryFile() as spool:
         async for record in records:
             count += 1
-            find_names(record, found)
-            spool.write(encode_record(record))
+            line = encode_record(record)
+            spool.write(line)
+            if key is not None:
+                anonymizer.anonymize(msgspec.json.decode(line))
         if key is None:
             _write(path, encode_snapshot(state), spool, taken=state.taken)
             return count
+        anonymize_state(state, found)
         names = found.renamed(key)
         anonymizer = JournalAnonymizer(names)
         spool.seek(0)
         with tempfile.TemporaryFile() as renamed:
-            renamed.writelines(encode_record(anonymizer.anonymize(decode_record(line))) for line in spool)
+            for line in spool:
+                renamed.write(msgspec.json.encode(anonymizer.anonymize(msgspec.json.decode(line))) + b"\n")
             _write(path, encode_snapshot(anonymize_state(state, names), hashed=True), renamed, taken=state.taken)
     return count
 

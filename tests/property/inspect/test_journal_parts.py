@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import fields
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.inspect.anonymize import FoundNames
-from tessera.inspect.anonymize_journal import JournalAnonymizer, find_names
+from tessera.inspect.anonymize import WORDS, Names
+from tessera.inspect.anonymize_journal import JournalAnonymizer
 from tessera.inspect.journal_filter import RecordFilter, begin_at
 from tessera.inspect.render.journal import difference_lines
 from tessera.inspect.replay import Timeline
-from tessera.wire.journal import Placed, PodRecord, Record, Refused, SnapshotEnd, Start, StateRecord, encode_record
+from tessera.wire.journal import (
+    Placed,
+    PodRecord,
+    Record,
+    Refused,
+    SnapshotEnd,
+    Start,
+    StateRecord,
+    decode_record,
+    encode_record,
+)
 from tests.support import strategies as some
 from tests.support.examples import examples
 from tests.support.journals import decide_again
@@ -109,15 +119,16 @@ def test_a_filter_leaves_the_records_that_are_about_all_that_is_given(
 @given(life=lives())
 def test_a_journal_with_other_names_replays_equally(life: RecordedCluster) -> None:
     records = written(life.records)
-    found, again = FoundNames(), FoundNames()
+    found, again = Names(), Names()
     for record in records:
-        find_names(record, found)
-    anonymizer = JournalAnonymizer(found.renamed(b"key"))
-    renamed = written([anonymizer.anonymize(record) for record in records])
-    for record in renamed:
-        find_names(record, again)
-    for one in fields(FoundNames):
-        before, after = getattr(found, one.name) - {""}, getattr(again, one.name) - {""}
+        JournalAnonymizer(found).anonymize(msgspec.json.decode(encode_record(record)))
+    names = found.renamed(b"key")
+    plain = [JournalAnonymizer(names).anonymize(msgspec.json.decode(encode_record(record))) for record in records]
+    renamed = [decode_record(msgspec.json.encode(record)) for record in plain]
+    for one in plain:
+        JournalAnonymizer(again).anonymize(one)
+    for what in WORDS:
+        before, after = set(found.tables[what]) - {""}, set(again.tables[what]) - {""}
         assert len(before) == len(after)
         assert before.isdisjoint(after)
     counts, difference = decide_again(renamed)
