@@ -371,6 +371,14 @@ class Gang:
         """What the last plan in vain depended on is another now."""
         self.wait.tried = None
 
+    def note_complete(self) -> None:
+        """The last required member is there: what is said of a gang that is not complete is not true any more."""
+        self.wait.plan_at = 0.0
+
+    def note_turn(self, now: float) -> None:
+        """Its turn has ended."""
+        self.wait.turned = now
+
     # -- transitions
 
     def begin_plan(self, now: float, *, patience: float, longest: float) -> None:

@@ -159,7 +159,7 @@ class GangRegistry:
             gang.members.add(member)
             gang.note_change()
             if gang.present == gang.required:
-                gang.wait.plan_at = 0.0  # What is said of a gang that is not complete is not true any more.
+                gang.note_complete()
             self._gang_of[request.uid] = gang
             self._unshown[request.uid] = member
         elif len(gang.members) == 1 and gang.state is GangState.WAITING:

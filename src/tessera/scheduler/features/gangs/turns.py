@@ -202,7 +202,8 @@ class GangTurns:
     def end(self, gang: Gang | None = None) -> None:
         """The gang needs its turn no more; None: no gang has one any more. What is held stays its own."""
         if self.favoured is not None and (gang is None or self.favoured is gang):
-            self.favoured.wait.turned, self.favoured = self._now(), None
+            self.favoured.note_turn(self._now())
+            self.favoured = None
 
     def end_overdue(self) -> None:
         if self.favoured is not None and self._now() >= self._ends:
