@@ -29,7 +29,7 @@ from bench.cluster_rounds import BARE, NOOP, STOCK, TESSERA, Bench, Failure, Rou
 from bench.measurement import progress
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.objects import JSON_ACCESSOR
+from tessera_lab.sandbox.objects import JSON_ACCESSOR
 from tests.e2e.cluster import end_tasks
 from tests.e2e.processes import NotStarted
 from tools.kubernetes import build

@@ -16,9 +16,9 @@ from bench.cluster_pods import MEASURED, SHAPES
 from bench.cluster_rounds import STOCK, TESSERA, Bench, Side, bench, kube_scheduler, several, until
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.wire.resource_api import API_VERSION, DRIVER, MANAGED
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import FromFiles, Replica
 from tests.support.builders import NodeBuilder

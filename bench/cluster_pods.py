@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.cards import VENDOR
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.cards import VENDOR
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 
 MEASURED, LOADED = "measured", "loaded"
 """namespaces"""

@@ -29,12 +29,12 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Candidates, Refused, Selected, Selector
-from tessera.lab.simulator.claims import CLASSES, pool_of
 from tessera.vendors.base import Switches
 from tessera.vendors.claims import ClaimAsk, read_claim, with_claims, with_published
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire.resource_api import DRIVER, ResourceClaim
+from tessera_lab.simulator.claims import CLASSES, pool_of
 
 NVIDIA = "NVIDIA"
 CARD_MEMORY = 81_920

@@ -27,13 +27,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bench.measurement import progress
-from tessera.lab.simulator.churn import ChurnOptions, replay
-from tessera.lab.simulator.families import FAMILIES
-from tessera.lab.simulator.plot import line_plot, plot_grid
-from tessera.lab.simulator.results import Progress, ResultsError, ResultsFile
-from tessera.lab.simulator.runs import run_in_processes
-from tessera.lab.simulator.saturation import SaturationOptions, saturate
-from tessera.lab.simulator.traces import Trace, TraceError, read_trace
+from tessera_lab.simulator.churn import ChurnOptions, replay
+from tessera_lab.simulator.families import FAMILIES
+from tessera_lab.simulator.plot import line_plot, plot_grid
+from tessera_lab.simulator.results import Progress, ResultsError, ResultsFile
+from tessera_lab.simulator.runs import run_in_processes
+from tessera_lab.simulator.saturation import SaturationOptions, saturate
+from tessera_lab.simulator.traces import Trace, TraceError, read_trace
 
 OURS = "fragmentation"
 SIMPLE = ("first-fit", "best-fit", "fgd", "binpack-binpack", "binpack-spread")

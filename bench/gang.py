@@ -31,8 +31,8 @@ from bench.measurement import progress
 from tessera.kube.errors import ApiError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import JSON_ACCESSOR, condition_of, node_of
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import JSON_ACCESSOR, condition_of, node_of
 from tests.e2e.cluster import end_tasks
 from tests.e2e.processes import NotStarted
 from tools.kubernetes import build

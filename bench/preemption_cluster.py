@@ -22,9 +22,9 @@ from bench.cluster_rounds import CARDS, TESSERA, Bench, bench, several, until
 from bench.measurement import progress
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS, Resource
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import JSON_ACCESSOR, node_of
 from tessera.wire import keys
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import JSON_ACCESSOR, node_of
 from tests.e2e.cluster import end_tasks
 
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", False)

@@ -19,8 +19,8 @@ from statistics import fmean
 from unittest.mock import patch
 
 from bench.variants import openb
-from tessera.lab.simulator.saturation import saturate
-from tessera.lab.simulator.traces import Trace
+from tessera_lab.simulator.saturation import saturate
+from tessera_lab.simulator.traces import Trace
 
 TRACES = ("default", "gpuspec20", "multigpu20")
 SEEDS = (52,)

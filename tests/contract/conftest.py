@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
-from tessera.lab.sandbox.controllers.loop import ControllerLoop
+from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera_lab.sandbox.controllers.loop import ControllerLoop
 from tests.contract.client import Client, Json, client, read_kubeconfig
 
 

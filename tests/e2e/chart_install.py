@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from tessera.lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.api.kinds import Json
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import Program
 from tests.support.ports import free_ports

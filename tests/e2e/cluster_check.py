@@ -10,11 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tessera.core.ledger import Ledger, replay
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_QUOTAS, RESOURCE_SLICES
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera.lab.sandbox.nodes.cards import A100_MEMORY
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.vendors.base import Switches
 from tessera.vendors.claims import claim_facts, pool_devices
 from tessera.vendors.node_reader import node_facts, quota_facts
@@ -23,6 +18,11 @@ from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.quantity import Whole, read
 from tessera.wire.resource_api import ResourceClaim, ResourceSlice
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera_lab.sandbox.nodes.cards import A100_MEMORY
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tests.support.claim_scheduler import holders
 from tests.support.visible_devices import in_visible_order
 

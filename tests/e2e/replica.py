@@ -19,7 +19,7 @@ import aiohttp
 import trustme
 import yaml
 
-from tessera.lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.api.kinds import Json
 from tests.e2e.cluster_check import Scrape
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import LOOK_S, ForkedProgram, Program

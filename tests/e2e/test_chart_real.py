@@ -18,15 +18,15 @@ import tessera
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
 from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.resource_api import MANAGED
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.fleet import SimulatedFleet
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, apply, install
 from tests.e2e.cluster import end_tasks, make_namespace

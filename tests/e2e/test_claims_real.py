@@ -15,13 +15,13 @@ import pytest
 from tessera.core.audit import audit
 from tessera.core.devices import NOTHING, Device
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.claims import ClaimKey, Environments
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import node_of, uid_of
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera.wire.resource_api import API_VERSION, DRIVER, ResourceClaim
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.claims import ClaimKey, Environments
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import node_of, uid_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed
 from tests.e2e.conftest import Tell

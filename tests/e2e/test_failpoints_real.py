@@ -9,10 +9,10 @@ import pytest
 from grpc import aio
 
 from tessera.core.audit import audit
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.services.failpoints import VARIABLE, Failpoint
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed
 from tests.e2e.control_plane import ControlPlane

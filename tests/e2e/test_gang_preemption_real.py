@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.lab.sandbox.api.kinds import Json
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera.wire.keys import NOMINATED
+from tessera_lab.sandbox.api.kinds import Json
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.api.kinds import Json
 from tessera.vendors.base import Switches
 from tessera.vendors.nvidia.downward_api import PROTECTED
 from tessera.vendors.registry import build_vendors
+from tessera_lab.sandbox.api.kinds import Json
 from tests.contract.client import STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.chart_install import PLAIN_VENDORS, TRUSTED, ChartInstall, apply, install
 from tests.e2e.control_plane import ControlPlane

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import node_of
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.support.product import container, gpu_pod, pod

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, slices_of
-from tessera.lab.sandbox.nodes.cards import VENDOR, gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import annotations_of, node_of, uid_of
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, slices_of
+from tessera_lab.sandbox.nodes.cards import VENDOR, gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import annotations_of, node_of, uid_of
 from tests.e2e.cluster import cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.support.product import gpu_pod

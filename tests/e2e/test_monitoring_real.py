@@ -22,15 +22,15 @@ import yaml
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.lab.demo import cluster as demo
-from tessera.lab.demo.story import STORY
-from tessera.lab.sandbox.objects import annotations_of, uid_of
 from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.process import MonitorProcess
 from tessera.monitor.settings import MonitorSettings
 from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
 from tessera.wire.pod_devices import decode_pod_devices
+from tessera_lab.demo import cluster as demo
+from tessera_lab.demo.story import STORY
+from tessera_lab.sandbox.objects import annotations_of, uid_of
 from tests.e2e.conftest import Tell
 from tests.e2e.processes import Program
 from tests.support.agent import agent_node

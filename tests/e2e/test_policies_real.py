@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.support.product import gpu_pod

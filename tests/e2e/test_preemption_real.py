@@ -10,11 +10,11 @@ import pytest
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import POD_DISRUPTION_BUDGETS, Resource
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import node_of
 from tessera.services.failpoints import VARIABLE, Failpoint
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until

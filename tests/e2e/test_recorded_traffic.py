@@ -18,11 +18,11 @@ import pytest
 import pytest_asyncio
 import trustme
 
-from tessera.lab.sandbox.api.kinds import PODS
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import REGISTER, SimulatedNode
 from tessera.wire.registration import encode_registration_json
+from tessera_lab.sandbox.api.kinds import PODS
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import REGISTER, SimulatedNode
 from tests.support.commands import scheduler
 from tests.support.json_patches import patched
 from tests.support.scheduler_process import Caller, calling, trusting, write_pair

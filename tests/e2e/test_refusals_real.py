@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import has_ended, node_of
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import has_ended, node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.conftest import Tell
 from tests.e2e.control_plane import ControlPlane

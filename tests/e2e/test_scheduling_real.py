@@ -10,12 +10,12 @@ import pytest
 
 from tessera.core.devices import Device
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS, Resource
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
-from tessera.lab.sandbox.nodes.node import AgentKind, SimulatedNode
-from tessera.lab.sandbox.objects import node_of, phase_of
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
+from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera_lab.sandbox.objects import node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until

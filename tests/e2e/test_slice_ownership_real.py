@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, VISIBLE
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import annotations_of, uid_of
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, VISIBLE
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import annotations_of, uid_of
 from tests.e2e.cluster import cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.support.product import container, gpu_pod, pod

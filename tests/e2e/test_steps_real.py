@@ -9,12 +9,12 @@ import asyncio
 
 import pytest
 
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import AgentKind, SimulatedNode
-from tessera.lab.sandbox.objects import annotations_of, node_of
-from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera_lab.sandbox.objects import annotations_of, node_of
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until

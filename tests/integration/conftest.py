@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.kube.backoff import Backoff
-from tessera.lab.sandbox.scheduling import queue
 from tessera.node.health import hardware_watch
+from tessera_lab.sandbox.scheduling import queue
 
 BACKOFF = Backoff(initial=0.1, cap=10.0)
 SCAN_GAP_S = 0.1

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import http_api
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.event_loops import in_real_time
 from tests.support.product import gpu_pod, product
 

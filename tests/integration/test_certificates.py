@@ -18,10 +18,6 @@ import pytest
 import trustme
 
 from tessera.kube.resources import MUTATING_WEBHOOKS, SECRETS
-from tessera.lab.sandbox.api.faults import Hold
-from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
-from tessera.lab.sandbox.api.kinds import SECRETS as SECRET_KIND
-from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.certificates import tls
 from tessera.scheduler.certificates.authority import DAY, LEAF_S, facts_of, split_bundle
 from tessera.scheduler.certificates.tls import ServingTls
@@ -29,6 +25,10 @@ from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, SelfManaged, Settings, TlsFiles
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener
+from tessera_lab.sandbox.api.faults import Hold
+from tessera_lab.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
+from tessera_lab.sandbox.api.kinds import SECRETS as SECRET_KIND
+from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.event_loops import on_uvloop
 from tests.support.logs import captured
 from tests.support.product import gpu_pod

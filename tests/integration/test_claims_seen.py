@@ -28,9 +28,9 @@ from tessera.inspect.state import ClusterState, Setup
 from tessera.inspect.usage import card_usage
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.lab.demo import manifests
-from tessera.lab.demo.cluster import DemoCluster, demo_cluster
-from tessera.lab.sandbox.api.faults import Fail
+from tessera_lab.demo import manifests
+from tessera_lab.demo.cluster import DemoCluster, demo_cluster
+from tessera_lab.sandbox.api.faults import Fail
 
 US = "tests"
 MANIFEST = yaml.safe_dump_all([manifests.CLAIM_TEMPLATE, {**manifests.CLAIMANT, "metadata": {"name": "more"}}])

@@ -14,10 +14,10 @@ import yaml
 from click.testing import CliRunner
 
 from tessera.cli import main
-from tessera.lab.sandbox.api.server import ApiServer
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.api.server import ApiServer
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, ended, scheduler
 from tests.support.product import gpu_pod
 from tests.support.scheduler_process import calling, trusting, write_pair

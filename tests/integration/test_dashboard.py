@@ -32,13 +32,13 @@ from tessera.inspect.snapshots import encode_snapshot
 from tessera.inspect.state import ListForbidden
 from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient
-from tessera.lab.sandbox.api.faults import Drop, Fail
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
 from tessera.wire.journal import Record
+from tessera_lab.sandbox.api.faults import Drop, Fail
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.builders import NOW, node
 from tests.support.builders import gpu_pod as builders_pod
 from tests.support.event_loops import in_real_time

@@ -19,15 +19,15 @@ import yaml
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import EVENTS, NODES, PODS
-from tessera.lab.demo import manifests
-from tessera.lab.demo.cluster import CannotStart, DemoCluster, DemoError, demo_cluster
-from tessera.lab.demo.machines import CARDS_FILE
-from tessera.lab.demo.runner import ENDED, DemoPlan, run_demo
-from tessera.lab.demo.screens import DemoStarted
-from tessera.lab.demo.story import STORY
-from tessera.lab.demo.view import CardView, ClusterView, take_view
-from tessera.lab.sandbox.api.kinds import DEPLOYMENTS, RESOURCE_CLAIMS
-from tessera.lab.sandbox.controllers.plan import active_pods
+from tessera_lab.demo import manifests
+from tessera_lab.demo.cluster import CannotStart, DemoCluster, DemoError, demo_cluster
+from tessera_lab.demo.machines import CARDS_FILE
+from tessera_lab.demo.runner import ENDED, DemoPlan, run_demo
+from tessera_lab.demo.screens import DemoStarted
+from tessera_lab.demo.story import STORY
+from tessera_lab.demo.view import CardView, ClusterView, take_view
+from tessera_lab.sandbox.api.kinds import DEPLOYMENTS, RESOURCE_CLAIMS
+from tessera_lab.sandbox.controllers.plan import active_pods
 from tests.support.commands import executed
 
 Json = dict[str, Any]
@@ -316,7 +316,7 @@ async def test_a_part_of_the_control_plane_that_fails_ends_the_demo(
     def broken(*arguments: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("tessera.lab.sandbox.controllers.loop.PLANNERS", {DEPLOYMENTS: broken})
+    monkeypatch.setattr("tessera_lab.sandbox.controllers.loop.PLANNERS", {DEPLOYMENTS: broken})
 
     async def use_it() -> None:
         async with demo_cluster(tmp_path) as cluster:

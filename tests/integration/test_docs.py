@@ -36,17 +36,17 @@ from tessera.kube.resources import (
     RESOURCE_CLAIMS,
     RESOURCE_QUOTAS,
 )
-from tessera.lab.demo.cluster import RESOURCES, SWITCHES, DemoCluster, demo_cluster
-from tessera.lab.demo.story import STORY
-from tessera.lab.demo.view import take_view
-from tessera.lab.sandbox.api.api_state import RequestContext
-from tessera.lab.sandbox.api.kinds import WORKLOADS as WORKLOAD_KINDS
-from tessera.lab.sandbox.api.request_url import RequestTarget
-from tessera.lab.sandbox.api.selectors import EVERYTHING
-from tessera.lab.sandbox.api.shapes import DeleteOptions
-from tessera.lab.sandbox.objects import condition_of, name_of, phase_of
 from tessera.vendors.registry import build_vendors
 from tessera.wire.keys import DRA_DRIVER
+from tessera_lab.demo.cluster import RESOURCES, SWITCHES, DemoCluster, demo_cluster
+from tessera_lab.demo.story import STORY
+from tessera_lab.demo.view import take_view
+from tessera_lab.sandbox.api.api_state import RequestContext
+from tessera_lab.sandbox.api.kinds import WORKLOADS as WORKLOAD_KINDS
+from tessera_lab.sandbox.api.request_url import RequestTarget
+from tessera_lab.sandbox.api.selectors import EVERYTHING
+from tessera_lab.sandbox.api.shapes import DeleteOptions
+from tessera_lab.sandbox.objects import condition_of, name_of, phase_of
 
 Json = dict[str, Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.lab.sandbox.api.faults import Fail
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.api.faults import Fail
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.product import Json, Product, gpu_pod, product
 
 US = "hami-scheduler"

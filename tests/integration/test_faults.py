@@ -9,15 +9,15 @@ import pytest
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
-from tessera.lab.sandbox.api.kinds import NODES as NODE_KIND
-from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
-from tessera.lab.sandbox.api.kinds import ResourceKind
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
 from tessera.scheduler import versioned_write
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
+from tessera_lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
+from tessera_lab.sandbox.api.kinds import NODES as NODE_KIND
+from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
+from tessera_lab.sandbox.api.kinds import ResourceKind
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Product, gpu_pod, product
 

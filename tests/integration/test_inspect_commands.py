@@ -33,9 +33,9 @@ from tessera.inspect.verdicts import FitsNowhere
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS
-from tessera.lab.sandbox.api.faults import Fail
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.api.faults import Fail
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.product import Product, container, gpu_pod, pod, product, sidecar
 
 US = "tessera-inspecting"

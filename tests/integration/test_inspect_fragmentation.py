@@ -21,9 +21,9 @@ from tessera.inspect.state import ClusterState
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.wire import keys
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.product import Product, container, gpu_pod, pod, product
 
 Json = dict[str, Any]

@@ -19,12 +19,12 @@ from tessera.kube.access import Access, load_access
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import LEASES, NAMESPACES, PODS
-from tessera.lab.demo.cluster import SERVICE
-from tessera.lab.sandbox.api.faults import Fail
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.wire.journal import Placed, Record, Released, Start, decode_record
+from tessera_lab.demo.cluster import SERVICE
+from tessera_lab.sandbox.api.faults import Fail
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.journals import decide_again
 from tests.support.product import Product, gpu_pod, product
 

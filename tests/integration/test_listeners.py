@@ -17,13 +17,13 @@ import trustme
 
 from tessera.http11.responses import MAX_BODY_BYTES
 from tessera.http11.server import KEEP_ALIVE_S
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.admission import SAMPLES
 from tests.support.event_loops import in_fake_time, on_uvloop
 from tests.support.product import gpu_pod

@@ -14,15 +14,15 @@ from prometheus_client.samples import Sample
 
 from tessera.core.devices import MigPlacement, MigSlot, NodeFacts
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import A100, A100_MEMORY, gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import service as module
 from tessera.scheduler.certificates.authority import facts_of
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Settings
 from tessera.wire import keys
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import A100, A100_MEMORY, gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.event_loops import on_uvloop
 from tests.support.logs import Logs, captured
 from tests.support.product import Product, gpu_pod, product

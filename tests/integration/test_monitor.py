@@ -17,13 +17,13 @@ from tessera.host.cards import InventoryError
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import RESOURCE_CLAIMS
-from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.monitor import process as module
 from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.process import MonitorProcess
 from tessera.monitor.settings import MonitorSettings
 from tessera.services.addresses import Address
 from tessera.wire.resource_api import DRIVER
+from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.commands import started
 from tests.support.scheduler_process import calling
 from tests.unit.monitor.builders import GPU_A, Slot, good, region

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.api.kinds import Json
 from tests.integration.test_filter_and_bind import node
 from tests.support.product import gpu_pod, product
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
-from tessera.lab.sandbox.objects import annotations_of
 from tessera.wire.handshake import encode_requesting
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
+from tessera_lab.sandbox.objects import annotations_of
 from tests.support.product import Json, Product, gpu_pod, product
 
 SHARED = {"gpu": 1, "mem": 1000}

@@ -14,13 +14,13 @@ import pytest
 
 from tessera.cli.grouped import read_file
 from tessera.core.audit import audit
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.process import Process
 from tessera.services import file_watch
 from tessera.wire.journal import Start
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.event_loops import on_uvloop
 from tests.support.journals import assert_same_ledger, records_of, replayed

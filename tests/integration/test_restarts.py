@@ -8,13 +8,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tessera.lab.sandbox.api.faults import Fail, Hold
-from tessera.lab.sandbox.api.kinds import PODS
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import annotations_of
-from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
+from tessera_lab.sandbox.api.faults import Fail, Hold
+from tessera_lab.sandbox.api.kinds import PODS
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import annotations_of
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Product, gpu_pod, product
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
-from tessera.lab.sandbox.api.faults import Fail, Hold
-from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import annotations_of
 from tessera.wire import keys
+from tessera_lab.sandbox.api.faults import Fail, Hold
+from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import annotations_of
 from tests.support.product import Product, gpu_pod, product
 
 US = "tessera-scheduler"

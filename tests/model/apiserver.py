@@ -240,7 +240,9 @@ class Client(KubeApi):
 
     async def list_pods(self, namespace: str) -> list[Pod]:
         pods = self.api.pods.objects
-        return await self._call(lambda: [pod for pod in pods.values() if pod.metadata.namespace == namespace], reads=True)
+        return await self._call(
+            lambda: [pod for pod in pods.values() if pod.metadata.namespace == namespace], reads=True
+        )
 
     async def get_node(self, name: str) -> Node:
         return await self._call(lambda: self.api.node(name), reads=True)

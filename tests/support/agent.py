@@ -23,14 +23,14 @@ from tessera.host.cards import CardFacts
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.api.server import ServerOptions
-from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.node.configuration import build_configuration
 from tessera.node.process import AgentProcess
 from tessera.node.settings import Configuration
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
+from tessera_lab.sandbox.api.server import ServerOptions
+from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.faulty_cards import FaultyCards
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.lab.sandbox.objects import annotations_of, containers_of, name_of
 from tessera.wire import keys
+from tessera_lab.sandbox.objects import annotations_of, containers_of, name_of
 from tests.support.agent import AgentNode, agent_node
 from tests.support.agent_api import REGISTER
 from tests.support.kubelet.pod_admission import Admission

@@ -21,7 +21,6 @@ from typing import Any
 from grpc import aio
 
 from tessera.kube.resources import RESOURCE_CLAIMS
-from tessera.lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
 from tessera.node.dra.driver import REGISTRATION_SOCKET
 from tessera.node.dra.prepared_claims import PREFIX
 from tessera.node.kubelet import channels
@@ -29,6 +28,7 @@ from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.kubelet import methods
 from tessera.wire.kubelet import plugin_registration_pb2 as registration
 from tessera.wire.resource_api import API_VERSION, DRIVER
+from tessera_lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
 from tests.support.agent import NODE, PATIENCE_S, TWO_CARDS, AgentNode, Json, agent_node
 from tests.support.kubelet.folders import plugins_folder
 

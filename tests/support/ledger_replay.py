@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 
 from tessera.core.audit import BROKEN, audit
 from tessera.core.ledger import Ledger, replay
-from tessera.lab.sandbox.api.kinds import NODES, PODS, RESOURCE_QUOTAS
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.scheduler.service import Service
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
+from tessera_lab.sandbox.api.kinds import NODES, PODS, RESOURCE_QUOTAS
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera_lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tests.support.visible_devices import in_visible_order
 
 _LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")

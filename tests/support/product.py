@@ -19,14 +19,14 @@ import trustme
 
 from tessera.core.ledger import Ledger
 from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
-from tessera.lab.sandbox.api.request_log import LoggedRequest
-from tessera.lab.sandbox.api.server import ServerOptions
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
 from tessera.scheduler.process import Process
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Leadership, Settings, TlsFiles
+from tessera_lab.sandbox.api.request_log import LoggedRequest
+from tessera_lab.sandbox.api.server import ServerOptions
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
 from tests.support.ledger_replay import unrest
 from tests.support.ports import free_ports
 from tests.support.replica import Replica, own_listeners

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address
+from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.ports import free_ports
 
 START_S = 60.0

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from tessera.lab.sandbox.api.certificates import for_loopback
 from tessera.scheduler.certificates.authority import Pair, make_authority, make_leaf
+from tessera_lab.sandbox.api.certificates import for_loopback
 
 GO = """
 package main

@@ -2,7 +2,7 @@
 
 One file per command, in this package; `COMMANDS` lists them. A command's module is imported only when that command
 runs or prints its own help, so that `tessera --help` stays quick however much the services import. The commands of
-the lab live in `tessera.lab`, which the wheel and the image leave out.
+the lab live in `tessera_lab`, which the wheel and the image leave out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "cordon": LazyCommand("tessera.cli.cordon:command", "Close cards to new pods."),
     "dashboard": LazyCommand("tessera.cli.dashboard:command", "Show a cluster's cards and waiting pods in a browser."),
     "demo": LazyCommand(
-        "tessera.lab.demo.command:command", "Try Tessera on this machine: no cluster, no GPU.", needs="tessera.lab"
+        "tessera_lab.demo.command:command", "Try Tessera on this machine: no cluster, no GPU.", needs="tessera_lab"
     ),
     "defrag": LazyCommand("tessera.cli.defrag:command", "Move pods so that whole cards, or given pods, fit."),
     "device-plugin": LazyCommand("tessera.cli.device_plugin:command", "Serve the GPUs of one node: the node agent."),

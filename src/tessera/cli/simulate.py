@@ -9,7 +9,7 @@ from tessera.cli.lazy import LazyCommand, LazyGroup
 COMMANDS: dict[str, LazyCommand] = {
     "pod": LazyCommand("tessera.cli.simulate_pod:command", "Where pods would go, how many fit, what stops the next."),
     "trace": LazyCommand(
-        "tessera.lab.simulator.command:command", "Compare policies on a trace of pods.", needs="tessera.lab"
+        "tessera_lab.simulator.command:command", "Compare policies on a trace of pods.", needs="tessera_lab"
     ),
 }
 """by name"""

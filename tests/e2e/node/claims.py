@@ -14,10 +14,10 @@ import yaml
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import phase_of
 from tessera.node.dra.prepared_claims import FILE
 from tessera.wire.resource_api import API_VERSION, DRIVER
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import phase_of
 from tests.e2e.cluster import clean_up, make_namespace
 from tests.e2e.node.agent import CDI, Agent
 from tests.e2e.node.cluster import PATIENCE_S, Node, environments

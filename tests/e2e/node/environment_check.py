@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera.lab.sandbox.objects import containers_of, key_of, uid_of
 from tessera.node.modes.hami_core import LIBRARY_HOME
 from tessera.wire.pod_devices import DeviceEntry
 from tessera.wire.quantity import Whole, read
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera_lab.sandbox.objects import containers_of, key_of, uid_of
 from tests.support.visible_devices import in_visible_order
 
 Environment = Mapping[str, str]

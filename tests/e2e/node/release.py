@@ -19,8 +19,8 @@ from typing import Any
 
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import phase_of, uid_of
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import phase_of, uid_of
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.node.cluster import GPU, Node
 from tests.e2e.node.control_plane import NODE

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import containers_of, is_sidecar
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import containers_of, is_sidecar
 from tests.e2e.node.image import PRINTING, TALKER
 from tests.support.product import container, pod, sidecar
 

@@ -13,14 +13,14 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from tessera.kube.resources import NODES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera.lab.sandbox.objects import annotations_of, phase_of, uid_of
 from tessera.node.dra.prepared_claims import FILE
 from tessera.node.modes.mig.records import FILE as MIG_FILE
 from tessera.wire import keys
 from tessera.wire.quantity import Whole, read
 from tessera.wire.resource_api import API_VERSION, DRIVER
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera_lab.sandbox.objects import annotations_of, phase_of, uid_of
 from tests.e2e.node.agent import CARDS, CDI, MEMORY
 from tests.e2e.node.cluster import PATIENCE_S, Node, NodeCluster, shared_cluster
 from tests.e2e.node.control_plane import NODE

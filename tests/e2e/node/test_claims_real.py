@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import annotations_of, uid_of
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import annotations_of, uid_of
 from tests.e2e.node.agent import SPLIT
 from tests.e2e.node.claims import ClaimCluster, claim, claim_cluster, pod, request, template
 from tests.e2e.node.cluster import PATIENCE_S, Node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.lab.sandbox.objects import annotations_of, node_of, phase_of
+from tessera_lab.sandbox.objects import annotations_of, node_of, phase_of
 from tests.e2e.node.agent import CARDS, MEMORY
 from tests.e2e.node.cluster import Node, NodeCluster, node_cluster
 from tests.e2e.node.control_plane import NODE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.lab.sandbox.objects import annotations_of
+from tessera_lab.sandbox.objects import annotations_of
 from tests.e2e.node.cluster import PATIENCE_S, Node, NodeCluster, node_cluster
 from tests.e2e.node.plugin_proxy import MARK, SwappingPluginProxy
 from tests.e2e.node.shapes import mixed

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.api.kinds import Json
 from tests.e2e.control_plane import ACCOUNTS
 from tests.e2e.node.cluster import Node, environments
 from tests.e2e.node.control_plane import NODE

@@ -14,10 +14,10 @@ from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import phase_of
 from tessera.node.modes.hami_core import LIBRARY_HOME
 from tessera.wire.journal import Placed
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import phase_of
 from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import clean_up, end_tasks, make_namespace
 from tests.e2e.control_plane import ControlPlane

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import phase_of, uid_of
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import phase_of, uid_of
 from tests.e2e.node.cluster import PATIENCE_S, Node, NodeCluster, node_cluster
 from tests.e2e.node.shapes import mixed
 

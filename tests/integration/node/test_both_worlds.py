@@ -18,7 +18,6 @@ from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.api import defaults
 from tessera.node import arbiter, cleanup
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
@@ -29,6 +28,7 @@ from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tessera.wire.objects import Node
 from tessera.wire.resource_api import CORDONED, MANAGED, MANAGED_BY_TESSERA, UNHEALTHY
+from tessera_lab.sandbox.api import defaults
 from tests.support.agent import NODE, Json
 from tests.support.dra import ClaimNode, claim_node
 from tests.support.fake_mps import FakeMps

@@ -13,7 +13,6 @@ import pytest
 
 from tessera.host.cards import CardEvent
 from tessera.kube.resources import NODES, RESOURCE_SLICES
-from tessera.lab.sandbox.api import defaults, kinds
 from tessera.node import cleanup, reconciler
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
 from tessera.node.fleet import Fleet
@@ -22,6 +21,7 @@ from tessera.node.modes.mig.mode import Mig
 from tessera.node.modes.mps import mode as mps
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.resource_api import CORDONED, DRIVER, HELD, UNHEALTHY
+from tessera_lab.sandbox.api import defaults, kinds
 from tests.support.agent import NODE, Json
 from tests.support.dra import ClaimNode, claim_node
 from tests.support.fake_mps import FakeMps

@@ -10,9 +10,9 @@ import pytest
 
 from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
-from tessera.lab.sandbox.api.faults import Fail
 from tessera.node.health import hardware_watch as watching
 from tessera.node.registration import registrar
+from tessera_lab.sandbox.api.faults import Fail
 from tests.support.agent import NODE, SPLIT, AgentNode, agent_node
 from tests.support.agent_api import registered
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.faults import Fail
 from tessera.node import cleanup
 from tessera.node import process as module
 from tessera.node.handover import status_writer as writing
 from tessera.node.modes.mps import mode as mps
 from tessera.services import file_watch
 from tessera.wire import keys
+from tessera_lab.sandbox.api.faults import Fail
 from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
 from tests.support.agent_api import REGISTER, registered
 from tests.support.fake_mps import FakeMps

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.faults import Fail
 from tessera.node.health import hardware_watch as watching
+from tessera_lab.sandbox.api.faults import Fail
 from tests.support.agent import NODE, SPLIT, TWO_CARDS, AgentNode, agent_node
 from tests.support.commands import started
 from tests.support.scheduler_process import calling

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.lab.sandbox.objects import has_ended, name_of, node_of
 from tessera.node.modes import container_dirs
 from tessera.node.modes.container_dirs import DirRetention
+from tessera_lab.sandbox.objects import has_ended, name_of, node_of
 from tests.support.agent_cluster import Json, ScheduledNode, allocates, is_handed_over, past_the_webhook, scheduled_node
 from tests.support.product import container, pod, sidecar
 

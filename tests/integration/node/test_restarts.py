@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from tessera.lab.sandbox.api.faults import Hold
-from tessera.lab.sandbox.objects import containers_of, node_of
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.modes import container_dirs
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.container_dirs import DirRetention
 from tessera.wire import keys
+from tessera_lab.sandbox.api.faults import Hold
+from tessera_lab.sandbox.objects import containers_of, node_of
 from tests.support.agent import AgentNode
 from tests.support.agent_cluster import Json, ScheduledNode, scheduled_node
 from tests.support.commands import Command, started

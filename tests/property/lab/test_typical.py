@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.lab.simulator.strategies.fgd import TypicalPods, whole_taken
-from tessera.lab.simulator.traces import WHOLE, Trace, TraceNode, TracePod, TraceRequest
+from tessera_lab.simulator.strategies.fgd import TypicalPods, whole_taken
+from tessera_lab.simulator.traces import WHOLE, Trace, TraceNode, TracePod, TraceRequest
 
 MODELS = ("A10", "T4")
 CPU = st.integers(0, 8).map(lambda number: 1_000 * number)

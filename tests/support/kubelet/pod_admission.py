@@ -14,13 +14,13 @@ from grpc import aio
 
 from tessera.kube.client import STRATEGIC_PATCH
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes import pod_statuses
-from tessera.lab.sandbox.nodes.environments import container_environment
-from tessera.lab.sandbox.objects import containers_of, is_sidecar, name_of, uid_of
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.mig import decode_mig_allocations
 from tessera.wire.pod_devices import decode_pod_devices
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.nodes import pod_statuses
+from tessera_lab.sandbox.nodes.environments import container_environment
+from tessera_lab.sandbox.objects import containers_of, is_sidecar, name_of, uid_of
 from tests.support.agent import ALLOCATED, NODE, AgentNode
 
 RESOURCE = "nvidia.com/gpu"

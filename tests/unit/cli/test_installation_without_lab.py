@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -26,14 +27,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    command = [sys.executable, *arguments]
+    # Without `site`, which would add the folder of the sources, and so the lab.
+    environment = {**os.environ, "PYTHONPATH": f"{installed}:{sysconfig.get_path('purelib')}"}
+    command = [sys.executable, "-S", *arguments]
     return subprocess.run(command, cwd=installed, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_the_wheel_leaves_the_lab_out(installed: Path) -> None:
     assert (installed / "tessera" / "scheduler").is_dir()
-    assert not (installed / "tessera" / "lab").exists()
+    assert not (installed / "tessera_lab").exists()
 
 
 def test_every_module_of_the_product_can_be_imported_without_the_lab(installed: Path) -> None:

@@ -16,12 +16,12 @@ from tessera.inspect.state import Setup
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.api.faults import Drop, Fail
-from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tessera.maintenance.cordon import NamedCard
 from tessera.maintenance.drain import Drain, DrainOptions, DrainResult, Holders, PodStage, find_holders
 from tessera.maintenance.render import LATE_BIND, drain_document, holders_table, result_lines
+from tessera_lab.sandbox.api.faults import Drop, Fail
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.claim_scheduler import claiming, resource_claim
 from tests.support.cluster_states import claim_objects, held, state_of

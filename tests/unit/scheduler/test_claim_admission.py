@@ -13,8 +13,6 @@ import pytest
 from tessera.core.ledger import Ledger
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from tessera.lab.sandbox.api.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATES
-from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.admission.claim_lookup import ClaimLookup
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
 from tessera.scheduler.admission.claim_templates import KEEP_S, RENEW_S, SEEN_S, USED, ClaimTemplates
@@ -24,6 +22,8 @@ from tessera.scheduler.settings import Settings
 from tessera.wire.admission import decode_review
 from tessera.wire.cel import compile_selector
 from tessera.wire.claim_spec import ResourceClaimTemplate
+from tessera_lab.sandbox.api.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATES
+from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.admission import Document, container, pod, vendors, verdict
 from tests.support.claim_scheduler import ClaimWorld, device_class
 

@@ -12,9 +12,9 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.api.server import ApiServer
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
+from tessera_lab.sandbox.api.server import ApiServer
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.contract.client import Client, client
 from tests.support.ports import free_ports
 

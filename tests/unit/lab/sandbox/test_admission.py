@@ -12,9 +12,9 @@ import pytest
 import trustme
 from aiohttp import web
 
-from tessera.lab.sandbox.api.kinds import PODS
-from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
-from tessera.lab.sandbox.api.shapes import ServiceReference
+from tessera_lab.sandbox.api.kinds import PODS
+from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera_lab.sandbox.api.shapes import ServiceReference
 from tests.contract.client import Client, Json, client
 from tests.contract.manifests import binding, pod
 

@@ -12,13 +12,13 @@ import pytest
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.api.faults import Fail
-from tessera.lab.sandbox.api.server import ServerOptions
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.scheduling.loop import SchedulingLoop
 from tessera.wire import keys
+from tessera_lab.sandbox.api.faults import Fail
+from tessera_lab.sandbox.api.server import ServerOptions
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.scheduling.loop import SchedulingLoop
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.api_state import RequestContext
-from tessera.lab.sandbox.api.kinds import (
+from tessera_lab.sandbox.api.api_state import RequestContext
+from tessera_lab.sandbox.api.kinds import (
     DEPLOYMENTS,
     EVENTS,
     JOBS,
@@ -23,17 +23,17 @@ from tessera.lab.sandbox.api.kinds import (
     STATEFUL_SETS,
     ResourceKind,
 )
-from tessera.lab.sandbox.api.request_url import RequestTarget
-from tessera.lab.sandbox.api.shapes import DeleteOptions
-from tessera.lab.sandbox.api.store import StoreChange
-from tessera.lab.sandbox.api.verbs import MERGE_PATCH
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.controllers.deployment import plan_deployment
-from tessera.lab.sandbox.controllers.job import RUN_S
-from tessera.lab.sandbox.controllers.plan import active_pods, is_ready, owner_reference, template_hash
-from tessera.lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import condition_of, name_of, phase_of, uid_of
+from tessera_lab.sandbox.api.request_url import RequestTarget
+from tessera_lab.sandbox.api.shapes import DeleteOptions
+from tessera_lab.sandbox.api.store import StoreChange
+from tessera_lab.sandbox.api.verbs import MERGE_PATCH
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.controllers.deployment import plan_deployment
+from tessera_lab.sandbox.controllers.job import RUN_S
+from tessera_lab.sandbox.controllers.plan import active_pods, is_ready, owner_reference, template_hash
+from tessera_lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.objects import condition_of, name_of, phase_of, uid_of
 from tests.support.event_loops import in_fake_time
 
 Json = dict[str, Any]

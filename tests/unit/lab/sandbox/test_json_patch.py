@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.json_patch import JsonPatchError, apply_json_patch
+from tessera_lab.sandbox.api.json_patch import JsonPatchError, apply_json_patch
 
 
 @pytest.mark.parametrize(

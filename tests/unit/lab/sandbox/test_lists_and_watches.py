@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 import yaml
 
-from tessera.lab.sandbox.api.kinds import NODES, PODS
-from tessera.lab.sandbox.api.rest import WatchTimings
-from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera_lab.sandbox.api.kinds import NODES, PODS
+from tessera_lab.sandbox.api.rest import WatchTimings
+from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.contract.client import TABLE, Client, client
 from tests.contract.manifests import pod
 

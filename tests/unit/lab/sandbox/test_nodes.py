@@ -13,19 +13,19 @@ import pytest
 
 from tessera.core.devices import Device
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.api.faults import Drop, Fail, Hold
-from tessera.lab.sandbox.api.server import ServerOptions
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.device_ids import card_of
-from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
-from tessera.lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
 from tessera.vendors.base import Switches
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.objects import Node, decode_object
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
+from tessera_lab.sandbox.api.faults import Drop, Fail, Hold
+from tessera_lab.sandbox.api.server import ServerOptions
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.cards import gpu_cards
+from tessera_lab.sandbox.nodes.device_ids import card_of
+from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
+from tessera_lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
 from tests.support.event_loops import in_fake_time, in_real_time
 
 Json = dict[str, Any]

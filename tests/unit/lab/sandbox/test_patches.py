@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.errors import StatusError
-from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NODES, PODS, SERVICE_ACCOUNTS, Json, ResourceKind
-from tessera.lab.sandbox.api.patches import MAX_OPERATIONS, apply_json_patch, merge, merge_strategic
+from tessera_lab.sandbox.api.errors import StatusError
+from tessera_lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NODES, PODS, SERVICE_ACCOUNTS, Json, ResourceKind
+from tessera_lab.sandbox.api.patches import MAX_OPERATIONS, apply_json_patch, merge, merge_strategic
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.server import ServerOptions
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.container_logs import describe_limits
-from tessera.lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
-from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.api.server import ServerOptions
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.container_logs import describe_limits
+from tessera_lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.contract.client import Client, client
 from tests.support.event_loops import in_fake_time, in_real_time
 

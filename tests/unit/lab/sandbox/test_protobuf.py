@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.lab.sandbox.api.errors import StatusError
-from tessera.lab.sandbox.api.protobuf import MAGIC, MEDIA, decode
+from tessera_lab.sandbox.api.errors import StatusError
+from tessera_lab.sandbox.api.protobuf import MAGIC, MEDIA, decode
 from tests.contract.client import Client
 
 

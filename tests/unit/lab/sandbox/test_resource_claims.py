@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tessera.kube.resources import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from tessera.lab.sandbox.api.kinds import RESOURCE_CLAIMS as CLAIM_KIND
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.controllers.resource_claim import POD_CLAIM, PROTECTION
-from tessera.lab.sandbox.nodes.allocation import AllocateError
-from tessera.lab.sandbox.nodes.claims import ClaimDriver, ClaimKey, Environments
-from tessera.lab.sandbox.nodes.kubelet import RUN_FOR
-from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.api.kinds import RESOURCE_CLAIMS as CLAIM_KIND
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.controllers.resource_claim import POD_CLAIM, PROTECTION
+from tessera_lab.sandbox.nodes.allocation import AllocateError
+from tessera_lab.sandbox.nodes.claims import ClaimDriver, ClaimKey, Environments
+from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
+from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.event_loops import in_fake_time
 
 Json = dict[str, Any]

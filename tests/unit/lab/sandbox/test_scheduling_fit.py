@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.scheduling.attempts import Attempts, fit_error
-from tessera.lab.sandbox.scheduling.fit import TOO_MANY_PODS, asks_for, node_capacity, node_signature, pod_needs
 from tessera.scheduler.node_filters import SELECTOR, TAINTS, UNSCHEDULABLE
+from tessera_lab.sandbox.scheduling.attempts import Attempts, fit_error
+from tessera_lab.sandbox.scheduling.fit import TOO_MANY_PODS, asks_for, node_capacity, node_signature, pod_needs
 
 MANAGED = frozenset({"nvidia.com/gpu"})
 GPU_TAINT = {"key": "gpu", "value": "a100", "effect": "NoSchedule"}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.api.certificates import for_loopback
-from tessera.lab.sandbox.api.faults import Fail
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
-from tessera.lab.sandbox.scheduling.loop import SchedulerProfile, SchedulingLoop
+from tessera_lab.sandbox.api.certificates import for_loopback
+from tessera_lab.sandbox.api.faults import Fail
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
+from tessera_lab.sandbox.scheduling.loop import SchedulerProfile, SchedulingLoop
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender, refuse
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.lab.sandbox.scheduling.queue import ASLEEP_S, QueuePosition, SchedulingQueue, backoff_s
+from tessera_lab.sandbox.scheduling.queue import ASLEEP_S, QueuePosition, SchedulingQueue, backoff_s
 
 
 def refused(queue: SchedulingQueue, uid: str, now: float) -> None:

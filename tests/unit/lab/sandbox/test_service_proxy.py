@@ -3,7 +3,7 @@ from __future__ import annotations
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from tessera.lab.sandbox.api.server import ApiServer
+from tessera_lab.sandbox.api.server import ApiServer
 
 PATH = "/api/v1/namespaces/ns/services/web:http/proxy"
 

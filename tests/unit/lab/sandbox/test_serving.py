@@ -11,11 +11,11 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tessera.lab.sandbox.api.admission import ApiUser
-from tessera.lab.sandbox.api.certificates import for_loopback
-from tessera.lab.sandbox.api.faults import Delay, Drop, Fail, Hold, LoseAnswer
-from tessera.lab.sandbox.api.kinds import NAMESPACES
-from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera_lab.sandbox.api.admission import ApiUser
+from tessera_lab.sandbox.api.certificates import for_loopback
+from tessera_lab.sandbox.api.faults import Delay, Drop, Fail, Hold, LoseAnswer
+from tessera_lab.sandbox.api.kinds import NAMESPACES
+from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.contract.client import Client, Json, client
 from tests.contract.manifests import binding, pod
 

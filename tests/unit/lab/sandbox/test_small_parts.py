@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.creation import quality_of_service
-from tessera.lab.sandbox.api.defaults import canonical_quantity
-from tessera.lab.sandbox.api.errors import StatusError, status_error
-from tessera.lab.sandbox.api.kinds import EVENTS, NODES, PODS, Json
-from tessera.lab.sandbox.api.request_bodies import MAX_DEPTH, decode_json, decode_yaml, read_object
-from tessera.lab.sandbox.api.selectors import field_text, parse_fields, parse_labels
-from tessera.lab.sandbox.api.store import History
-from tessera.lab.sandbox.api.tables import format_age, format_duration
-from tessera.lab.sandbox.api.validation import is_extended_resource
 from tessera.wire.quantity import NotAQuantity
+from tessera_lab.sandbox.api.creation import quality_of_service
+from tessera_lab.sandbox.api.defaults import canonical_quantity
+from tessera_lab.sandbox.api.errors import StatusError, status_error
+from tessera_lab.sandbox.api.kinds import EVENTS, NODES, PODS, Json
+from tessera_lab.sandbox.api.request_bodies import MAX_DEPTH, decode_json, decode_yaml, read_object
+from tessera_lab.sandbox.api.selectors import field_text, parse_fields, parse_labels
+from tessera_lab.sandbox.api.store import History
+from tessera_lab.sandbox.api.tables import format_age, format_duration
+from tessera_lab.sandbox.api.validation import is_extended_resource
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 
-from tessera.lab.sandbox.api import watches
-from tessera.lab.sandbox.api.kinds import CONFIG_MAPS, PODS, Json
-from tessera.lab.sandbox.api.selectors import FieldRequirement, ObjectSelector
-from tessera.lab.sandbox.api.store import Store
-from tessera.lab.sandbox.api.watches import Watcher, WatchHub, WatchScope
+from tessera_lab.sandbox.api import watches
+from tessera_lab.sandbox.api.kinds import CONFIG_MAPS, PODS, Json
+from tessera_lab.sandbox.api.selectors import FieldRequirement, ObjectSelector
+from tessera_lab.sandbox.api.store import Store
+from tessera_lab.sandbox.api.watches import Watcher, WatchHub, WatchScope
 
 
 def pod(name: str, node: str = "") -> Json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
+from tessera_lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
 
 
 def nodes(*cards: int, cpu: int = 64_000, memory: int = 262_144, model: str = "T4") -> tuple[TraceNode, ...]:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.lab.simulator.churn import ChurnOptions, replay
-from tessera.lab.simulator.traces import Trace, TraceError, TracePod
+from tessera_lab.simulator.churn import ChurnOptions, replay
+from tessera_lab.simulator.traces import Trace, TraceError, TracePod
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.relocation import MovablePod
-from tessera.lab.simulator import churn, saturation
-from tessera.lab.simulator.cluster import SimulatedCluster, make_request
-from tessera.lab.simulator.defragmentation import Defragmenter, FreedCards, allocation_bound, cards_needed_at_least
-from tessera.lab.simulator.strategies.base import place_on_tightest_cards
-from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
+from tessera_lab.simulator import churn, saturation
+from tessera_lab.simulator.cluster import SimulatedCluster, make_request
+from tessera_lab.simulator.defragmentation import Defragmenter, FreedCards, allocation_bound, cards_needed_at_least
+from tessera_lab.simulator.strategies.base import place_on_tightest_cards
+from tessera_lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
 
 NODES = (TraceNode("n1", 8_000, 8_000, 1), TraceNode("n2", 8_000, 8_000, 1))
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.lab.simulator.churn import replay
-from tessera.lab.simulator.families import FAMILIES, SATURATING, Family
-from tessera.lab.simulator.saturation import SaturationOptions, saturate
+from tessera_lab.simulator.churn import replay
+from tessera_lab.simulator.families import FAMILIES, SATURATING, Family
+from tessera_lab.simulator.saturation import SaturationOptions, saturate
 
 SMALL = [family for family in FAMILIES.values() if family.nodes <= 100]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from tessera.lab.simulator.plot import HEIGHT, WIDTH, line_plot, plot_grid
+from tessera_lab.simulator.plot import HEIGHT, WIDTH, line_plot, plot_grid
 
 
 def test_a_plot_is_well_formed_and_names_every_line() -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.selection import Selected, Selector
-from tessera.lab.simulator.claims import as_claims
-from tessera.lab.simulator.cluster import SimulatedCluster, make_request
-from tessera.lab.simulator.saturation import SaturationOptions, place_pod, saturate
-from tessera.lab.simulator.strategies import STRATEGIES
-from tessera.lab.simulator.strategies.shipped import Shipped
-from tessera.lab.simulator.synthetic import make_trace
-from tessera.lab.simulator.traces import TraceRequest
+from tessera_lab.simulator.claims import as_claims
+from tessera_lab.simulator.cluster import SimulatedCluster, make_request
+from tessera_lab.simulator.saturation import SaturationOptions, place_pod, saturate
+from tessera_lab.simulator.strategies import STRATEGIES
+from tessera_lab.simulator.strategies.shipped import Shipped
+from tessera_lab.simulator.synthetic import make_trace
+from tessera_lab.simulator.traces import TraceRequest
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 EVERY = pytest.mark.parametrize("policy", list(STRATEGIES))

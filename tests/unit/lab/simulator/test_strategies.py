@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from tessera.lab.simulator.cluster import SimulatedCluster
-from tessera.lab.simulator.saturation import place_pod
-from tessera.lab.simulator.strategies import STRATEGIES
-from tessera.lab.simulator.strategies.base import Strategy
-from tessera.lab.simulator.traces import TraceNode, TraceRequest
+from tessera_lab.simulator.cluster import SimulatedCluster
+from tessera_lab.simulator.saturation import place_pod
+from tessera_lab.simulator.strategies import STRATEGIES
+from tessera_lab.simulator.strategies.base import Strategy
+from tessera_lab.simulator.traces import TraceNode, TraceRequest
 from tests.unit.lab.simulator.made_up import trace
 
 SHARED = TraceNode("shared", 32_000, 65_536, 2, "T4")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.lab.simulator.saturation import generate_arrivals
-from tessera.lab.simulator.synthetic import make_trace, write_trace
-from tessera.lab.simulator.traces import TraceError, TraceNode, TraceRequest, read_nodes, read_pods, read_trace
+from tessera_lab.simulator.saturation import generate_arrivals
+from tessera_lab.simulator.synthetic import make_trace, write_trace
+from tessera_lab.simulator.traces import TraceError, TraceNode, TraceRequest, read_nodes, read_pods, read_trace
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 

@@ -10,8 +10,6 @@ from prometheus_client import CollectorRegistry
 
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
-from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.lab.sandbox.objects import annotations_of, uid_of
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.assignments import ObjectKey
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
@@ -19,6 +17,8 @@ from tessera.node.handover.checkpoint import FILE
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire import keys
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.objects import annotations_of, uid_of
 from tests.unit.node.handover.world import NODE, Mode, Resources, entry
 
 A, B = "a/3000/50", "b/4000/60"

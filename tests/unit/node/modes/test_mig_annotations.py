@@ -14,12 +14,12 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
-from tessera.lab.sandbox.api.server import ApiServer
 from tessera.node.handover.assignments import ObjectKey
 from tessera.node.modes.mig.annotations import TRIES, MigAnnotations, NotWritten
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
+from tessera_lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
+from tessera_lab.sandbox.api.server import ApiServer
 from tests.support.event_loops import in_fake_time
 from tests.support.mig_cards import HALF, ONE
 

@@ -15,9 +15,6 @@ from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.resources import NODES
 from tessera.kube.retry import MAX_RETRY_AFTER_S
-from tessera.lab.sandbox.api import kinds
-from tessera.lab.sandbox.api.faults import Drop, Fail, Hold, LoseAnswer
-from tessera.lab.sandbox.api.server import ApiServer
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.health.roster import NOT_READ
 from tessera.node.registration.registrar import NodeRegistrar
@@ -25,6 +22,9 @@ from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pair_scores import decode_pair_scores
+from tessera_lab.sandbox.api import kinds
+from tessera_lab.sandbox.api.faults import Drop, Fail, Hold, LoseAnswer
+from tessera_lab.sandbox.api.server import ApiServer
 from tests.support.event_loops import in_fake_time
 from tests.support.logs import Logs, captured
 

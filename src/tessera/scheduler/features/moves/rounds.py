@@ -191,7 +191,9 @@ class Rounds:
                 return Outcome.BUSY if outcome is Outcome.NO_GAIN else outcome
             demand = self._demand()
             self.figures.waiting = len(demand)
-            found = await self._plan_first([who for who in demand if not any(pod.uid in self._in_vain for pod in who.pods)])
+            found = await self._plan_first(
+                [who for who in demand if not any(pod.uid in self._in_vain for pod in who.pods)]
+            )
             if found is None or self._is_busy() or not self._pipeline.may_preempt():
                 return Outcome.IDLE if not demand and outcome is Outcome.NO_GAIN else outcome
             self.figures.plans += 1

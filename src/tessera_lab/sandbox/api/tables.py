@@ -1,0 +1,352 @@
+"""The tables of `kubectl get`: the columns of each kind and the cells of its rows.
+
+Cells depend only on the object and the time; kinds without their own columns show name and age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tessera_lab.sandbox.api.kinds import Json, ResourceKind
+from tessera_lab.sandbox.api.store import Stored
+
+NONE = "<none>"
+_NUMBERS = ("Data", "Webhooks", "Count", "Up-to-date", "Available", "Desired", "Current")
+"""columns of whole numbers"""
+
+Cells = Callable[[Json, float], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """The columns of one kind; those in `wide` appear only with `-o wide`."""
+
+    columns: tuple[str, ...]
+    cells: Cells
+    wide: frozenset[str] = frozenset()
+
+
+def table(
+    kind: ResourceKind,
+    items: Iterable[Stored],
+    *,
+    now: float,
+    metadata: Json,
+    include: str,
+) -> Json:
+    """A `metav1.Table` of the items."""
+    layout = LAYOUTS.get(kind.kind, _PLAIN)
+    rows = []
+    for each in items:
+        row: Json = {"cells": layout.cells(each.object, now)}
+        if include == "Object":
+            row["object"] = each.object
+        elif include != "None":
+            row["object"] = partial(each, "PartialObjectMetadata")
+        rows.append(row)
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": metadata,
+        "columnDefinitions": [_definition(name, layout) for name in layout.columns],
+        "rows": rows,
+    }
+
+
+def partial(stored: Stored, kind: str) -> Json:
+    """Only the metadata."""
+    return {"kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": stored.object["metadata"]}
+
+
+def _definition(name: str, layout: TableLayout) -> Json:
+    kind = "integer" if name in _NUMBERS else "string"
+    shown = "name" if name == "Name" else ""
+    return {"name": name, "type": kind, "format": shown, "description": "", "priority": int(name in layout.wide)}
+
+
+def _since(content: Json, now: float) -> str:
+    return format_age(content["metadata"].get("creationTimestamp"), now)
+
+
+def _plain(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], _since(content, now)]
+
+
+def _pod(content: Json, now: float) -> list[Any]:
+    spec, status = content["spec"], content.get("status", {})
+    statuses = status.get("containerStatuses", [])
+    ready = sum(bool(each.get("ready")) for each in statuses)
+    restarts = sum(each.get("restartCount", 0) for each in statuses)
+    return [
+        content["metadata"]["name"],
+        f"{ready}/{len(spec['containers'])}",
+        pod_state(content),
+        str(restarts),
+        _since(content, now),
+        status.get("podIP") or NONE,
+        spec.get("nodeName") or NONE,
+        status.get("nominatedNodeName") or NONE,
+        NONE,
+    ]
+
+
+def pod_state(content: Json) -> str:
+    """The pod's status in one word: the reason of a failing container, if there is one."""
+    status, metadata = content.get("status", {}), content["metadata"]
+    word: str = status.get("reason") or status.get("phase") or UNKNOWN
+    if content["spec"].get("schedulingGates") and word == "Pending":
+        word = "SchedulingGated"
+    running = False
+    for each in status.get("containerStatuses", ()):
+        state = each.get("state", {})
+        reason = state.get("waiting", {}).get("reason") or state.get("terminated", {}).get("reason")
+        if reason:
+            word = reason
+        elif "terminated" in state:
+            word = f"ExitCode:{state['terminated'].get('exitCode', 0)}"
+        running = running or (bool(each.get("ready")) and "running" in state)
+    if word == "Completed" and running:
+        word = "Running"
+    if "deletionTimestamp" in metadata:
+        return "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
+    return word
+
+
+def _node(content: Json, now: float) -> list[Any]:
+    status, metadata = content.get("status", {}), content["metadata"]
+    ready: Json = next((each for each in status.get("conditions", ()) if each.get("type") == "Ready"), {})
+    words = [
+        {"True": "Ready", "False": "NotReady"}.get(ready.get("status", ""), "Unknown" if not ready else "NotReady")
+    ]
+    if content.get("spec", {}).get("unschedulable"):
+        words.append("SchedulingDisabled")
+    prefix = "node-role.kubernetes.io/"
+    roles = sorted(key.removeprefix(prefix) for key in metadata.get("labels", {}) if key.startswith(prefix))
+    addresses = {each.get("type"): each.get("address") for each in status.get("addresses", ())}
+    info = status.get("nodeInfo", {})
+    return [
+        metadata["name"],
+        ",".join(words),
+        ",".join(role for role in roles if role) or NONE,
+        _since(content, now),
+        info.get("kubeletVersion", ""),
+        addresses.get("InternalIP") or NONE,
+        addresses.get("ExternalIP") or NONE,
+        info.get("osImage") or UNKNOWN,
+        info.get("kernelVersion") or UNKNOWN,
+        info.get("containerRuntimeVersion") or UNKNOWN,
+    ]
+
+
+def _event(content: Json, now: float) -> list[Any]:
+    about, series, source = (content.get(key, {}) for key in ("involvedObject", "series", "source"))
+    first = content.get("firstTimestamp") or content.get("eventTime") or content["metadata"].get("creationTimestamp")
+    last = series.get("lastObservedTime") or content.get("lastTimestamp") or first
+    count = series.get("count") or content.get("count") or 1
+    component = source.get("component") or content.get("reportingComponent", "")
+    host = source.get("host", "")
+    return [
+        format_age(last, now),
+        content.get("type", ""),
+        content.get("reason", ""),
+        f"{about.get('kind', '').lower()}/{about.get('name', '')}",
+        about.get("fieldPath", ""),
+        f"{component}, {host}" if host else component,
+        content.get("message", "").strip(),
+        format_age(first, now),
+        count,
+        content["metadata"]["name"],
+    ]
+
+
+def _namespace(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], content.get("status", {}).get("phase", ""), _since(content, now)]
+
+
+def _secret(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], content.get("type", ""), len(content.get("data", {})), _since(content, now)]
+
+
+def _config_map(content: Json, now: float) -> list[Any]:
+    held = len(content.get("data", {})) + len(content.get("binaryData", {}))
+    return [content["metadata"]["name"], held, _since(content, now)]
+
+
+def _quota(content: Json, now: float) -> list[Any]:
+    hard, used = content.get("spec", {}).get("hard", {}), content.get("status", {}).get("used", {})
+    texts = {name: f"{name}: {used.get(name, '0')}/{hard[name]}" for name in sorted(hard)}
+    limits = ", ".join(text for name, text in texts.items() if name.startswith("limits."))
+    requests = ", ".join(text for name, text in texts.items() if not name.startswith("limits."))
+    return [content["metadata"]["name"], requests, limits, _since(content, now)]
+
+
+def _lease(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], content.get("spec", {}).get("holderIdentity", ""), _since(content, now)]
+
+
+def _webhooks(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], len(content.get("webhooks", ())), _since(content, now)]
+
+
+def _template_cells(content: Json) -> list[Any]:
+    """Containers, images and selector, for `-o wide`."""
+    spec = content["spec"]
+    containers = spec["template"]["spec"].get("containers", ())
+    selected = spec.get("selector", {}).get("matchLabels", {})
+    return [
+        ",".join(each["name"] for each in containers),
+        ",".join(each.get("image", "") for each in containers),
+        ",".join(f"{key}={value}" for key, value in sorted(selected.items())) or NONE,
+    ]
+
+
+def _deployment(content: Json, now: float) -> list[Any]:
+    status = content.get("status", {})
+    return [
+        content["metadata"]["name"],
+        f"{status.get('readyReplicas', 0)}/{content['spec']['replicas']}",
+        status.get("updatedReplicas", 0),
+        status.get("availableReplicas", 0),
+        _since(content, now),
+        *_template_cells(content),
+    ]
+
+
+def _replica_set(content: Json, now: float) -> list[Any]:
+    status = content.get("status", {})
+    return [
+        content["metadata"]["name"],
+        content["spec"]["replicas"],
+        status.get("replicas", 0),
+        status.get("readyReplicas", 0),
+        _since(content, now),
+        *_template_cells(content),
+    ]
+
+
+def _stateful_set(content: Json, now: float) -> list[Any]:
+    ready = content.get("status", {}).get("readyReplicas", 0)
+    shown = f"{ready}/{content['spec']['replicas']}"
+    return [content["metadata"]["name"], shown, _since(content, now), *_template_cells(content)[:2]]
+
+
+def _job(content: Json, now: float) -> list[Any]:
+    spec, status = content["spec"], content.get("status", {})
+    done, parallelism = status.get("succeeded", 0), spec["parallelism"]
+    open_end = f"{done}/1 of {parallelism}" if parallelism > 1 else f"{done}/1"
+    duration = ""
+    if status.get("startTime"):
+        ended = status.get("completionTime")
+        until = datetime.fromisoformat(ended).timestamp() if ended else now
+        duration = format_age(status["startTime"], until)
+    return [
+        content["metadata"]["name"],
+        job_state(content),
+        f"{done}/{spec['completions']}" if "completions" in spec else open_end,
+        duration,
+        _since(content, now),
+        *_template_cells(content),
+    ]
+
+
+def job_state(content: Json) -> str:
+    """The job's status in one word."""
+    true = {each["type"] for each in content.get("status", {}).get("conditions", ()) if each.get("status") == "True"}
+    for kind in ("Complete", "Failed"):
+        if kind in true:
+            return kind
+    if "deletionTimestamp" in content["metadata"]:
+        return "Terminating"
+    return "Suspended" if "Suspended" in true else "Running"
+
+
+_TEMPLATE = ("Containers", "Images", "Selector")
+_PLAIN = TableLayout(("Name", "Age"), _plain)
+
+LAYOUTS: dict[str, TableLayout] = {
+    "Pod": TableLayout(
+        ("Name", "Ready", "Status", "Restarts", "Age", "IP", "Node", "Nominated Node", "Readiness Gates"),
+        _pod,
+        frozenset({"IP", "Node", "Nominated Node", "Readiness Gates"}),
+    ),
+    "Node": TableLayout(
+        (
+            *("Name", "Status", "Roles", "Age", "Version"),
+            *("Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"),
+        ),
+        _node,
+        frozenset({"Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"}),
+    ),
+    "Event": TableLayout(
+        (
+            *("Last Seen", "Type", "Reason", "Object", "Subobject", "Source"),
+            *("Message", "First Seen", "Count", "Name"),
+        ),
+        _event,
+        frozenset({"Subobject", "Source", "First Seen", "Count", "Name"}),
+    ),
+    "Namespace": TableLayout(("Name", "Status", "Age"), _namespace),
+    "Secret": TableLayout(("Name", "Type", "Data", "Age"), _secret),
+    "ConfigMap": TableLayout(("Name", "Data", "Age"), _config_map),
+    "ResourceQuota": TableLayout(("Name", "Request", "Limit", "Age"), _quota),
+    "Lease": TableLayout(("Name", "Holder", "Age"), _lease),
+    "MutatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
+    "ValidatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
+    "Deployment": TableLayout(
+        ("Name", "Ready", "Up-to-date", "Available", "Age", *_TEMPLATE), _deployment, frozenset(_TEMPLATE)
+    ),
+    "ReplicaSet": TableLayout(
+        ("Name", "Desired", "Current", "Ready", "Age", *_TEMPLATE), _replica_set, frozenset(_TEMPLATE)
+    ),
+    "StatefulSet": TableLayout(("Name", "Ready", "Age", *_TEMPLATE[:2]), _stateful_set, frozenset(_TEMPLATE[:2])),
+    "Job": TableLayout(("Name", "Status", "Completions", "Duration", "Age", *_TEMPLATE), _job, frozenset(_TEMPLATE)),
+}
+
+
+_MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86_400, 365 * 86_400
+"""seconds"""
+
+UNKNOWN = "<unknown>"
+
+
+def format_age(timestamp: str | None, now: float) -> str:
+    """The time since an RFC 3339 timestamp."""
+    if not timestamp:
+        return UNKNOWN
+    try:
+        then = datetime.fromisoformat(timestamp)
+    except ValueError:
+        return "<invalid>"
+    return format_duration(now - then.replace(tzinfo=then.tzinfo or UTC).timestamp())
+
+
+def format_duration(seconds: float) -> str:
+    """As kubectl prints durations: two units while the number is small, else one."""
+    whole = int(seconds)
+    if whole < -1:
+        return "<invalid>"
+    if whole < 2 * _MINUTE:
+        return f"{max(whole, 0)}s"
+    if whole < 10 * _MINUTE:
+        return _two(whole, _MINUTE, "m", 1, "s")
+    if whole < 3 * _HOUR:
+        return f"{whole // _MINUTE}m"
+    if whole < 8 * _HOUR:
+        return _two(whole, _HOUR, "h", _MINUTE, "m")
+    if whole < 2 * _DAY:
+        return f"{whole // _HOUR}h"
+    if whole < 8 * _DAY:
+        return _two(whole, _DAY, "d", _HOUR, "h")
+    if whole < 2 * _YEAR:
+        return f"{whole // _DAY}d"
+    if whole < 8 * _YEAR:
+        return _two(whole, _YEAR, "y", _DAY, "d")
+    return f"{whole // _YEAR}y"
+
+
+def _two(seconds: int, large: int, large_name: str, small: int, small_name: str) -> str:
+    rest = seconds % large // small
+    return f"{seconds // large}{large_name}" + (f"{rest}{small_name}" if rest else "")

@@ -1,0 +1,259 @@
+"""kube-scheduler's loop with an extender: one filter call at a time, binds in parallel.
+
+It does the I/O for `attempts`, which decides. Pods that request managed resources go to the extender; all others go to
+the emptiest node. Time is the event loop's. Left out: preemption, scores of extenders, affinity between pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
+from tessera.kube.reflector import Reflector
+from tessera.kube.resources import NODES, PODS
+from tessera_lab.sandbox.api.kinds import Json
+from tessera_lab.sandbox.objects import JSON_ACCESSOR, key_of, name_of, namespace_of, uid_of
+from tessera_lab.sandbox.scheduling.attempts import Attempt, Attempts, Reasons, fit_error
+from tessera_lab.sandbox.scheduling.conditions import ConditionWriter, UnscheduledReason
+from tessera_lab.sandbox.scheduling.extender_client import Extender, ExtenderError, Filtered
+from tessera_lab.sandbox.scheduling.queue import SchedulingQueue
+
+HAMI_SCHEDULER = "hami-scheduler"
+DEFAULT_SCHEDULER = "default-scheduler"
+MANAGED = frozenset(f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores", "priority"))
+PARALLEL_BINDS = 500
+"""kube-scheduler has no limit; this one keeps a bug from using up the machine's sockets"""
+
+UNSCHEDULABLE, SCHEDULER_ERROR = "Unschedulable", "SchedulerError"
+"""reasons of the condition: no node fits, or the attempt itself failed"""
+NO_NODES = "no nodes available to schedule pods"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerProfile:
+    """What to schedule, and how."""
+
+    names: Mapping[str, bool] = field(default_factory=lambda: {HAMI_SCHEDULER: True, DEFAULT_SCHEDULER: False})
+    """scheduler names, and whether their pods go to the extender"""
+    managed: frozenset[str] = MANAGED
+    """resources that only the extender counts"""
+    asks_about_all: bool = False
+    """the extender has no managedResources: it is asked about pods that have ResourceClaims only, and all others"""
+    early_retries: bool = True
+    """a refused pod's back-off ends when no pod is active, as since v1.33"""
+    parallel_binds: int = PARALLEL_BINDS
+    seed: int = 0
+
+
+class SchedulingLoop:
+    """Use it as `async with SchedulingLoop(...) as loop`, then `run` it, or `step` it by hand."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        extender: Extender | None,
+        *,
+        profile: SchedulerProfile | None = None,
+        now: Callable[[], float] = time.time,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_change` is called when the loop has learned something."""
+        self.profile = profile or SchedulerProfile()
+        rng = random.Random(self.profile.seed)
+        self.attempts = Attempts(
+            profiles=self.profile.names if extender is not None else dict.fromkeys(self.profile.names, False),
+            managed=self.profile.managed,
+            asks_about_all=self.profile.asks_about_all,
+            rng=rng,
+            queue=SchedulingQueue(early=self.profile.early_retries),
+        )
+        self._client = client
+        self._extender = extender
+        self._conditions = ConditionWriter(client, now=now)
+        self._recorders = {
+            name: EventBroadcaster(client, component=name, host="sandbox", rng=rng, now=now)
+            for name in self.profile.names
+        }
+        self._binds = asyncio.Semaphore(self.profile.parallel_binds)
+        self._tasks = asyncio.TaskGroup()
+        self._watches: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self._on_change = on_change
+        self._binding: set[asyncio.Task[None]] = set()
+        self._pods, self._nodes = _Pods(self), _Nodes(self)
+
+    async def __aenter__(self) -> Self:
+        """Starts the watches, and waits until they have listed everything."""
+        await self._tasks.__aenter__()
+        for resource, sink in ((PODS, self._pods), (NODES, self._nodes)):
+            reflector = Reflector(
+                self._client,
+                resource.path(),
+                dict[str, Any],
+                sink,
+                accessor=JSON_ACCESSOR,
+                rng=random.Random(self.profile.seed),
+            )
+            self._watches.append(self._tasks.create_task(reflector.run()))
+        self._watches.append(self._tasks.create_task(self._conditions.run()))
+        self._watches += [self._tasks.create_task(recorder.run()) for recorder in self._recorders.values()]
+        try:
+            await self._pods.is_synced.wait()
+            await self._nodes.is_synced.wait()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in (*self._watches, *self._binding):
+            task.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def run(self) -> None:
+        """Schedules until cancelled."""
+        while True:
+            self._wake.clear()
+            if not await self.step():
+                await self._wait_for_work()
+            # A long series of refusals awaits nothing; let other tasks run.
+            await asyncio.sleep(0)
+
+    async def step(self) -> bool:
+        """Tries one pod, up to the start of its binding; returns whether there was one."""
+        attempt = self.attempts.next(self._time())
+        if attempt is None:
+            return False
+        try:
+            chosen = await self._chosen(attempt)
+        except ExtenderError as error:
+            self.attempts.failed(attempt, self._time())
+            self._report(attempt, UnscheduledReason(SCHEDULER_ERROR, str(error)))
+            return True
+        if isinstance(chosen, UnscheduledReason):
+            self.attempts.refused(attempt, self._time())
+            self._report(attempt, chosen)
+            return True
+        self.attempts.assume(attempt, chosen)
+        task = self._tasks.create_task(self._bind(attempt, chosen))
+        self._binding.add(task)
+        task.add_done_callback(self._binding.discard)
+        return True
+
+    async def settle(self) -> None:
+        """Waits until no bind is running."""
+        while self._binding:
+            await asyncio.wait(self._binding)
+
+    @property
+    def binding(self) -> int:
+        """How many binds are running."""
+        return len(self._binding)
+
+    def changed(self) -> None:
+        """The loop has learned something."""
+        self._wake.set()
+        if self._on_change is not None:
+            self._on_change()
+
+    async def _chosen(self, attempt: Attempt) -> str | UnscheduledReason:
+        """The node for the pod, or why there is none."""
+        if not attempt.nodes:
+            return UnscheduledReason(UNSCHEDULABLE, NO_NODES)
+        answer = Filtered(attempt.candidates, {})
+        if attempt.candidates and attempt.extended and self._extender is not None:
+            answer = await self._extender.filter(attempt.pod, attempt.candidates)
+        chosen = self.attempts.choose(attempt, answer.nodes)
+        if chosen is not None:
+            return chosen
+        misfits: Reasons = {**attempt.misfits, **{name: (text,) for name, text in answer.misfits.items()}}
+        return UnscheduledReason(UNSCHEDULABLE, fit_error(attempt.nodes, misfits))
+
+    async def _bind(self, attempt: Attempt, node: str) -> None:
+        pod = attempt.pod
+        async with self._binds:
+            await self._conditions.settled(attempt.uid)
+            try:
+                if attempt.extended and self._extender is not None:
+                    await self._extender.bind(pod, node)
+                else:
+                    await self._client.bind(namespace_of(pod), name_of(pod), uid=attempt.uid, node=node)
+            except (ExtenderError, KubeError) as error:
+                if self.attempts.bind_failed(attempt, self._time()):
+                    text = error.message if isinstance(error, ApiError) else str(error)
+                    self._report(attempt, UnscheduledReason(SCHEDULER_ERROR, text))
+                self.changed()
+                return
+        self._record(pod, "Normal", "Scheduled", f"Successfully assigned {key_of(pod)} to {node}")
+
+    def _report(self, attempt: Attempt, why: UnscheduledReason) -> None:
+        pod = self.attempts.waiting(attempt.uid)
+        if pod is not None:
+            self._conditions.note(pod, why)
+            self._record(pod, "Warning", "FailedScheduling", why.message)
+
+    def _record(self, pod: Json, type: str, reason: str, message: str) -> None:
+        ref = ObjectRef("Pod", namespace_of(pod), name_of(pod), uid_of(pod))
+        self._recorders[pod["spec"]["schedulerName"]].record(ref, type, reason, message)
+
+    async def _wait_for_work(self) -> None:
+        at = self.attempts.queue.next_at(self._time())
+        try:
+            async with asyncio.timeout_at(at):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    @staticmethod
+    def _time() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class _Pods:
+    """Passes the watch of pods to `attempts`."""
+
+    def __init__(self, loop: SchedulingLoop) -> None:
+        self.is_synced = asyncio.Event()
+        self._loop = loop
+        self._uids: dict[str, str] = {}
+
+    def put(self, key: str, obj: Json) -> None:
+        self._uids[key] = uid_of(obj)
+        self._loop.attempts.pod_seen(obj, asyncio.get_running_loop().time())
+        self._loop.changed()
+
+    def drop(self, key: str) -> None:
+        self._loop.attempts.pod_gone(self._uids.pop(key), asyncio.get_running_loop().time())
+        self._loop.changed()
+
+    def synced(self) -> None:
+        self.is_synced.set()
+
+
+class _Nodes:
+    """Passes the watch of nodes to `attempts`."""
+
+    def __init__(self, loop: SchedulingLoop) -> None:
+        self.is_synced = asyncio.Event()
+        self._loop = loop
+
+    def put(self, key: str, obj: Json) -> None:
+        self._loop.attempts.node_seen(obj, asyncio.get_running_loop().time())
+        self._loop.changed()
+
+    def drop(self, key: str) -> None:
+        self._loop.attempts.node_gone(key)
+        self._loop.changed()
+
+    def synced(self) -> None:
+        self.is_synced.set()

@@ -1,0 +1,86 @@
+"""GPU packing and GPU clustering: prefer cards in use, or nodes with pods of the same size.
+
+Scores are whole numbers in bands, as published: the band says what is used, the number inside how full it is. Both look
+only at cards, so a pod without cards goes to the first node by name.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from tessera.core.arrays import Ints
+from tessera.core.grants import Placement
+from tessera_lab.simulator.cluster import SimulatedCluster
+from tessera_lab.simulator.strategies.base import MAX_SCORE, Floats, free_card_parts, place_on_tightest_cards
+from tessera_lab.simulator.traces import WHOLE, Trace, TraceRequest
+
+NODE_IN_USE = MAX_SCORE // 2
+"""top of the band of nodes with cards in use, none of which fits the pod"""
+NODE_IDLE = MAX_SCORE // 3
+"""top of the band of idle nodes, and the floor of the band above"""
+QUARTER = MAX_SCORE // 4
+"""clustering has four bands"""
+PER_MARK = WHOLE // 10
+"""thousandths of a card that cost a shared card one mark"""
+
+
+class GpuPacking:
+    """Cards in use before idle ones, idle cards of nodes in use before idle nodes; then the fullest or the smallest."""
+
+    def __init__(self, cluster: SimulatedCluster, trace: Trace, dice: Random) -> None:
+        self._cluster = cluster
+
+    def arrived(self, ask: TraceRequest) -> None:
+        """Learns nothing."""
+
+    def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
+        if not ask.cards:
+            return np.zeros(len(rows))
+        parts = free_card_parts(self._cluster, rows)
+        idle = (parts == WHOLE).sum(axis=0)
+        shared = (parts >= ask.milli) & (parts < WHOLE)
+        tight = np.where(shared, parts, WHOLE).min(axis=0)
+        on_shared = MAX_SCORE - tight // PER_MARK
+        on_idle = max(NODE_IN_USE - ask.cards, NODE_IDLE)
+        nodes: Floats = np.where(shared.any(axis=0), on_shared, on_idle).astype(np.float64)
+        return np.where(idle == (parts >= 0).sum(axis=0), NODE_IDLE - idle, nodes)
+
+    def cards(self, ask: TraceRequest, row: int) -> Placement:
+        return place_on_tightest_cards(self._cluster, ask, row)
+
+
+class GpuClustering:
+    """Nodes that run only pods of the same kind first, then mixed nodes with that kind, then idle nodes; fullest first.
+
+    The kind is the number of whole cards that a pod requests, or that it requests part of one.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, trace: Trace, dice: Random) -> None:
+        self._cluster = cluster
+        self._most_cards = WHOLE * max(node.cards for node in trace.nodes)
+        self._running: dict[int, Ints] = {}
+
+    def arrived(self, ask: TraceRequest) -> None:
+        """Nothing to learn here: `cards` counts the pods that it places."""
+
+    def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
+        if not ask.cards:
+            return np.zeros(len(rows))
+        free = np.maximum(free_card_parts(self._cluster, rows), 0).sum(axis=0)
+        same = self._kind(ask)[rows] > 0
+        kinds = np.array([where[rows] > 0 for where in self._running.values()]).sum(axis=0)
+        band = np.where(same, np.where(kinds == 1, 3, 2), np.where(kinds == 0, 1, 0))
+        marks: Floats = (QUARTER * (self._most_cards - free) // self._most_cards + band * QUARTER).astype(np.float64)
+        return marks
+
+    def cards(self, ask: TraceRequest, row: int) -> Placement:
+        self._kind(ask)[row] += 1
+        return place_on_tightest_cards(self._cluster, ask, row)
+
+    def _kind(self, ask: TraceRequest) -> Ints:
+        key = ask.cards if ask.milli == WHOLE else 0
+        if key not in self._running:
+            self._running[key] = np.zeros(len(self._cluster.arrays.names), dtype=np.int64)
+        return self._running[key]
