@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from tessera.inspect.checks import agents, claims, permissions, webhook
+from tessera.inspect.checks import claims, permissions, webhook, workloads
 from tessera.inspect.checks.claims import check_claims
 from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.quotas import check_quotas
-from tessera.inspect.checks.scheduler import check_scheduler
+from tessera.inspect.checks.workloads import check_scheduler
 from tessera.inspect.collector import NOT_SERVED
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -40,7 +40,7 @@ async def diagnose(
         for card in view.cards
     )
     found = [*check_scheduler(installation)]
-    found += await _run_check(agents.AREA, agents.check_agents(client, installation))
+    found += await _run_check(workloads.AGENTS, workloads.check_agents(client, installation))
     found += webhook.check_registration(installation, now=now)
     if installation.webhooks or not installation.webhooks_seen:
         scheduler = cluster.settings.scheduler_name

@@ -10,7 +10,6 @@ import pytest
 import trustme
 from msgspec import convert
 
-from tessera.inspect.checks.agents import check_agents, check_daemon_set
 from tessera.inspect.checks.claims import check_claims
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
@@ -18,8 +17,8 @@ from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.permissions import FOR_PREEMPTION, needed_by
 from tessera.inspect.checks.quotas import check_quotas
-from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.checks.webhook import DAY, check_registration
+from tessera.inspect.checks.workloads import check_agents, check_daemon_set, check_scheduler
 from tessera.inspect.diagnosis import is_broken
 from tessera.inspect.installation import Installation, scheduler_arguments
 from tessera.inspect.offline_cluster import OfflineCluster
