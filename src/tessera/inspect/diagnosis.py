@@ -8,9 +8,8 @@ from tessera.inspect.checks import claims, permissions, webhook, workloads
 from tessera.inspect.checks.claims import check_claims
 from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
-from tessera.inspect.checks.ledger import check_ledger
+from tessera.inspect.checks.ledger import check_ledger, check_quotas
 from tessera.inspect.checks.nodes import check_nodes
-from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.workloads import check_scheduler
 from tessera.inspect.collector import NOT_SERVED
 from tessera.inspect.installation import Installation

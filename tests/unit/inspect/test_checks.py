@@ -13,10 +13,9 @@ from msgspec import convert
 from tessera.inspect.checks.claims import check_claims
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
-from tessera.inspect.checks.ledger import check_ledger
+from tessera.inspect.checks.ledger import check_ledger, check_quotas
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.permissions import FOR_PREEMPTION, needed_by
-from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.webhook import DAY, check_registration
 from tessera.inspect.checks.workloads import check_agents, check_daemon_set, check_scheduler
 from tessera.inspect.diagnosis import is_broken
