@@ -441,6 +441,17 @@ async def test_a_pod_that_preemption_has_nominated_is_left_to_it() -> None:
 
 
 @in_fake_time
+async def test_nothing_is_planned_for_a_pod_that_asks_for_no_card_any_more() -> None:
+    """Its claims are all allocated, and their node does not take it."""
+    async with living(SMALL, LARGE) as cluster:
+        await wait(cluster)
+        pod = cluster.unschedulable.get("uid-waiting")
+        assert pod is not None
+        pod.request = replace(pod.request, containers=())
+        assert await cluster.rounds.make_round() is Outcome.IDLE
+
+
+@in_fake_time
 async def test_nothing_is_spent_for_a_pod_that_has_gone_while_moves_were_planned() -> None:
     async with living(SMALL, LARGE) as cluster:
         await wait(cluster)

@@ -233,7 +233,10 @@ class Rounds:
         for uid in [uid for uid in self._since if cycles.get(uid) is None]:
             del self._since[uid]
         self._in_vain = {uid: until for uid, until in self._in_vain.items() if until > now}
-        patient = [who for who in self._waiting() if who.since + self._settings.patience_s <= now]
+        # A pod whose claims are all allocated asks for no card any more: moves do not help it.
+        patient = [
+            who for who in self._waiting() if who.since + self._settings.patience_s <= now and who.pods[0].requests
+        ]
         return sorted(patient, key=lambda who: (-who.priority, who.since, who.name))
 
     def _waiting(self) -> Iterator[Demand]:
