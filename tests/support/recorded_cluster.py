@@ -21,7 +21,8 @@ from tessera.core.selection import Refused, Selector
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
 from tessera.wire import journal
-from tessera.wire.journal import CandidateMask, PodRef, Record, encode_record, grants_of
+from tessera.wire.journal import CandidateMask, Record, encode_record
+from tessera.wire.journal_values import PodAsk, PodRef, grants_of
 from tests.support.builders import NOW, NodeBuilder, PodBuilder, vendors
 
 
@@ -124,7 +125,7 @@ class RecordedCluster:
                 self._put(journal.ForecastRecord, forecast, request.forecast)
         return {
             "pod": PodRef(request.namespace, request.name, request.uid),
-            "ask": journal.PodAsk.of(request, forecast),
+            "ask": PodAsk.of(request, forecast),
             "candidates": mask,
             "ledger_version": self._sequence,
             "microseconds": 42,

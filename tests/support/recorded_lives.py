@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import facts_of
 from tessera.wire import journal
-from tessera.wire.journal import PodRef, Record, decode_record, encode_record
+from tessera.wire.journal import Record, decode_record, encode_record
+from tessera.wire.journal_values import PodRef
 from tests.support import strategies as some
 from tests.support.recorded_cluster import RecordedCluster
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.wire import journal
-from tessera.wire.journal import PodRef
+from tessera.wire.journal_values import PodRef
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.recorded_cluster import RecordedCluster
 

@@ -20,8 +20,7 @@ WHOLE = "none"
 """whole cards, not shared at all"""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MigPlacement:
+class MigPlacement(NamedTuple):
     """Where an instance sits on the card: `size` memory slices from `start`."""
 
     start: int

@@ -178,8 +178,7 @@ class ContainerRequest:
     requests: tuple[Request, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeMatch:
+class AttributeMatch(NamedTuple):
     """A constraint of a claim: the cards of some requests have one value of an attribute, or all different ones."""
 
     attribute: str

@@ -19,9 +19,7 @@ from tessera.wire.journal import (
     Decision,
     Denied,
     Evicted,
-    Grants,
     Placed,
-    PodAsk,
     PodRecord,
     Record,
     Refused,
@@ -31,6 +29,7 @@ from tessera.wire.journal import (
     Unfinished,
     Woken,
 )
+from tessera.wire.journal_values import Grants, PodAsk
 
 StepKind = Literal[
     "denied", "held", "asked", "refused", "unfinished", "placed", "bound", "not-bound", "woken", "released", "evicted",

@@ -28,7 +28,6 @@ from tessera.wire.journal import (
     CandidateMask,
     Decision,
     ForecastRecord,
-    Grants,
     HostRecord,
     NodeRecord,
     NominationRecord,
@@ -41,8 +40,8 @@ from tessera.wire.journal import (
     Start,
     StateRecord,
     Unfinished,
-    grants_of,
 )
+from tessera.wire.journal_values import Grants, grants_of
 
 BEST_NODES = 3
 """named beside a placement that differs"""

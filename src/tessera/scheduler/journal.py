@@ -76,10 +76,10 @@ from tessera.wire.journal import (
     NodeRecord,
     NominationRecord,
     PodRecord,
-    PodRef,
     QuotaRecord,
     Record,
 )
+from tessera.wire.journal_values import PodRef
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)

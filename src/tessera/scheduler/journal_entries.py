@@ -16,7 +16,8 @@ from tessera.core.grants import Grants, Placement
 from tessera.core.requests import Constraint, PodRequest
 from tessera.wire import journal
 from tessera.wire.cel import AllOf
-from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record, StateRecord
+from tessera.wire.journal import CandidateMask, Record, StateRecord
+from tessera.wire.journal_values import PodAsk, PodRef, grants_of
 
 ENTRY_BYTES = 200
 """of an entry, its place in the ring and its time"""
@@ -166,7 +167,7 @@ class PlacedEntry(DecisionEntry, frozen=True, gc=False):
 
     def record(self, sequence: int) -> journal.Placed:
         node, grants, score = self.placement
-        made = journal.grants_of(grants)
+        made = grants_of(grants)
         return journal.Placed(**self._fields(sequence), node=node, grants=made, score=score, at_bind=self.at_bind)
 
 

@@ -13,24 +13,15 @@ from tessera.wire.journal import (
     FORMAT,
     Bind,
     CandidateMask,
-    Container,
     Denied,
-    Device,
     Evicted,
-    Forecast,
     ForecastRecord,
     Gang,
-    Grant,
-    Grants,
     HostRecord,
     NodeRecord,
-    NodeState,
     NominationRecord,
     Placed,
-    PodAsk,
     PodRecord,
-    PodRef,
-    PodState,
     QuotaRecord,
     Record,
     Refused,
@@ -44,6 +35,7 @@ from tessera.wire.journal import (
     decode_record,
     encode_record,
 )
+from tessera.wire.journal_values import Container, Device, Forecast, Grant, Grants, NodeState, PodAsk, PodRef, PodState
 
 SECRET = b"secret"
 UID, NODE, CARD = "secret-uid", "secret-node", "secret-node-0"

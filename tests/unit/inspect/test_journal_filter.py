@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tessera.inspect.journal_filter import RecordFilter
-from tessera.wire.journal import Denied, NodeRecord, NominationRecord, PodRecord, PodState, Record
+from tessera.wire.journal import Denied, NodeRecord, NominationRecord, PodRecord, Record
+from tessera.wire.journal_values import PodState
 
 HELD = PodState(namespace="team", name="train", node="n1")
 

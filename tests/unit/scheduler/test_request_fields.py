@@ -27,7 +27,7 @@ from tessera.core.requests import (
 from tessera.inspect import request as texts
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.wire.journal import PodAsk, PodRef
+from tessera.wire.journal_values import PodAsk, PodRef
 from tests.support import strategies as some
 
 PLAIN = PodRequest("u", "ns", "p", (ContainerRequest("main", Role.APP, (Request("NVIDIA", 1, 1000),)),))

@@ -23,25 +23,19 @@ from tessera.wire import journal
 from tessera.wire.errors import WireError
 from tessera.wire.journal import (
     CandidateMask,
-    Forecast,
     ForecastRecord,
-    Host,
     HostRecord,
     NodeRecord,
-    NodeState,
     Placed,
-    PodAsk,
     PodRecord,
-    PodRef,
-    PodState,
     QuotaRecord,
     Record,
     Refused,
     Start,
     decode_record,
     encode_record,
-    grants_of,
 )
+from tessera.wire.journal_values import Forecast, Host, NodeState, PodAsk, PodRef, PodState, grants_of
 from tests.support import strategies as some
 
 POD = PodRef("team-a", "p", "uid-p")

@@ -25,7 +25,7 @@ from tessera.core.requests import Request
 from tessera.inspect.render.usage import short_model
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state
-from tessera.wire.journal.requests import DeviceRequest
+from tessera.wire.journal_values import DeviceRequest
 
 FRACTIONS = ((4, "1/4"), (2, "1/2"))
 GROUPS = (2, 4, 8)

@@ -15,20 +15,14 @@ from tessera.wire.journal import (
     Bind,
     Decision,
     Denied,
-    Device,
     Evicted,
     ForecastRecord,
     Gang,
-    Grant,
-    Grants,
     HostRecord,
     NodeRecord,
-    NodeState,
     NominationRecord,
     Placed,
-    PodAsk,
     PodRecord,
-    PodRef,
     QuotaRecord,
     Record,
     Refused,
@@ -40,6 +34,7 @@ from tessera.wire.journal import (
     Unfinished,
     Woken,
 )
+from tessera.wire.journal_values import Device, Grant, Grants, NodeState, PodAsk, PodRef
 
 MAX_REASONS = 3
 """of a refusal that are named in a line"""

@@ -1,4 +1,9 @@
-"""The records of the journal, and their lines of JSON."""
+"""The decision journal: JSON lines that record every change of the ledger and every decision, in their order.
+
+A decision is a function of the ledger, the request and the set of candidates, so the records are all that a replay
+needs. A file, and each reading of a running scheduler, begins with `Start`, the state at that moment and `SnapshotEnd`,
+so it can be replayed alone. A decision stands before the change of the ledger that it causes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,17 @@ from tessera.core.holdings import PodFacts
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import HostRequest
 from tessera.wire.errors import WireError
-from tessera.wire.journal.cluster import Grants, NodeState, PodState, grants_value
-from tessera.wire.journal.requests import Forecast, Host, PodAsk, PodRef
-from tessera.wire.journal.value import Value
+from tessera.wire.journal_values import (
+    Forecast,
+    Grants,
+    Host,
+    NodeState,
+    PodAsk,
+    PodRef,
+    PodState,
+    Value,
+    grants_value,
+)
 
 FORMAT = 2
 """of the records; a reader refuses a larger number, because a decision may depend on something that it does not know"""
@@ -96,8 +109,8 @@ class NodeRecord(_Record, frozen=True, kw_only=True, tag="node"):
     """None = gone"""
 
     @classmethod
-    def of(cls, name: str, facts: NodeFacts | None = None, *, time: float, sequence: int) -> Self:
-        return cls(time=time, sequence=sequence, name=name, state=None if facts is None else NodeState.of(facts))
+    def of(cls, name: str, facts: NodeFacts | None = None, **stamp: Any) -> Self:
+        return cls(name=name, state=None if facts is None else NodeState.of(facts), **stamp)
 
 
 class PodRecord(_Record, frozen=True, kw_only=True, tag="pod"):
@@ -118,13 +131,11 @@ class PodRecord(_Record, frozen=True, kw_only=True, tag="pod"):
         facts: PodFacts | None = None,
         state: GrantState = GrantState.BOUND,
         observed: bool = False,
-        *,
-        time: float,
-        sequence: int,
+        **stamp: Any,
     ) -> Self:
         held = None if facts is None else PodState.of(facts)
         grants: Literal["reserved", "bound"] = "reserved" if state is GrantState.RESERVED else "bound"
-        return cls(time=time, sequence=sequence, uid=uid, state=held, grants=grants, observed=observed)
+        return cls(uid=uid, state=held, grants=grants, observed=observed, **stamp)
 
 
 class NominationRecord(_Record, frozen=True, kw_only=True, tag="nomination"):
@@ -137,17 +148,9 @@ class NominationRecord(_Record, frozen=True, kw_only=True, tag="nomination"):
     """uids, sorted"""
 
     @classmethod
-    def of(
-        cls,
-        uid: str,
-        facts: PodFacts | None = None,
-        victims: frozenset[str] = frozenset(),
-        *,
-        time: float,
-        sequence: int,
-    ) -> Self:
+    def of(cls, uid: str, facts: PodFacts | None = None, victims: frozenset[str] = frozenset(), **stamp: Any) -> Self:
         claim = None if facts is None else PodState.of(facts)
-        return cls(time=time, sequence=sequence, uid=uid, state=claim, victims=tuple(sorted(victims)))
+        return cls(uid=uid, state=claim, victims=tuple(sorted(victims)), **stamp)
 
 
 class QuotaRecord(_Record, frozen=True, kw_only=True, tag="quota"):
@@ -159,10 +162,9 @@ class QuotaRecord(_Record, frozen=True, kw_only=True, tag="quota"):
     """by resource; None = gone"""
 
     @classmethod
-    def of(cls, key: tuple[str, str], facts: QuotaFacts | None = None, *, time: float, sequence: int) -> Self:
+    def of(cls, key: tuple[str, str], facts: QuotaFacts | None = None, **stamp: Any) -> Self:
         """`key`: namespace and name."""
-        limits = None if facts is None else dict(facts.limits)
-        return cls(time=time, sequence=sequence, namespace=key[0], name=key[1], limits=limits)
+        return cls(namespace=key[0], name=key[1], limits=None if facts is None else dict(facts.limits), **stamp)
 
     def value(self) -> QuotaFacts | None:
         return None if self.limits is None else QuotaFacts(self.namespace, self.name, self.limits)
@@ -176,9 +178,8 @@ class HostRecord(_Record, frozen=True, kw_only=True, tag="host"):
     """None = not known any more"""
 
     @classmethod
-    def of(cls, name: str, free: HostRequest | None = None, *, time: float, sequence: int) -> Self:
-        host = None if free is None else Host(free.cpu, free.memory)
-        return cls(time=time, sequence=sequence, name=name, free=host)
+    def of(cls, name: str, free: HostRequest | None = None, **stamp: Any) -> Self:
+        return cls(name=name, free=Host.of(free), **stamp)
 
 
 class ForecastRecord(_Record, frozen=True, kw_only=True, tag="forecast"):
@@ -188,8 +189,8 @@ class ForecastRecord(_Record, frozen=True, kw_only=True, tag="forecast"):
     forecast: Forecast
 
     @classmethod
-    def of(cls, number: int, forecast: DemandForecast, *, time: float, sequence: int) -> Self:
-        return cls(time=time, sequence=sequence, id=number, forecast=Forecast.of(forecast))
+    def of(cls, number: int, forecast: DemandForecast, **stamp: Any) -> Self:
+        return cls(id=number, forecast=Forecast.of(forecast), **stamp)
 
 
 class SnapshotEnd(_Record, frozen=True, kw_only=True, tag="snapshot-end"):
@@ -304,27 +305,8 @@ class SteppedDown(_Record, frozen=True, kw_only=True, tag="stepped-down"):
 
 StateRecord = NodeRecord | PodRecord | NominationRecord | QuotaRecord | HostRecord | ForecastRecord
 Decision = Placed | Refused | Unfinished
-Record = (
-    Start
-    | NodeRecord
-    | PodRecord
-    | NominationRecord
-    | QuotaRecord
-    | HostRecord
-    | ForecastRecord
-    | SnapshotEnd
-    | Placed
-    | Refused
-    | Unfinished
-    | Bind
-    | Denied
-    | Woken
-    | Released
-    | Evicted
-    | Gang
-    | TookOver
-    | SteppedDown
-)
+Note = Bind | Denied | Woken | Released | Evicted | Gang | TookOver | SteppedDown
+Record = Start | StateRecord | SnapshotEnd | Decision | Note
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
