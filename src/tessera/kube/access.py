@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from tessera.kube.credentials import Credentials, FixedHeaders, TokenFile
 from tessera.kube.errors import AccessError
-from tessera.kube.kubeconfig import SelectedContext, read_kubeconfig, select_context
-from tessera.kube.kubeconfig_user import client_pair, credentials_of
+from tessera.kube.kubeconfig import SelectedContext, client_pair, credentials_of, read_kubeconfig, select_context
 from tessera.kube.tls import Pem, RotatingContext, TlsSettings
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
