@@ -1,21 +1,41 @@
-"""Credentials as request headers: none, a fixed token or password, or a token file that rotates.
+"""Credentials as request headers: none, a fixed token or password, a token file that rotates, or those of a plugin.
 
-Plugins that issue credentials are in `exec_plugin`, client certificates in `tls`.
+A plugin is the exec section of a kubeconfig (client.authentication.k8s.io/v1 and v1beta1). It runs once, and its
+credentials are kept until they expire or the apiserver refuses them. Requests wait for the one run that is under way.
+The plugin never gets a terminal. Client certificates are in `tls`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
 
 from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.errors import AccessError
-from tessera.kube.tls import RECHECK_S, ClientPair
+from tessera.kube.tls import RECHECK_S, ClientPair, Pem
 
 _TOKEN = re.compile(r"[!-~]+")
 """anything else is a broken file, or an attempt to inject a header"""
+
+GROUP = "client.authentication.k8s.io"
+API_VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
+
+RUN_S = 60.0
+"""a plugin may call a slow cloud service, but it must not hang"""
+EARLY_S = 10.0
+"""credentials are renewed this long before they expire, so that none expires on its way"""
+_EXCERPT = 500
+"""characters of a plugin's stderr in a message"""
 
 
 class Credentials:
@@ -85,3 +105,132 @@ class TokenFile(Credentials):
         except OSError as error:
             raise AccessError(f"{self._where}: cannot read {self._path}: {error.strerror}") from error
         return bearer(text, f"{self._where}: {self._path}")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """Which plugin to run, and how."""
+
+    where: str
+    """file and field, for messages"""
+    api_version: str
+    command: str
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """the complete environment of the plugin"""
+    install_hint: str = ""
+    cluster: Mapping[str, Any] | None = None
+    """passed to the plugin if the kubeconfig sets provideClusterInfo"""
+
+
+class _CredentialStatus(msgspec.Struct, rename="camel"):
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class _ExecCredential(msgspec.Struct, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    status: _CredentialStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _IssuedCredentials:
+    headers: dict[str, str]
+    pair: ClientPair | None
+    expires_at: float
+    """seconds since the epoch"""
+
+
+class ExecPlugin(Credentials):
+    """Runs the plugin when its last credentials are no longer valid."""
+
+    def __init__(self, settings: PluginSettings, *, now: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._now = now
+        self._issued: _IssuedCredentials | None = None
+        self._running = asyncio.Lock()
+
+    async def headers(self) -> dict[str, str]:
+        async with self._running:
+            if self._issued is None or self._now() >= self._issued.expires_at - EARLY_S:
+                self._issued = self._read(await self._run())
+            return dict(self._issued.headers)
+
+    def forget(self) -> None:
+        self._issued = None
+
+    def issued_pair(self) -> ClientPair | None:
+        return self._issued.pair if self._issued else None
+
+    async def _run(self) -> bytes:
+        settings = self._settings
+        try:
+            process = await asyncio.create_subprocess_exec(
+                settings.command,
+                *settings.args,
+                env={**settings.env, "KUBERNETES_EXEC_INFO": self._exec_info()},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except (OSError, ValueError) as error:
+            hint = f"; {settings.install_hint}" if settings.install_hint else ""
+            raise self._fault(f"cannot be run: {error}{hint}") from error
+        try:
+            async with asyncio.timeout(RUN_S):
+                stdout, stderr = await process.communicate()
+        except TimeoutError as error:
+            raise self._fault(f"did not finish within {RUN_S:g} s") from error
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode:
+            message = stderr.decode("utf-8", "replace").strip()[-_EXCERPT:]
+            raise self._fault(f"failed with exit status {process.returncode}: {message or 'it wrote no message'}")
+        return stdout
+
+    def _exec_info(self) -> str:
+        spec: dict[str, Any] = {"interactive": False}
+        if self._settings.cluster is not None:
+            spec["cluster"] = self._settings.cluster
+        info = {"apiVersion": self._settings.api_version, "kind": "ExecCredential", "spec": spec}
+        return msgspec.json.encode(info).decode()
+
+    def _read(self, text: bytes) -> _IssuedCredentials:
+        try:
+            credential = msgspec.json.decode(text, type=_ExecCredential)
+        except msgspec.DecodeError as error:
+            raise self._fault(f"gave no ExecCredential: {error}") from error
+        if credential.kind != "ExecCredential" or credential.api_version != self._settings.api_version:
+            raise self._fault(
+                f"gave {credential.kind or 'nothing'} of {credential.api_version or 'no version'}, "
+                f"expected ExecCredential of {self._settings.api_version}"
+            )
+        status = credential.status or _CredentialStatus()
+        certificate, key = status.client_certificate_data, status.client_key_data
+        if bool(certificate) != bool(key):
+            raise self._fault("gave only one of clientCertificateData and clientKeyData")
+        if not status.token and not certificate:
+            raise self._fault("gave neither a token nor a client certificate")
+        where = f"{self._settings.where}: the output of {self._settings.command}"
+        expires = status.expiration_timestamp
+        return _IssuedCredentials(
+            headers=bearer(status.token, where) if status.token else {},
+            pair=_pair(where, certificate, key) if certificate and key else None,
+            expires_at=expires.timestamp() if expires else float("inf"),
+        )
+
+    def _fault(self, what: str) -> AccessError:
+        return AccessError(f"{self._settings.where}: {self._settings.command} {what}")
+
+
+def _pair(where: str, certificate: str, key: str) -> ClientPair:
+    return ClientPair(
+        certificate=Pem(f"{where}: clientCertificateData", data=certificate.encode()),
+        key=Pem(f"{where}: clientKeyData", data=key.encode()),
+    )

@@ -18,9 +18,17 @@ import msgspec
 
 from tessera.files.documents import DocumentError, read_documents
 from tessera.files.reader import MAX_SMALL_BYTES, read_file
-from tessera.kube.credentials import Credentials, FixedHeaders, TokenFile, basic, bearer
+from tessera.kube.credentials import (
+    API_VERSIONS,
+    Credentials,
+    ExecPlugin,
+    FixedHeaders,
+    PluginSettings,
+    TokenFile,
+    basic,
+    bearer,
+)
 from tessera.kube.errors import AccessError
-from tessera.kube.exec_plugin import API_VERSIONS, ExecPlugin, PluginSettings
 from tessera.kube.tls import ClientPair, Pem
 
 

@@ -12,10 +12,10 @@ import pytest
 import trustme
 import yaml
 
-from tessera.kube import exec_plugin
+from tessera.kube import credentials
 from tessera.kube.access import Access, load_access
+from tessera.kube.credentials import ExecPlugin, PluginSettings
 from tessera.kube.errors import AccessError
-from tessera.kube.exec_plugin import ExecPlugin, PluginSettings
 from tests.support.event_loops import in_real_time
 
 V1, V1BETA1 = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
@@ -190,7 +190,7 @@ async def test_a_plugin_that_is_not_there_says_how_to_get_it() -> None:
 
 @in_real_time
 async def test_a_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exec_plugin, "RUN_S", 0.2)
+    monkeypatch.setattr(credentials, "RUN_S", 0.2)
     path = script(tmp_path / "plugin.sh", 'echo $$ > "$0.pid"', "exec sleep 1000")
     with pytest.raises(AccessError, match=r"did not finish within 0.2 s"):
         await plugin(path, env=ENVIRON).headers()
