@@ -10,7 +10,7 @@ import atheris
 with atheris.instrument_imports(include=["tessera.kube", "tessera.wire"]):
     from tessera.kube.decoder import Decoders, UnreadableObject, api_error
     from tessera.kube.errors import KubeError
-    from tessera.kube.line_splitter import LineSplitter
+    from tessera.kube.transport import LineSplitter
     from tessera.wire.objects import Node, Pod
     from tests.fuzz.transport import pieces
 

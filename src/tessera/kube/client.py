@@ -17,9 +17,8 @@ from tessera import __version__
 from tessera.kube.access import Access
 from tessera.kube.decoder import Decoders, ListBody, ListPage, ObjectList, OnUnreadable, WatchEvent
 from tessera.kube.errors import ApiError, is_not_found
-from tessera.kube.rate_limiter import RateLimiter
 from tessera.kube.resources import PODS
-from tessera.kube.transport import Transport
+from tessera.kube.transport import RateLimiter, Transport
 
 T = TypeVar("T")
 

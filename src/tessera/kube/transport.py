@@ -1,4 +1,4 @@
-"""Bytes to and from the apiserver: credentials, rate limit, deadlines, and every fault as a KubeError.
+"""Bytes to and from the apiserver: credentials, rate limit, deadlines, lines, and every fault as a KubeError.
 
 Each request is sent once. The transport knows nothing of JSON or of the resources that are requested.
 """
@@ -13,9 +13,10 @@ from tessera.http11.client import ClientResponse, IncompleteResponse
 from tessera.kube.access import Access
 from tessera.kube.connection_pool import ApiRequest, ConnectionPool
 from tessera.kube.decoder import api_error
-from tessera.kube.errors import UNAUTHORIZED, ApiError, Unreachable
-from tessera.kube.line_splitter import LineSplitter
-from tessera.kube.rate_limiter import RateLimiter
+from tessera.kube.errors import UNAUTHORIZED, ApiError, BadResponse, Unreachable
+
+MAX_LINE_BYTES = 32 << 20
+"""an object in etcd has at most 1.5 MiB; JSON and escapes make that a few times more"""
 
 BATCH_FROM_LINES_PER_SECOND = 100.0
 """below this rate every line of a stream is passed on at once"""
@@ -26,6 +27,51 @@ RATE_WINDOW_S = 0.25
 """over which the rate of a stream is measured"""
 SILENT_S = 90.0
 """after which a stream counts as stalled: apiservers send a bookmark about once a minute, up to a quarter later"""
+
+
+class RateLimiter:
+    """For one event loop; needs no lock because nothing awaits between reading and writing its state."""
+
+    def __init__(self, *, qps: float, burst: int) -> None:
+        if qps <= 0 or burst < 1:
+            raise ValueError(f"qps {qps} and burst {burst} must be positive")
+        self._interval = 1.0 / qps
+        self._max_lag = (burst - 1) * self._interval
+        """how far the schedule may lag behind the clock: the unused burst"""
+        self._next = float("-inf")
+
+    async def wait(self) -> None:
+        """Return when the next request may be sent."""
+        now = asyncio.get_running_loop().time()
+        at = max(self._next, now - self._max_lag)
+        self._next = at + self._interval
+        if at > now:
+            await asyncio.sleep(at - now)
+
+
+class LineSplitter:
+    """Holds the beginning of the line whose end has not arrived."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._held = 0
+
+    @property
+    def has_partial_line(self) -> bool:
+        return self._held > 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that this chunk completes, without their line ends; blank lines are left out."""
+        first, *others = chunk.split(b"\n")
+        self._pieces.append(first)
+        self._held += len(first)
+        if self._held > MAX_LINE_BYTES:
+            raise BadResponse(f"a line of the watch is longer than {MAX_LINE_BYTES >> 20} MiB")
+        if not others:
+            return []
+        complete = [b"".join(self._pieces), *others[:-1]]
+        self._pieces, self._held = [others[-1]], len(others[-1])
+        return [line for line in complete if line.strip()]
 
 
 class Transport:

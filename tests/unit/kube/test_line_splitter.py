@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.kube import line_splitter
+from tessera.kube import transport
 from tessera.kube.errors import BadResponse
-from tessera.kube.line_splitter import LineSplitter
+from tessera.kube.transport import LineSplitter
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_lines_are_found_wherever_the_chunks_end(chunks: list[bytes], found: lis
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_splitter, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(transport, "MAX_LINE_BYTES", 1000)
     splitter = LineSplitter()
     splitter.feed(b"x" * 1000)
     with pytest.raises(BadResponse, match="longer than"):

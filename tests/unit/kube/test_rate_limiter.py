@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tessera.kube.rate_limiter import RateLimiter
+from tessera.kube.transport import RateLimiter
 from tests.support.event_loops import in_fake_time
 
 
