@@ -20,7 +20,7 @@ from tessera.http11.router import Handler, Request, Response, Route
 from tessera.scheduler.access_review import error_response
 from tessera.scheduler.journal import Journal
 from tessera.services import exposition
-from tessera.services.loopback import find_foreign_page, names_this_machine
+from tessera.services.listener import find_foreign_page, names_this_machine
 from tessera.wire import moves
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool

@@ -62,8 +62,7 @@ from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.access_review import CHALLENGE, AccessReview, bearer_token, error_response
 from tessera.scheduler.engine_view import ClaimUsers
 from tessera.services.addresses import Address
-from tessera.services.listener import Listener
-from tessera.services.loopback import find_foreign_page
+from tessera.services.listener import Listener, find_foreign_page
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"
