@@ -29,7 +29,7 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from tessera.services.durations import parse_span
+        from tessera.services.value_types import parse_span
 
         text = str(value)
         try:

@@ -98,7 +98,7 @@ def print_note(text: str) -> None:
 
 def parse_moment(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
     """A moment on the command line: how long ago, or a time as the table shows it."""
-    from tessera.services.durations import parse_duration
+    from tessera.services.value_types import parse_duration
 
     if text is None:
         return None

@@ -2,7 +2,7 @@
 
 A parser returns the value, or raises ValueError with what it expected and what it found; the caller adds the name of
 the flag. Nothing here knows which setting it reads. Heavy modules are imported by the parsers that need them, so that
-`--help` stays quick.
+`--help` stays quick. Durations are written and read as Go does: 90s, 5m, 1h30m; seconds inside, text outside.
 """
 
 from __future__ import annotations
@@ -15,10 +15,22 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tessera.services.addresses import Address
-from tessera.services.durations import format_duration, parse_duration, parse_span
 from tessera.wire.gobool import parse_bool
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.quotes import quoted
+
+_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+"""nanoseconds per unit; the micro sign and the Greek letter are both in use"""
+
+_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
+_PARTS = re.compile(_PART)
+_WHOLE_SECONDS = re.compile(rf"(?:{_PART})+\Z")
+_BARE = re.compile(r"[0-9]+(\.[0-9]+)?\Z")
+
+_MAX_TEXT = 64
+"""characters; longer than any useful duration"""
+_MAX_NANOSECONDS = 2**63 - 1
+"""what Go can hold, some 292 years"""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
@@ -37,6 +49,42 @@ _MAX_DNS_NAME = 253
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z", re.ASCII)
 _MAX_LABEL = 63
 _HOST = re.compile(r"[A-Za-z0-9_.:%-]*\Z", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds; ValueError says what is expected. Negative durations have no use here and are refused."""
+    if text == "0":
+        return 0.0
+    if len(text) > _MAX_TEXT or not _WHOLE_SECONDS.match(text):
+        hint = f"; write {text}s" if len(text) <= _MAX_TEXT and _BARE.match(text) else ""
+        raise ValueError(f"expected a duration such as 90s, 5m or 1h30m, found {quoted(text)}{hint}")
+    nanoseconds = sum(float(number) * _UNITS[unit] for number, unit in _PARTS.findall(text))
+    if nanoseconds > _MAX_NANOSECONDS:
+        raise ValueError(f"expected at most 292 years, found {quoted(text)}")
+    return nanoseconds / _UNITS["s"]
+
+
+def parse_span(text: str) -> float:
+    """Seconds, above 0."""
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise ValueError(f"expected a duration above 0, found {quoted(text)}")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that `parse_duration` reads as `seconds`, down to a microsecond."""
+    microseconds = round(seconds * 10**6)
+    whole, rest = divmod(microseconds, 10**6)
+    minutes, left = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    fraction = f".{rest:06d}".rstrip("0") if rest else ""
+    parts = [
+        f"{hours}h" if hours else "",
+        f"{minutes}m" if minutes else "",
+        f"{left}{fraction}s" if left or rest or not whole else "",
+    ]
+    return "".join(parts)
 
 
 class FlagKind(Enum):

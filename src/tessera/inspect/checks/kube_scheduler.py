@@ -13,7 +13,7 @@ from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.installation import Installation
 from tessera.inspect.state import Json
 from tessera.scheduler.settings import Settings
-from tessera.services.durations import parse_duration
+from tessera.services.value_types import parse_duration
 from tessera.vendors.base import Vendor
 
 AREA = Area("kube-scheduler")

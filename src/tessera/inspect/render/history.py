@@ -10,7 +10,7 @@ from tessera.inspect.pod_history import BAD_ENDS, HistoryStep, PodHistory
 from tessera.inspect.render.journal import WHY_RELEASED, ask_text, grants_text, reasons_text, time_text
 from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.state import Json
-from tessera.services.durations import format_duration
+from tessera.services.value_types import format_duration
 
 STYLES = {"placed": Style.GOOD, "bound": Style.GOOD} | dict.fromkeys(BAD_ENDS, Style.WARN)
 
