@@ -16,9 +16,9 @@ from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.usage import count_cores
 from tessera.vendors.base import Vendor
+from tessera.vendors.mistakes import find_quota_mistakes
 from tessera.vendors.node_reader import quota_facts
 from tessera.vendors.pod_reader import ENDED, pod_request
-from tessera.vendors.quota_mistakes import find_quota_mistakes
 from tessera.wire import keys
 from tessera.wire.objects import Pod, ResourceQuota
 

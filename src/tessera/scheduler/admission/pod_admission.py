@@ -28,10 +28,9 @@ from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
-from tessera.vendors.mistakes import find_mistakes
+from tessera.vendors.mistakes import find_mistakes, find_quota_mistakes
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.pod_reader import pod_request
-from tessera.vendors.quota_mistakes import find_quota_mistakes
 from tessera.wire import admission
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Container, Metadata, Pod
