@@ -28,8 +28,8 @@ from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import Group, Setting
 from tessera.services.value_types import FlagKind
 from tessera.vendors.base import Family, Switches, Vendor
+from tessera.vendors.downward_api import ProtectedVariables
 from tessera.vendors.nvidia.downward_api import MAX_DEVICES
-from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.vendors.registry import build_vendors, families
 from tessera.wire.device_config import dump_device_config
 

@@ -19,10 +19,9 @@ from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.requests import UNCONSTRAINED, WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.vendors.annotation_values import Choice
-from tessera.vendors.downward_api import DownwardApi
+from tessera.vendors.downward_api import DownwardApi, ProtectedVariables
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.vendors.parts.card_shares import LEAST_ASK, LEAST_MIB_OF_A_CARD, WHOLE_MEMORY, cards_asked, memory_of
-from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node

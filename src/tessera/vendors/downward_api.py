@@ -4,14 +4,19 @@ kubelet's Allocate does not say which pod it is for, but a container's own envir
 the webhook gives the container variables that refer to annotations of its pod, and the Binding writes these.
 A missing annotation leaves the variable empty, which means no device: mistakes fail closed. The variables themselves
 belong to a vendor (`DownwardApi`); containers of vendors without one depend on Allocate.
+
+The container runtime and the enforcing library read their variables from the container's environment, and cannot see
+where they came from. So a tenant may give those that decide about cards and limits (`ProtectedVariables`) only values
+that change nothing. The webhook removes what a tenant wrote, and the chart's policies refuse what the webhook did not
+see; both use these lists.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tessera.core.grants import Grants, Placement
@@ -171,3 +176,47 @@ def _path(key: str) -> str:
 def _field_ref(name: str, path: str) -> EnvEntry:
     # The apiserver would add a missing apiVersion; with it, what is stored equals what was sent.
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+@dataclass(frozen=True)
+class ProtectedVariables:
+    """The variables of one maker's cards."""
+
+    devices: str
+    """names the cards that a container sees"""
+    no_devices: str
+    """value of `devices` that shows none"""
+    harmless: frozenset[str]
+    """further values of `devices` that show none"""
+    stems: tuple[str, ...]
+    """names of variables that only a slice sets; each may end in `_` and the number of a card"""
+    switches: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """variables that loosen limits on a shared card, each with the values that do not"""
+    instances: str = ""
+    """prefix of resources that a plugin allocates without the scheduler"""
+
+    @property
+    def pattern(self) -> str:
+        """Matches the variables that only a slice sets; for Python and for CEL."""
+        return f"(?:{'|'.join(map(re.escape, self.stems))})(?:_[0-9]+)?"
+
+    @cached_property
+    def owned(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.ASCII)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return (*self.stems, *self.switches)
+
+    def shows_devices(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry for `devices` may show a container some cards."""
+        return "valueFrom" in entry or entry.get("value", "") not in {self.no_devices, *self.harmless}
+
+    def loosens_limits(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a tenant's own variable would loosen the limits on a shared card."""
+        harmless = self.switches.get(entry.get("name", ""))
+        return harmless is not None and ("valueFrom" in entry or entry.get("value", "") not in harmless)
+
+    def may_have_prefix(self, prefixes: Iterable[str]) -> bool:
+        """Whether an `envFrom` with one of these prefixes may contain one of these variables."""
+        return any(name.startswith(prefix) or prefix.startswith(name) for prefix in prefixes for name in self.names)

@@ -14,9 +14,15 @@ from tessera.scheduler.admission.pod_draft import Document, containers_of, with_
 from tessera.scheduler.admission.reserved_annotations import listed
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
-from tessera.vendors.downward_api import EnvEntry, container_env, injects_env, is_slice_reference, shield_env
+from tessera.vendors.downward_api import (
+    EnvEntry,
+    ProtectedVariables,
+    container_env,
+    injects_env,
+    is_slice_reference,
+    shield_env,
+)
 from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
-from tessera.vendors.protected_variables import ProtectedVariables
 
 
 def with_slice_env(

@@ -22,9 +22,9 @@ from tessera.core.requests import Constraint, PodRequest, Request
 from tessera.vendors.annotation_values import Choice
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.downward_api import ProtectedVariables
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.card_shares import MAX_MIB_OF_A_CARD
-from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.gojson import encode
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node

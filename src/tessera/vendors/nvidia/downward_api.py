@@ -12,8 +12,7 @@ from functools import lru_cache
 from tessera.core.devices import MIG
 from tessera.core.grants import Grants
 from tessera.core.requests import Constraint
-from tessera.vendors.downward_api import POD_UID
-from tessera.vendors.protected_variables import ProtectedVariables
+from tessera.vendors.downward_api import POD_UID, ProtectedVariables
 from tessera.wire import keys
 
 MAX_DEVICES = 16
