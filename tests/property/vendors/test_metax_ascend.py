@@ -22,8 +22,7 @@ from tessera.vendors.ascend.templates import CHART
 from tessera.vendors.base import ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft
 from tessera.vendors.metax.gpu import MetaxGpu
-from tessera.vendors.metax.sgpu import MetaxSgpu
-from tessera.vendors.metax.sharing_rules import APP_CLASS, ONLINE, POLICIES, QOS
+from tessera.vendors.metax.sgpu import APP_CLASS, ONLINE, POLICIES, QOS, MetaxSgpu
 
 SGPU = MetaxSgpu(ResourceNames(count="m/sgpu", memory="m/vmemory", cores="m/vcore"), topology_aware=True)
 CHIPS = [Ascend(chip, soft_split=True) for chip in CHART.configs]

@@ -15,8 +15,7 @@ from tessera.core.node_info import Card, NodeInfo, Tenant
 from tessera.core.requests import UNCONSTRAINED, Constraint, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.metax.sgpu import TOPOLOGY_AWARE, MetaxSgpu
-from tessera.vendors.metax.sharing_rules import APP_CLASS, QOS
+from tessera.vendors.metax.sgpu import APP_CLASS, QOS, TOPOLOGY_AWARE, MetaxSgpu
 from tessera.wire.objects import Metadata, Node
 
 NAMES = ResourceNames(count="metax-tech.com/sgpu", memory="metax-tech.com/vmemory", cores="metax-tech.com/vcore")

@@ -1,14 +1,21 @@
-"""MetaX sGPU: slices of a card that share it under one quality-of-service policy.
+"""MetaX sGPU: slices of a card that share it under one quality-of-service policy. Whole GPUs are in `gpu`.
+
+MetaX's plugin registers cards in a JSON array of its own (`metax-tech.com/node-gpu-devices`), which is accepted or
+refused as a whole. It also writes what is still available; that is ignored, because the ledger knows it sooner.
 
 All pods on a card at one time have the same policy, and pods with an app class (online, offline) never share with pods
-without one (`sharing_rules`). Both rules look only at the pods that hold the card now, so there is no state to expire.
-Whole GPUs are in `gpu`, the registration's format in `registration`.
+without one. Both rules, and the choice of the best card, look only at the pods that hold a card now (`Card.tenants`)
+and at the link zones that the node registered, so there is no state to expire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
 
 from tessera.core import card_checks
 from tessera.core.card_checks import Fitting, Offer
@@ -20,30 +27,31 @@ from tessera.core.node_info import Card, NodeInfo
 from tessera.core.policies import node_policy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest
 from tessera.vendors.annotation_values import Choice, switch
-from tessera.vendors.base import AnnotationKeys, Bound, ResourceNames, Vendor
+from tessera.vendors.base import Amount, AnnotationKeys, Bound, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.metax.registration import read_cards
-from tessera.vendors.metax.sharing_rules import (
-    APP_CLASS,
-    APP_CLASSES,
-    BEST_EFFORT,
-    ONLINE,
-    POLICIES,
-    QOS,
-    class_allows,
-    linkage,
-    linked_first,
-    qos_allows,
-    quietest_first,
-    quietness,
-)
 from tessera.vendors.parts.card_choice import judge_all, refuse_unpaid
 from tessera.wire.gobool import parse_bool
-from tessera.wire.gojson import encode
+from tessera.wire.gojson import decode_array, encode
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 from tessera.wire.quantity import NotAQuantity, Whole, read
+from tessera.wire.registration import check_ids
+
+QOS_POLICY = "QosPolicy"
+MODEL = "Model"
+LINK_ZONE = "LinkZone"
+"""keys of `Device.custom`"""
+
+QOS = "metax-tech.com/sgpu-qos-policy"
+APP_CLASS = "metax-tech.com/sgpu-app-class"
+
+ONLINE, OFFLINE = APP_CLASSES = ("online", "offline")
+BEST_EFFORT = "best-effort"
+POLICIES = (BEST_EFFORT, "fixed-share", "burst-share")
+
+LINKED_PAIR = 10
+"""score of two cards in one link zone"""
 
 TOPOLOGY_AWARE = "metax-tech.com/sgpu-topology-aware"
 
@@ -53,6 +61,120 @@ NODE_WEIGHT = 10_000
 """raises these scores above the node's usage score, which is at most 30"""
 CORE_REASONS = frozenset({Reason.CARD_INSUFFICIENT_CORES, Reason.CARD_CORES_EXHAUSTED})
 """reasons that keep no online pod off a card: it takes no share of the cores"""
+
+
+class Registered(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One card on the wire. Missing fields are zero, so a card without `health` is unhealthy."""
+
+    uuid: str = ""
+    model: str = ""
+    total_dev_count: Amount = 0
+    total_compute: Amount = 0
+    total_v_ram: Amount = 0
+    """MiB"""
+    numa: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = 0
+    healthy: bool = False
+    qos_policy: str = ""
+    link_zone: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] = 0
+    """cards in one zone (above 0) are linked directly"""
+
+
+def read_cards(text: str, *, vendor: str) -> tuple[Device, ...]:
+    """The cards in the order of the annotation, which is also their index."""
+    cards = decode_array(text, Registered, what="the registration", member="registered card")
+    devices = tuple(_device(card, index=index, vendor=vendor) for index, card in enumerate(cards))
+    check_ids(devices)
+    return devices
+
+
+def _device(card: Registered, *, index: int, vendor: str) -> Device:
+    return Device(
+        uuid=card.uuid,
+        vendor=vendor,
+        index=index,
+        slots=card.total_dev_count,
+        memory=card.total_v_ram,
+        cores=card.total_compute,
+        model=vendor,
+        numa=max(card.numa, 0),
+        healthy=card.healthy,
+        custom={QOS_POLICY: card.qos_policy, MODEL: card.model, LINK_ZONE: card.link_zone},
+    )
+
+
+class Company(NamedTuple):
+    """How many pods of each app class hold a card."""
+
+    online: int
+    offline: int
+
+    @property
+    def only_offline(self) -> bool:
+        return self.offline > 0 and self.online == 0
+
+
+def company(card: Card) -> Company:
+    classes = Counter(tenant.setting(APP_CLASS) for tenant in card.tenants)
+    return Company(online=classes[ONLINE], offline=classes[OFFLINE])
+
+
+def class_allows(constraint: Constraint, card: Card) -> bool:
+    """Pods with an app class share only with each other; an offline pod beside an online one would be suspended."""
+    app_class = constraint.setting(APP_CLASS)
+    # Unknown users of the card count as pods without a class.
+    kinds = {tenant.setting(APP_CLASS) in APP_CLASSES for tenant in card.tenants} or {False}
+    if kinds != {app_class in APP_CLASSES}:
+        return False
+    return not (app_class == OFFLINE and company(card).online)
+
+
+def qos_allows(constraint: Constraint, card: Card) -> bool:
+    """The policy of the pods that hold the card decides, or else the registered one."""
+    asked = constraint.setting(QOS) or BEST_EFFORT
+    held = {t.setting(QOS) for t in card.tenants if t.setting(APP_CLASS) != ONLINE} - {None, ""}
+    return held <= {asked} if held else card.device.custom.get(QOS_POLICY) in (None, "", asked)
+
+
+def quietest_first(fitting: Fitting) -> Fitting:
+    """For an online pod: prefer cards with few online pods, and unused cards over cards with offline pods only."""
+    return sorted(fitting, key=lambda pair: (company(pair[0]).only_offline, company(pair[0])))
+
+
+def quietness(card: Card) -> int:
+    """How good a card is for an online pod: 0 or less."""
+    present = company(card)
+    if present.only_offline:
+        return -100 * present.offline
+    return -20 * present.online - 2 * present.offline
+
+
+def linked_first(fitting: Fitting, count: int) -> Fitting:
+    """For whole cards: the smallest link zone that holds all, otherwise small zones first and unlinked cards last."""
+    sizes = Counter(_zone(card.device) for card, _ in fitting)
+
+    def rank(pair: tuple[Card, Grant]) -> tuple[bool, bool, int, int]:
+        zone = _zone(pair[0].device)
+        return zone == 0, sizes[zone] < count, sizes[zone], zone
+
+    return sorted(fitting, key=rank)
+
+
+def linkage(cards: Iterable[Card], chosen: set[str]) -> int:
+    """Links inside the chosen set count tenfold, links to unused cards that it breaks count against it."""
+    unused = [card.device for card in cards if card.used == 0]
+    taken = _pairs(device for device in unused if device.uuid in chosen)
+    rest = _pairs(device for device in unused if device.uuid not in chosen)
+    return 10 * taken - (_pairs(unused) - taken - rest)
+
+
+def _zone(device: Device) -> int:
+    """0 = not linked."""
+    return max(0, int(device.custom.get(LINK_ZONE, 0)))
+
+
+def _pairs(devices: Iterable[Device]) -> int:
+    sizes = Counter(_zone(device) for device in devices)
+    return sum(LINKED_PAIR * size * (size - 1) // 2 for zone, size in sizes.items() if zone)
 
 
 class MetaxSgpu(Vendor):
