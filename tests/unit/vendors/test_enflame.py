@@ -15,9 +15,8 @@ from tessera.core.requests import Request
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.vendors.enflame import CHART, CORES_NAME, DRS_NAME, FAMILY, MEMORY_NAME
-from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest
+from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest, profiles_of
 from tessera.vendors.enflame.gcu import Gcu
-from tessera.vendors.enflame.profiles import profiles_of
 from tests.support.vendor_cases import NOW_NS, VendorNode, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME
