@@ -13,13 +13,17 @@ with atheris.instrument_imports(include=["tessera.wire"]):
     from tessera.wire.claim_devices import decode_claim_devices, encode_claim_devices
     from tessera.wire.errors import WireError
     from tessera.wire.gobool import parse_bool
-    from tessera.wire.handshake import decode_handshake
     from tessera.wire.mig import decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
     from tessera.wire.node_lock import decode_node_lock, encode_node_lock
-    from tessera.wire.pair_scores import decode_pair_scores, encode_pair_scores
     from tessera.wire.pod_devices import decode_pod_devices, encode_pod_devices, salvage_pod_devices
     from tessera.wire.quantity import read
-    from tessera.wire.registration import decode_registration, encode_registration_json
+    from tessera.wire.registration import (
+        decode_handshake,
+        decode_pair_scores,
+        decode_registration,
+        encode_pair_scores,
+        encode_registration_json,
+    )
     from tessera.wire.scoring_weights import decode_scoring_weights
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.wire.handshake import encode_requesting
+from tessera.wire.registration import encode_requesting
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED
 from tessera_lab.sandbox.nodes.cards import gpu_cards
 from tessera_lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode

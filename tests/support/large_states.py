@@ -19,9 +19,8 @@ from tessera.inspect.state import ClusterState, Json
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire import keys
-from tessera.wire.pair_scores import encode_pair_scores
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
-from tessera.wire.registration import encode_registration_json
+from tessera.wire.registration import encode_pair_scores, encode_registration_json
 
 NOW = 1_763_324_000.0
 UUIDS = uuid.UUID("0b0f8a56-1f0c-4d7e-8f65-55f1f6a0a7c4")

@@ -28,8 +28,7 @@ from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire.config_file import nearest
 from tessera.wire.errors import WireError
-from tessera.wire.pair_scores import encode_pair_scores
-from tessera.wire.registration import encode_registration_json
+from tessera.wire.registration import encode_pair_scores, encode_registration_json
 
 COUNT_RESOURCE = "nvidia.com/gpu"
 PODS_PER_NODE = "110"

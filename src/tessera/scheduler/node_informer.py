@@ -23,9 +23,9 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
-from tessera.wire.handshake import Reported, Requesting, decode_handshake, encode_requesting
 from tessera.wire.objects import Node
 from tessera.wire.quantity import NotAQuantity, NotWhole, Whole, read
+from tessera.wire.registration import Reported, Requesting, decode_handshake, encode_requesting
 
 log = structlog.get_logger(__name__)
 

@@ -1,13 +1,22 @@
-"""Node annotations in which plugins register their cards, in the text form and in the JSON form.
+"""Node annotations of plugins: the cards that they register, their handshake, and how well the cards are linked.
 
-Both forms are read for every vendor: a value that starts with `[` is JSON. A registration is understood as a whole or
-refused as a whole, because a node whose cards are half known must not take pods. Ids that a pod annotation cannot hold
-are refused here, before anything can be granted on them. JSON omits zero values: a missing `health` means unhealthy.
+Cards are registered in a text form and in a JSON form. Both are read for every vendor: a value that starts with `[` is
+JSON. A registration is understood as a whole or refused as a whole, because a node whose cards are half known must not
+take pods. Ids that a pod annotation cannot hold are refused here, before anything can be granted on them. JSON omits
+zero values: a missing `health` means unhealthy. Unreadable scores of pairs (`hami.io/node-nvidia-score`) do not cost
+the node its cards: callers continue without scores.
+
+In a handshake the scheduler asks with `Requesting_<time>`, a plugin answers with `Reported …`. Decoding one never
+fails: an unreadable time is None. Times on the wire are in the writer's local zone, so callers pass a zone. What a
+state means for a node is not decided here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -26,6 +35,13 @@ Numa = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]
 
 _MAX_DEPTH = 8
 """levels of custominfo; deeper values could exhaust the stack when they are compared"""
+
+_REQUESTING = "Requesting"
+_REPORTED = "Reported"
+_TIME = re.compile(r"([12][0-9]{3}([-.])[0-9]{2}\2[0-9]{2}) ([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?")
+"""dashes since HAMi v2.5, dots in v2.4; years near the ends of the calendar are refused, since adding could overflow"""
+
+PairScore = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 
 
 class _Placement(msgspec.Struct, frozen=True):
@@ -221,3 +237,68 @@ def check_ids(devices: Iterable[Device]) -> None:
         if device.uuid in seen:
             raise WireError(f"device {quoted(device.uuid)} is registered twice")
         seen.add(device.uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class Requesting:
+    """The scheduler asked, and no plugin has answered since."""
+
+    time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A plugin asks for its registration to be read again."""
+
+
+def decode_handshake(text: str | None, *, zone: tzinfo) -> Requesting | Reported | None:
+    """Decode a handshake annotation; None if it is missing. HAMi finds its keyword anywhere in the text, and treats
+    every other value like a report, as when a scheduler up to v2.9 gave the node up (`Deleted_<time>`)."""
+    if text is None:
+        return None
+    return Requesting(_time_after_word(text, zone)) if _REQUESTING in text else Reported()
+
+
+def encode_requesting(now: datetime, *, zone: tzinfo) -> str:
+    return f"{_REQUESTING}_{_local(now, zone)}"
+
+
+def encode_reported(now: datetime, *, zone: tzinfo) -> str:
+    return f"{_REPORTED} {_local(now, zone)}"
+
+
+def _local(now: datetime, zone: tzinfo) -> str:
+    return now.astimezone(zone).replace(tzinfo=None).isoformat(sep=" ", timespec="seconds")
+
+
+def _time_after_word(text: str, zone: tzinfo) -> datetime | None:
+    found = _TIME.fullmatch(text.partition("_")[2])
+    if found is None:
+        return None
+    try:
+        return datetime.fromisoformat(f"{found[1].replace('.', '-')} {found[3]}").replace(tzinfo=zone)
+    except ValueError:
+        return None
+
+
+class _Row(msgspec.Struct, frozen=True):
+    uuid: str = ""
+    score: dict[str, PairScore] = {}
+
+
+def decode_pair_scores(text: str) -> dict[str, Mapping[str, int]]:
+    """Scores by both uuids; each direction as the plugin wrote it."""
+    scores: dict[str, Mapping[str, int]] = {}
+    rows = gojson.decode_array(text, _Row, what="the pair score annotation", member="pair score")
+    for position, row in enumerate(rows):
+        if not row.uuid:
+            raise WireError(f"pair score {position} has no uuid")
+        if row.uuid in scores:
+            raise WireError(f"device {quoted(row.uuid)} has two rows of pair scores")
+        scores[row.uuid] = row.score
+    return scores
+
+
+def encode_pair_scores(scores: Mapping[str, Mapping[str, int]]) -> str:
+    """Rows in the order given, the scores of a row sorted by uuid."""
+    return gojson.encode([{"uuid": uuid, "score": dict(sorted(row.items()))} for uuid, row in scores.items()])

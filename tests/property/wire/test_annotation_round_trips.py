@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from tessera.core.devices import HAMI_CORE, Device, MigPlacement, MigProfile, MigSlot
 from tessera.core.requests import Weights
 from tessera.wire.errors import WireError
-from tessera.wire.handshake import Requesting, decode_handshake, encode_requesting
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
 from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock
-from tessera.wire.pair_scores import decode_pair_scores, encode_pair_scores
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, encode_pod_devices, salvage_pod_devices
-from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
+from tessera.wire.registration import (
+    Requesting,
+    decode_handshake,
+    decode_pair_scores,
+    decode_registration,
+    encode_pair_scores,
+    encode_registration_json,
+    encode_registration_text,
+    encode_requesting,
+)
 from tessera.wire.scoring_weights import decode_scoring_weights
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

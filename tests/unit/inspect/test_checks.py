@@ -25,7 +25,7 @@ from tessera.inspect.render.diagnosis import diagnosis_lines
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.wire.claim_spec import DeviceClass
-from tessera.wire.handshake import encode_requesting
+from tessera.wire.registration import encode_requesting
 from tessera.wire.resource_api import ResourceClaim
 from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, pod, vendors
 from tests.support.claim_scheduler import claiming, device_class, published, resource_claim

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from tessera.wire.handshake import Reported, Requesting, decode_handshake, encode_reported, encode_requesting
+from tessera.wire.registration import Reported, Requesting, decode_handshake, encode_reported, encode_requesting
 
 SHANGHAI = timezone(timedelta(hours=8))
 EVENING = datetime(2026, 11, 5, 20, 0, 1, tzinfo=SHANGHAI)

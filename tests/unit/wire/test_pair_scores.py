@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.wire.errors import WireError
-from tessera.wire.pair_scores import decode_pair_scores, encode_pair_scores
+from tessera.wire.registration import decode_pair_scores, encode_pair_scores
 
 TEXT = '[{"uuid":"GPU-a","score":{"GPU-b":400,"GPU-c":20}},{"uuid":"GPU-b","score":{"GPU-a":400,"GPU-c":0}}]'
 SCORES = {"GPU-a": {"GPU-b": 400, "GPU-c": 20}, "GPU-b": {"GPU-a": 400, "GPU-c": 0}}

@@ -29,10 +29,9 @@ from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
-from tessera.wire.handshake import encode_reported
 from tessera.wire.keys import AGENT
 from tessera.wire.objects import Node
-from tessera.wire.pair_scores import encode_pair_scores
+from tessera.wire.registration import encode_pair_scores, encode_reported
 
 log = structlog.get_logger(__name__)
 

@@ -22,8 +22,8 @@ from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tessera.wire.objects import Node
-from tessera.wire.pair_scores import decode_pair_scores
 from tessera.wire.quotes import shortened
+from tessera.wire.registration import decode_pair_scores
 
 PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 PAIR_SCORES = "hami.io/node-nvidia-score"

@@ -22,9 +22,12 @@ from tessera.kube.client import STRATEGIC_PATCH, KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import NODES
 from tessera.wire import keys
-from tessera.wire.handshake import encode_reported
-from tessera.wire.pair_scores import encode_pair_scores
-from tessera.wire.registration import encode_registration_json, encode_registration_text
+from tessera.wire.registration import (
+    encode_pair_scores,
+    encode_registration_json,
+    encode_registration_text,
+    encode_reported,
+)
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.allocation import SimulatedPlugin, TesseraAgent
 from tessera_lab.sandbox.nodes.claims import ClaimDriver

@@ -4,7 +4,7 @@ import pytest
 
 from tessera.host.cards import Links, TopologyLevel
 from tessera.node.registration.pair_scores import PairScores, pair_scores
-from tessera.wire.pair_scores import decode_pair_scores, encode_pair_scores
+from tessera.wire.registration import decode_pair_scores, encode_pair_scores
 
 NODE = TopologyLevel.NODE
 

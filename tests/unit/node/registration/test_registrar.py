@@ -21,7 +21,7 @@ from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import NodeSettings
-from tessera.wire.pair_scores import decode_pair_scores
+from tessera.wire.registration import decode_pair_scores
 from tessera_lab.sandbox.api import kinds
 from tessera_lab.sandbox.api.faults import Drop, Fail, Hold, LoseAnswer
 from tessera_lab.sandbox.api.server import ApiServer
