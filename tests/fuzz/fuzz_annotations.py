@@ -10,12 +10,17 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["tessera.wire"]):
-    from tessera.wire.claim_devices import decode_claim_devices, encode_claim_devices
     from tessera.wire.errors import WireError
     from tessera.wire.gobool import parse_bool
     from tessera.wire.mig import decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
     from tessera.wire.node_lock import decode_node_lock, encode_node_lock
-    from tessera.wire.pod_devices import decode_pod_devices, encode_pod_devices, salvage_pod_devices
+    from tessera.wire.pod_devices import (
+        decode_claim_devices,
+        decode_pod_devices,
+        encode_claim_devices,
+        encode_pod_devices,
+        salvage_pod_devices,
+    )
     from tessera.wire.quantity import read
     from tessera.wire.registration import (
         decode_handshake,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
-from tessera.wire.claim_devices import MAX_ENTRIES, ClaimDevice, decode_claim_devices, encode_claim_devices
 from tessera.wire.errors import WireError
+from tessera.wire.pod_devices import MAX_ENTRIES, ClaimDevice, decode_claim_devices, encode_claim_devices
 
 INSTANCE = ClaimDevice("GPU-b", 18000, 16, "1g.18gb", 2, 1)
 TEXT = (
