@@ -25,7 +25,7 @@ from tessera.core.policies.fragmentation.waste import SCARCE, MigWaste, mig_wast
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
 UNSERVED = 0.2
-"""loss for one idle card that the host cannot serve; the weights were set once, docs/packing.md says how"""
+"""loss for one idle card that the host cannot serve; the weights were set once, `bench.weights` tries others"""
 GROUP = 0.01
 """worth of one card in a whole group, where all demand is for such groups; with less demand it falls by its root"""
 EMPTY = 0.005
