@@ -5,7 +5,8 @@ Objects are applied: pods, and the pods of workloads, run. A comment before the 
     <!-- expect: Pending -->            it is taken and fits nowhere
     <!-- expect: refused: TEXT -->      it is not taken, and the reason has TEXT
 
-A block that is not an API object is parsed by the code that reads it in the product.
+A block that is not an API object is parsed by the code that reads it in the product. `tests/unit/test_pages.py` checks
+what else pages name.
 """
 
 from __future__ import annotations
@@ -52,16 +53,6 @@ Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMING_CODE = [
-    *PAGES,
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
-    ROOT / "bench/README.md",
-    *sorted((ROOT / "docs/adr").glob("*.md")),
-]
-_TOP = "|".join(path.name for place in (ROOT, ROOT / "src/tessera") for path in place.iterdir() if path.is_dir())
-CODE = re.compile(rf"`((?:{_TOP}|[a-z0-9_]+(?=/[a-z0-9_/]+\.py))/(?:[a-zA-Z0-9_./-]+\.py|(?:[a-zA-Z0-9_.-]+/)*))`")
-"""of what is quoted: modules in any folder, and folders inside those of the repository and of the package"""
 BLOCK = re.compile(
     r"(?:<!-- expect: (?P<expected>[^\n]*) -->\n)?^```ya?ml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -229,21 +220,6 @@ def test_what_is_no_object_is_read_by_its_reader(block: Block, tmp_path: Path) -
     values = yaml.safe_load((ROOT / "charts/tessera/values.yaml").read_text(encoding="utf-8"))
     unknown = document.keys() - values.keys()
     assert not unknown, f"{block.place}: no file of cards, no cluster and no values of the chart"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", page.read_text(encoding="utf-8"))
-    local = [target for target in targets if "://" not in target]
-    assert [target for target in local if not (page.parent / target).exists()] == []
-
-
-@pytest.mark.parametrize("page", NAMING_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_module_and_folder_that_a_page_names_exists(page: Path) -> None:
-    """Names are relative to the repository or to the package; `<name>` is a placeholder."""
-    named = set(CODE.findall(page.read_text(encoding="utf-8")))
-    places = (ROOT, ROOT / "src/tessera")
-    assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []
 
 
 async def test_the_picture_of_moves_is_the_plan_of_its_snapshot() -> None:
