@@ -16,7 +16,7 @@ from tessera.cli.grouped import read_file
 from tessera.core.audit import audit
 from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.process import Process
-from tessera.services import file_watch
+from tessera.services import process as service_process
 from tessera.wire.journal import Start
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.cards import gpu_cards
@@ -153,7 +153,7 @@ def linked_anew(file: Path, text: str) -> None:
 async def test_a_changed_file_takes_effect_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None]
 ) -> None:
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.01)
     async with started(tmp_path) as world:
         write(world.file, config("nvidia.com/vgpu"))
         await world.changed()
@@ -162,13 +162,13 @@ async def test_a_changed_file_takes_effect_by_itself(
 
 @on_uvloop
 async def test_a_change_before_the_first_look_takes_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = file_watch.FileWatch.start
+    begin = service_process.FileWatch.start
 
-    async def begin_late(notice: file_watch.FileWatch) -> None:
+    async def begin_late(notice: service_process.FileWatch) -> None:
         (tmp_path / "device-config.yaml").write_text(config("nvidia.com/vgpu"))
         await begin(notice)
 
-    monkeypatch.setattr(file_watch.FileWatch, "start", begin_late)
+    monkeypatch.setattr(service_process.FileWatch, "start", begin_late)
     async with started(tmp_path) as world:
         await world.changed()
         assert await world.manages("nvidia.com/vgpu")
@@ -210,7 +210,7 @@ async def test_a_broken_file_is_reported_and_the_old_configuration_stays(
 async def test_a_broken_file_is_reported_once_not_at_every_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.001)
+    monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.001)
     async with started(tmp_path) as world:
         world.file.write_text("nvidia: [")
         await world.logs.until(NOT_READ)

@@ -11,19 +11,22 @@ The driver is read beside the rounds: while it is missing or hangs, only the car
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError
+from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
+from tessera.kube.errors import AccessError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
-from tessera.kube.session import run_with_client
 from tessera.monitor.claim_users import ClaimUsers
 from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.device_usage import CardUtilization, HostUsage
@@ -31,7 +34,10 @@ from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
 from tessera.monitor.used_time import UsedTime
-from tessera.services.worker import Worker
+from tessera.services import exposition
+from tessera.services.addresses import Address
+from tessera.services.listener import Listener, health_routes, metrics_route
+from tessera.services.process import run_until, signals
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
@@ -44,6 +50,8 @@ DEADLINE_S = 30.0
 DRIVER_S = 10.0
 """for the driver to read all cards"""
 CLOSE_S = 3.0
+GRACE_S = 2.0
+"""for a scrape in progress at the end"""
 SHOWN = 5
 """problems in one message"""
 
@@ -56,15 +64,16 @@ def run(settings: MonitorSettings) -> int:
 async def _main(settings: MonitorSettings) -> int:
     for text in settings.warnings:
         log.warning("configuration", warning=text)
-    return await run_with_client(
-        lambda client: MonitorProcess(settings, client).run(),
-        kubeconfig=settings.kubeconfig,
-        context=settings.context,
-        user_agent=COMPONENT,
-    )
+    try:
+        access = load_access(kubeconfig=settings.kubeconfig, context=settings.context, environ=os.environ)
+    except AccessError as error:
+        log.error("cannot start", error=str(error))
+        return 2
+    async with KubeClient(access, user_agent=COMPONENT) as client:
+        return await MonitorProcess(settings, client).run()
 
 
-class MonitorProcess(Worker):
+class MonitorProcess:
     """One running monitor. Build it on the event loop that runs it."""
 
     def __init__(
@@ -75,9 +84,11 @@ class MonitorProcess(Worker):
         host: HostUsage | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        # /healthz says the same as /readyz: a monitor that cannot read the regions is of no use.
-        super().__init__(settings.metrics, settings.limits, missing=self.missing, fault=self.missing)
         self.settings = settings
+        self.listening = asyncio.Event()
+        self.address: Address | None = None
+        """of the metrics; set before `listening`"""
+        self.stopping = asyncio.Event()
         self.pods = Pods()
         self._reflector = Reflector(
             client,
@@ -97,15 +108,44 @@ class MonitorProcess(Worker):
         self._cards: tuple[CardUtilization, ...] = ()
         self._missing = "the node's pods are not known yet"
         self._logged: dict[str, str] = {}
-        self.registry.register(MonitorMetrics(self._view, legacy=settings.legacy_metrics))
         self._used_time = UsedTime(settings.node_name, asyncio.get_running_loop().time)
+        self.registry = CollectorRegistry()
+        self.registry.register(MonitorMetrics(self._view, legacy=settings.legacy_metrics))
         self.registry.register(self._used_time)
+        # /healthz says the same as /readyz: a monitor that cannot read the regions is of no use.
+        health = health_routes(self.missing, self.missing)
+        routes = [metrics_route(partial(exposition.render, self.registry)), *health]
+        self._listener = Listener(settings.metrics, routes, limits=settings.limits, grace=GRACE_S)
+
+    async def run(self) -> int:
+        """Returns 0 after a signal, 1 after a fault."""
+        with signals(self.stopping):
+            try:
+                was_stopped, fault = await run_until(self.stopping, self._serve())
+            finally:
+                await self._close()
+        if isinstance(fault, OSError):
+            log.error("cannot listen", address=str(self.settings.metrics), error=str(fault))
+        elif fault is not None:
+            log.error("a part of the process failed", exc_info=fault)
+        log.info("stopped")
+        return 0 if was_stopped else 1
 
     def missing(self) -> str:
         """Returns why container metrics are missing; empty if they are not."""
         return self._missing
 
-    async def work(self) -> None:
+    async def _serve(self) -> None:
+        try:
+            await self._listener.start()
+            self.address = self._listener.address
+            self.listening.set()
+            log.info("listening", what="metrics", address=str(self.address))
+            await self._work()
+        finally:
+            await self._listener.stop()
+
+    async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reflector.run())
             group.create_task(self._collect_repeatedly())
@@ -164,7 +204,7 @@ class MonitorProcess(Worker):
             cards=self._cards,
         )
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """A driver or disk that hangs does not keep the process from exiting."""
         with suppress(CallTimeout):
             await self._driver_thread.call(self._host.close, deadline=CLOSE_S)

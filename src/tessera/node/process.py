@@ -30,12 +30,11 @@ from tessera.node.inventory import choose_hardware
 from tessera.node.metrics import AgentMetrics, AgentStatus, serve
 from tessera.node.settings import Configuration
 from tessera.services.addresses import Address
-from tessera.services.file_watch import FileWatch
+from tessera.services.process import STOPS, FileWatch, run_until, signals
 from tessera.wire.errors import WireError
 
 log = structlog.get_logger(__name__)
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 CLOSE_S = 3.0
 """for the driver"""
 FLUSH_S = 3.0
@@ -94,15 +93,8 @@ class AgentProcess:
 
     async def run(self) -> int:
         """Returns 0 after a signal, 1 after a fault outside the parts that can be restarted."""
-        loop = asyncio.get_running_loop()
-        for number in STOPS:
-            loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._file_watch.request_reload)
-        try:
+        with signals(self.stopping, stops=(*STOPS, signal.SIGQUIT), on_hangup=self._file_watch.request_reload):
             return await self._until_stopped()
-        finally:
-            for number in (*STOPS, signal.SIGHUP):
-                loop.remove_signal_handler(number)
 
     def missing(self) -> str:
         """Returns why pods cannot be served; empty if ready."""
@@ -114,26 +106,19 @@ class AgentProcess:
 
     async def _until_stopped(self) -> int:
         self._log_problems(self.configuration)
-        work = asyncio.create_task(self._work())
-        stop = asyncio.create_task(self.stopping.wait())
         try:
-            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
-            code = 0 if stop.done() else 1
-            log.info("stopping")
-            await self._end_in_order(work)
+            was_stopped, fault = await run_until(self.stopping, self._work(), end=self._end_in_order)
         finally:
-            work.cancel()
-            stop.cancel()
-            (fault, _) = await asyncio.gather(work, stop, return_exceptions=True)
             await self.around.inventory.close()
-        if isinstance(fault, Exception):
+        if fault is not None:
             log.error("a part of the agent failed", exc_info=fault)
         lost = await asyncio.gather(self.around.events.flush(FLUSH_S), self.around.link_events.flush(FLUSH_S))
         log.info("stopped", events_lost=sum(lost))
-        return code
+        return 0 if was_stopped else 1
 
     async def _end_in_order(self, work: asyncio.Task[None]) -> None:
         """Stops serving first, then writes what was handed over. The next agent writes the rest."""
+        log.info("stopping")
         self._restart.set()
         over = asyncio.create_task(self._parts_over.wait())
         await asyncio.wait([over, work], return_when=asyncio.FIRST_COMPLETED)
@@ -162,14 +147,14 @@ class AgentProcess:
     # -- the agent's parts
 
     async def _run_parts(self) -> None:
-        """Runs the parts with one configuration after the other."""
+        """Runs the parts with one configuration after the other, each until it changes or a part fails."""
         failures, time = 0, asyncio.get_running_loop().time
         while not self.stopping.is_set():
             self._restart.clear()
             self.agent = NodeAgent(self.configuration.settings, self.around)
             await self._keep_node_file()
             began = time()
-            fault = await self._run_agent(self.agent)
+            _, fault = await run_until(self._restart, self.agent.run())
             if fault is None:
                 failures = 0
                 continue
@@ -181,18 +166,6 @@ class AgentProcess:
                 async with asyncio.timeout(pause):
                     await self._restart.wait()
         self._parts_over.set()
-
-    async def _run_agent(self, agent: NodeAgent) -> Exception | None:
-        """Runs the parts until the configuration changes, or returns their fault."""
-        running = asyncio.create_task(agent.run())
-        renewed = asyncio.create_task(self._restart.wait())
-        try:
-            await asyncio.wait([running, renewed], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            running.cancel()
-            renewed.cancel()
-            (result, _) = await asyncio.gather(running, renewed, return_exceptions=True)
-        return result if isinstance(result, Exception) else None
 
     async def _keep_node_file(self) -> None:
         text = self.configuration.node_config

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -46,8 +45,8 @@ from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
-from tessera.services.file_watch import FileWatch
 from tessera.services.listener import Listener, health_routes
+from tessera.services.process import FileWatch, signals
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -125,15 +124,8 @@ class Process(SchedulerObserver):
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT: 0; a fault of one part ends all: 1."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._file_watch.request_reload)
-        try:
+        with signals(self.stopping, on_hangup=self._file_watch.request_reload):
             return await self._run()
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                loop.remove_signal_handler(number)
 
     async def _run(self) -> int:
         try:

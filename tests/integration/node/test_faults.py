@@ -16,7 +16,7 @@ from tessera.node import process as module
 from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.modes.base import AllocationRefused
-from tessera.services import file_watch
+from tessera.services import process as service_process
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.agent import SPLIT, agent_node
 from tests.support.logs import captured
@@ -54,7 +54,7 @@ async def test_an_agent_whose_state_folder_is_in_the_way_serves_all_the_same(tmp
 async def test_another_driver_root_needs_another_process_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.02)
     with captured() as logs:
         async with agent_node(tmp_path) as node:
             del node.flags["driver-root-ctr-path"]

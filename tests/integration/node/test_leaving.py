@@ -13,7 +13,7 @@ from tessera.node import cleanup
 from tessera.node import process as module
 from tessera.node.handover import status_writer as writing
 from tessera.node.modes.mps import mode as mps
-from tessera.services import file_watch
+from tessera.services import process as service_process
 from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Fail
 from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
@@ -27,7 +27,7 @@ SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and leftovers are looked at all the time."""
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.02)
     monkeypatch.setattr(cleanup, "RETRY_S", 0.05)
 
 

@@ -13,7 +13,7 @@ from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.node import process as module
 from tessera.node.registration.registrar import NodeRegistrar
-from tessera.services import file_watch
+from tessera.services import process as service_process
 from tessera.wire import keys
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tessera.wire.registration import decode_registration
@@ -27,7 +27,7 @@ NOT_READ = "configuration not read again, the old one stays"
 @pytest.fixture
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at all the time."""
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.02)
 
 
 def hang_up() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from tessera.node.modes.mps.control import (
     watch_process,
 )
 from tessera.node.modes.mps.daemon import CardDir, OwnLauncher
+from tessera.services.process import signals
 from tessera.wire.quotes import quoted
 
 log = structlog.get_logger(__name__)
@@ -40,7 +40,6 @@ ANSWER_S = 10.0
 """for one request; starting a process takes milliseconds"""
 MAX_BYTES = 4096
 """of a request or answer"""
-STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}", re.ASCII)
 """part of a path, so nothing that leads out of a directory"""
@@ -149,11 +148,10 @@ def run(root: Path, environ: Mapping[str, str]) -> int:
 
 
 async def _run(root: Path, program: MpsProgram) -> int:
-    stop = asyncio.Event()
-    for number in STOPS:
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopping = asyncio.Event()
     try:
-        await DaemonStarter(root, program).run(stop)
+        with signals(stopping):
+            await DaemonStarter(root, program).run(stopping)
     except OSError as error:
         log.error("cannot listen", error=str(error))
         return 1

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tessera.services import file_watch
-from tessera.services.file_watch import FileWatch
+from tessera.services import process as service_process
+from tessera.services.process import FileWatch, run_until, signals
 from tests.support.event_loops import in_real_time
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_watch, "CHECK_EVERY_S", 0.001)
+    monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.001)
 
 
 @pytest.mark.usefixtures("often")
@@ -57,3 +59,45 @@ async def test_one_change_is_noticed_once(tmp_path: Path) -> None:
     assert not again.done()
     watch.request_reload()
     assert await again is True
+
+
+@in_real_time
+async def test_signals_stop_and_reload_while_they_are_handled() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    stopping, asked = asyncio.Event(), asyncio.Event()
+    with signals(stopping, on_hangup=asked.set):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asked.wait()
+        assert not stopping.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stopping.wait()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+@in_real_time
+async def test_work_that_is_stopped_ends_in_order() -> None:
+    stopping, steps = asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        stopping.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("cancelled")
+
+    async def end(running: asyncio.Task[None]) -> None:
+        assert not running.done()
+        steps.append("in order")
+
+    assert await run_until(stopping, work(), end=end) == (True, None)
+    assert steps == ["in order", "cancelled"]
+
+
+@in_real_time
+async def test_work_that_fails_is_told_from_work_that_is_stopped() -> None:
+    fault = RuntimeError("broken")
+
+    async def work() -> None:
+        raise fault
+
+    assert await run_until(asyncio.Event(), work()) == (False, fault)
