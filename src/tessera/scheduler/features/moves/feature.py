@@ -111,6 +111,9 @@ class Moves(Feature):
                 pod.is_woken = True
                 yield [pod.request]
 
+    def tick(self) -> None:
+        self.rounds.tick()
+
     def work(self) -> Sequence[Work]:
         return (self.rounds.run,) if self._is_scheduled else ()
 

@@ -165,6 +165,12 @@ class Rounds:
         self._since.pop(uid, None)
         self._in_vain.pop(uid, None)
 
+    def tick(self) -> None:
+        """Forget pods that were gone when they were refused."""
+        cycles = self._pipeline.cycles
+        for uid in [uid for uid in self._since if cycles.get(uid) is None]:
+            del self._since[uid]
+
     # -- rounds
 
     async def run(self) -> None:
@@ -229,9 +235,7 @@ class Rounds:
     def _demand(self) -> list[Demand]:
         """What waits for longer than the patience, the highest priority first, then the longest wait. Left out are pods
         that other means are about to help: those that preemption has nominated, and gangs that are not complete."""
-        cycles, now = self._pipeline.cycles, self._pipeline.clock.monotonic()
-        for uid in [uid for uid in self._since if cycles.get(uid) is None]:
-            del self._since[uid]
+        now = self._pipeline.clock.monotonic()
         self._in_vain = {uid: until for uid, until in self._in_vain.items() if until > now}
         # A pod whose claims are all allocated asks for no card any more: moves do not help it.
         patient = [
