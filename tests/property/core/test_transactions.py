@@ -96,7 +96,7 @@ def a_change(data: st.DataObject, ledger: Ledger, transaction: Transaction, pool
             facts, deadline = data.draw(some.foreign_pods(pool, uid)), data.draw(st.sampled_from((5.0, 15.0)))
             transaction.put(facts, data.draw(STATES), observed=data.draw(st.booleans()), deadline=deadline)
         case "remove":
-            held = ledger.pod(uid)
+            held = ledger.pod(uid) or ledger.nominations.get(uid)
             assert transaction.remove(uid) is held
         case "nominate":
             if ledger.pod(uid) is None:
