@@ -29,11 +29,11 @@ settings.register_profile(
     "steady",
     derandomize=True,
     deadline=None,
-    max_examples=50,
+    max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.register_profile("brief", settings.get_profile("steady"), max_examples=15)
+settings.register_profile("brief", settings.get_profile("steady"), max_examples=8)
 settings.register_profile(
     "thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )

@@ -1,7 +1,7 @@
 """Random lives of a cluster: the model-based test of the scheduler's decisions.
 
 After every step nothing is over-allocated, the ledger is what the API objects give, and every bound pod has exactly one
-allocation; at rest nothing is left behind and no pod waits beside room. `MODEL_STEPS` (24000) says how many steps in
+allocation; at rest nothing is left behind and no pod waits beside room. `MODEL_STEPS` (12000) says how many steps in
 all, `MODEL_SEED` (1) with which life to begin, `MODEL_RACES` (0) how many races for nominated devices there are at
 least: filter calls about nodes with devices that are claimed by other pods. A life that fails says how to live it
 again.
@@ -21,7 +21,7 @@ from tests.model.profiles import PROFILES
 from tests.model.simulation import Simulation
 from tests.model.virtual_time import run
 
-STEPS = int(os.environ.get("MODEL_STEPS", "24000"))
+STEPS = int(os.environ.get("MODEL_STEPS", "12000"))
 SEED = int(os.environ.get("MODEL_SEED", "1"))
 RACES = int(os.environ.get("MODEL_RACES", "0"))
 LIFE = 2000

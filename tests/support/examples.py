@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import settings
 
-LEAST = 10
+LEAST = 6
 """examples, however few the profile has"""
 
 
