@@ -1,4 +1,4 @@
-"""A thousand Allocates of every shape in any order, as the scheduler lets them through: not one wrong slice."""
+"""Hundreds of Allocates of every shape in any order, as the scheduler lets them through: not one wrong slice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.product import container, pod, sidecar
 
 CARDS = {"cards": [{"model": "A100-SXM4-80GB", "count": 8}]}
 SPLIT = 64
-AT_ONCE = 120
+AT_ONCE = 40
 """pods beside each other on the node; more than it could hold together pass through it"""
 
 
@@ -83,10 +83,9 @@ class Traffic:
         await self._cluster.kubelet.end(name)
 
 
-@pytest.mark.timeout(300)  # 33 s were seen on two busy cores
 @pytest.mark.parametrize(
     ("calls", "by_webhook", "flags"),
-    [(300, 1.0, {}), (1000, 0.7, {}), (300, 0.5, {"pass-device-specs": "true"})],
+    [(80, 1.0, {}), (200, 0.7, {}), (80, 0.5, {"pass-device-specs": "true"})],
     ids=["by environment", "by environment, some past the webhook", "by answer"],
 )
 async def test_many_allocates_of_mixed_shapes_in_any_order_give_no_wrong_slice(

@@ -1,4 +1,4 @@
-"""Gangs that hold what they never use, beside pods of another namespace: three hours of fake time each."""
+"""Gangs that hold what they never use, beside pods of another namespace, for up to an hour of fake time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from tests.support.stepwise_scheduler import (
 TICK = 15.0
 ASLEEP = 300.0
 """seconds after which kube-scheduler asks for a refused pod by itself"""
-HALF_AN_HOUR, THREE_HOURS = 120, 720
+HALF_AN_HOUR, ONE_HOUR = 120, 240
 """ticks"""
+
+pytestmark = pytest.mark.no_cover
 
 
 def machines(count: int = 4, cards: int = 8) -> list[NodeBuilder]:
@@ -209,8 +211,8 @@ def test_what_gangs_hold_without_being_bound_is_bounded(attack: Callable[[Cluste
         cluster = Cluster(*machines(1), serving_downward_api(node("full").gpus(1)))
         cluster.run_beside(attack(cluster))
         other = using_downward_api(gpu_pod(gpu=8))
-        found = await refusals(cluster, other, lambda: None, attempts=THREE_HOURS)
-        assert len(found) * TICK <= FULL_S * 9 / 8 + 0.1 * THREE_HOURS * TICK * 9 / 8
+        found = await refusals(cluster, other, lambda: None, attempts=ONE_HOUR)
+        assert len(found) * TICK <= FULL_S * 9 / 8 + 0.1 * ONE_HOUR * TICK * 9 / 8
 
     case()
 
@@ -229,7 +231,7 @@ async def test_groups_without_an_object_are_looked_up_at_a_bounded_rate_and_dela
         using_downward_api(gpu_pod())
         .called(f"lost-{i}", namespace="mallory")
         .annotate(("scheduling.x-k8s.io/pod-group", f"g{i}"))
-        for i in range(5_000)
+        for i in range(1_000)
     ]
     cluster.create(waits, *lost)
     assert cluster.filtered(waits)["NodeNames"] is None

@@ -403,6 +403,7 @@ async def test_a_pod_moves_only_where_kube_scheduler_lets_its_successor_go() -> 
         assert await cluster.rounds.make_round() is Outcome.MOVED
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_no_pod_is_evicted_once_the_budget_of_the_hour_is_spent() -> None:
     async with living(SMALL, LARGE) as cluster:
@@ -414,6 +415,7 @@ async def test_no_pod_is_evicted_once_the_budget_of_the_hour_is_spent() -> None:
         assert await cluster.rounds.make_round() is Outcome.MOVED
 
 
+@pytest.mark.no_cover
 @in_fake_time
 async def test_a_pod_for_which_evictions_were_in_vain_is_left_alone_for_an_hour() -> None:
     async with living(SMALL, LARGE) as cluster:
