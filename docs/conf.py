@@ -24,8 +24,12 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = f"Tessera {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 html_show_sphinx = False
+# Two dashes of a flag stay two.
+smartquotes = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
