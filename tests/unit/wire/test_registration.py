@@ -1,12 +1,24 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from tessera.core.devices import Device, MigPlacement, MigProfile
 from tessera.wire.errors import WireError
-from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
+from tessera.wire.registration import (
+    Reported,
+    Requesting,
+    decode_handshake,
+    decode_pair_scores,
+    decode_registration,
+    encode_pair_scores,
+    encode_registration_json,
+    encode_registration_text,
+    encode_reported,
+    encode_requesting,
+)
 
 A = "GPU-03f69c50-207a-2038-9b45-23cac89cb67a"
 B = "GPU-1afede84-4e70-2174-49af-f07ebb94d1ae"
@@ -50,6 +62,12 @@ MIG = Device(
     mode="mig",
     mig_profiles=(MigProfile("2g.10gb", 9984, 29, 2, (MigPlacement(0, 2), MigPlacement(2, 2))),),
 )
+
+SHANGHAI = timezone(timedelta(hours=8))
+EVENING = datetime(2026, 11, 5, 20, 0, 1, tzinfo=SHANGHAI)
+
+TEXT = '[{"uuid":"GPU-a","score":{"GPU-b":400,"GPU-c":20}},{"uuid":"GPU-b","score":{"GPU-a":400,"GPU-c":0}}]'
+SCORES = {"GPU-a": {"GPU-b": 400, "GPU-c": 20}, "GPU-b": {"GPU-a": 400, "GPU-c": 0}}
 
 
 def test_v2_10_json_is_read_and_written_byte_for_byte() -> None:
@@ -247,3 +265,94 @@ def test_the_text_form_has_no_place_for_separators(device: Device) -> None:
     with pytest.raises(WireError, match="cannot be written in the text form"):
         encode_registration_text([device])
     assert decode_registration(encode_registration_json([device]), vendor="V") == (device,)
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        (None, None),
+        ("Requesting_2026-11-05 20:00:01", Requesting(EVENING)),
+        ("Requesting_2026.11.05 20:00:01", Requesting(EVENING)),
+        ("Requesting_2026-11-05 20:00:01.250", Requesting(EVENING)),
+        ("Deleted_2026-11-05 20:00:01", Reported()),
+        ("Deleted_2026.11.05 20:00:01", Reported()),
+        ("Reported 2026-11-05 20:00:01.7 +0800 CST m=+3", Reported()),
+        ("Reported_2026.11.05 20:00:01", Reported()),
+        ("Reported", Reported()),
+        ("Requesting", Requesting(None)),
+        ("Requesting_", Requesting(None)),
+        ("Requesting_soon", Requesting(None)),
+        ("Requesting_2026-11.05 20:00:01", Requesting(None)),
+        ("Requesting_2026-02-30 20:00:01", Requesting(None)),
+        ("Requesting_0001-01-01 00:00:00", Requesting(None)),
+        ("Requesting_9999-12-31 23:59:59", Requesting(None)),
+        ("Requesting_\uff12026-11-05 20:00:01", Requesting(None)),
+        ("Requesting_2026-11-05 20:00:01_x", Requesting(None)),
+        ("Reported while Requesting_2026-11-05 20:00:01", Requesting(EVENING)),
+        ("Deleted", Reported()),
+        ("", Reported()),
+        ("hello", Reported()),
+        ("requesting_2026-11-05 20:00:01", Reported()),
+        ("\ud800", Reported()),
+    ],
+)
+def test_every_value_is_a_state(text: str | None, state: Requesting | Reported | None) -> None:
+    assert decode_handshake(text, zone=SHANGHAI) == state
+
+
+def test_a_time_belongs_to_the_zone_of_its_writer() -> None:
+    state = decode_handshake("Requesting_2026-11-05 20:00:01", zone=UTC)
+    assert state == Requesting(EVENING + timedelta(hours=8))
+
+
+def test_a_request_is_written_in_local_time() -> None:
+    assert encode_requesting(EVENING.astimezone(UTC), zone=SHANGHAI) == "Requesting_2026-11-05 20:00:01"
+
+
+def test_a_report_is_written_in_local_time() -> None:
+    assert encode_reported(EVENING.astimezone(UTC), zone=SHANGHAI) == "Reported 2026-11-05 20:00:01"
+
+
+def test_pair_scores_are_read_and_written_byte_for_byte() -> None:
+    assert decode_pair_scores(TEXT) == SCORES
+    assert encode_pair_scores(SCORES) == TEXT
+
+
+def test_a_row_is_written_in_order_of_uuid() -> None:
+    assert encode_pair_scores({"x": {"b": 1, "a": 2}}) == '[{"uuid":"x","score":{"a":2,"b":1}}]'
+
+
+@pytest.mark.parametrize(
+    ("text", "scores"),
+    [
+        ("[]", {}),
+        ("null", {}),
+        ('[{"UUID":"a","Score":{"B":1},"new":true}]', {"a": {"B": 1}}),
+        ('[{"uuid":"a"}]', {"a": {}}),
+        ('[{"uuid":"a","score":null}]', {"a": {}}),
+    ],
+)
+def test_reading_follows_gos_rules(text: str, scores: dict[str, dict[str, int]]) -> None:
+    assert decode_pair_scores(text) == scores
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        "[{}]",
+        '[{"uuid":""}]',
+        '[{"uuid":1}]',
+        '[{"uuid":"a"},{"uuid":"a"}]',
+        '[{"uuid":"a","score":{"b":-1}}]',
+        '[{"uuid":"a","score":{"b":2147483648}}]',
+        '[{"uuid":"a","score":{"b":1.5}}]',
+        '[{"uuid":"a","score":[]}]',
+        "[" * 50_000,
+    ],
+)
+def test_bad_scores_are_refused(text: str) -> None:
+    with pytest.raises(WireError):
+        decode_pair_scores(text)

@@ -1,13 +1,15 @@
-"""The documents of the page follow the ledger, and viewers hear of what changed."""
+"""The documents of the page follow the ledger, and viewers of any speed hear of what changed."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from tessera.inspect.dashboard import live_state
+from tessera.inspect.dashboard.live_state import HEARTBEAT, PIECE_BYTES, EventLog, encode_event
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.utilization import MeasuredUse, Utilization
@@ -158,3 +160,16 @@ async def test_a_state_that_was_kept_is_continued_by_the_events_since(
     assert second == first
     event = await (await page.events(second["version"])).next("nodes")
     assert event.data["gone"] == ["n2"]
+
+
+async def test_a_viewer_that_was_away_gets_what_it_missed_in_small_pieces() -> None:
+    log, data = EventLog(7), b"x" * (PIECE_BYTES // 4)
+    for _ in range(20):
+        log.append("nodes", data)
+    pieces: list[bytes] = []
+    async with aclosing(log.stream(8)) as stream:
+        assert await anext(stream) == HEARTBEAT
+        while sum(map(len, pieces)) < 19 * len(data):
+            pieces.append(await anext(stream))
+    assert b"".join(pieces) == b"".join(encode_event("nodes", data, version) for version in range(9, 28))
+    assert max(map(len, pieces)) < 2 * PIECE_BYTES

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-from tessera.kube.transport import RateLimiter
+from tessera.kube import transport
+from tessera.kube.errors import BadResponse
+from tessera.kube.transport import LineSplitter, RateLimiter
 from tests.support.event_loops import in_fake_time
 
 
@@ -49,3 +51,29 @@ async def test_many_at_once_go_in_the_order_of_their_calls() -> None:
 def test_a_limit_that_lets_nothing_through_is_refused(qps: float, burst: int) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         RateLimiter(qps=qps, burst=burst)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "found", "partial"),
+    [
+        ([b'{"a":1}\n'], [b'{"a":1}'], False),
+        ([b"a\nb\nc"], [b"a", b"b"], True),
+        ([b"a", b"b", b"\n"], [b"ab"], False),
+        ([b"a\nb", b"c\nd\n"], [b"a", b"bc", b"d"], False),
+        ([b"\n\r\n \n"], [], False),
+        ([b"", b""], [], False),
+        ([b"a\r\n"], [b"a\r"], False),
+    ],
+)
+def test_lines_are_found_wherever_the_chunks_end(chunks: list[bytes], found: list[bytes], partial: bool) -> None:
+    splitter = LineSplitter()
+    assert [line for chunk in chunks for line in splitter.feed(chunk)] == found
+    assert splitter.has_partial_line is partial
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_LINE_BYTES", 1000)
+    splitter = LineSplitter()
+    splitter.feed(b"x" * 1000)
+    with pytest.raises(BadResponse, match="longer than"):
+        splitter.feed(b"x")
