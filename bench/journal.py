@@ -37,8 +37,7 @@ from bench.processes import Failure
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.journal import TOGETHER, Journal
-from tessera.scheduler.journal_entries import StartEntry
+from tessera.scheduler.journal import TOGETHER, Journal, start_record
 from tessera.scheduler.journal_ring import JournalRing
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.metrics.service_metrics import Metrics
@@ -46,7 +45,6 @@ from tessera.scheduler.observer import ObserverGroup
 from tessera.scheduler.settings import JournalSettings, Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.services.logs import LogFormat, LogOptions, configure_logs
-from tessera.wire.journal import Start
 
 CARDS, PODS_PER_NODE = 8, 8
 SIZES = (1_000, 5_000)
@@ -147,7 +145,7 @@ def lines_read_by_a_process() -> Iterator[None]:
 def dropping(journal: Journal) -> float:
     """Microseconds for a record that enters a full ring."""
     entries = journal._ring.after(journal.sequence - DROPPED)
-    ring = JournalRing(StartEntry(0.0, cast("Start", None)), limit=FULL_RING_BYTES)
+    ring = JournalRing(start_record(Settings(), identity="", time=0.0), limit=FULL_RING_BYTES)
     size = FULL_RING_BYTES // len(entries) * 2
     best = float("inf")
     for _ in range(ROUNDS):

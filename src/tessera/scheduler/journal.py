@@ -26,6 +26,7 @@ from tessera import __version__
 from tessera.core.arrays import CardArrays, NameOrder
 from tessera.core.demand_forecast import DemandForecast
 from tessera.core.devices import NodeFacts
+from tessera.core.grants import Placement
 from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
@@ -36,28 +37,21 @@ from tessera.core.selection import Candidates, Refused, Selected, Unfinished
 from tessera.core.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.identity_cache import IdentityCache
-from tessera.scheduler.journal_entries import (
+from tessera.scheduler.journal_ring import (
     DECISION_BYTES,
-    DEVICE_BYTES,
     ENTRY_BYTES,
-    FORECAST_BYTES,
-    GRANT_BYTES,
-    LIMIT_BYTES,
     NOTE_BYTES,
-    POD_BYTES,
     REASON_BYTES,
+    DecisionEntry,
     Entry,
-    NoteEntry,
-    PlacedEntry,
-    RefusedEntry,
-    SearchedList,
+    JournalRing,
+    JournalState,
+    Name,
+    Reasons,
     SharedAsk,
-    StartEntry,
     StateEntry,
-    UnfinishedEntry,
-    count_grants,
+    state_bytes,
 )
-from tessera.scheduler.journal_ring import JournalRing, JournalState
 from tessera.scheduler.observer import (
     BindDecision,
     BindEvent,
@@ -75,9 +69,12 @@ from tessera.wire.journal import (
     HostRecord,
     NodeRecord,
     NominationRecord,
+    Note,
     PodRecord,
     QuotaRecord,
     Record,
+    Start,
+    StateRecord,
 )
 from tessera.wire.journal_values import PodRef
 from tessera.wire.objects import Pod
@@ -102,10 +99,10 @@ REFUSED_PODS = 16_384
 """refused pods whose last record is known; one that is forgotten is recorded again"""
 
 
-def start_entry(settings: Settings, *, identity: str, time: float) -> StartEntry:
+def start_record(settings: Settings, *, identity: str, time: float) -> Start:
     """What a process with these settings says about itself."""
     sections = settings.device_sections
-    start = journal.Start(
+    return Start(
         time=time,
         sequence=0,
         format=journal.FORMAT,
@@ -118,7 +115,6 @@ def start_entry(settings: Settings, *, identity: str, time: float) -> StartEntry
         device_policy=settings.device_policy,
         scheduler_name=settings.scheduler_name,
     )
-    return StartEntry(time, start)
 
 
 def new_identity() -> str:
@@ -135,7 +131,7 @@ class RefusalKey(NamedTuple):
 
     ask: SharedAsk
     candidates: CandidateMask
-    reasons: tuple[tuple[str, int], ...]
+    reasons: Reasons
 
 
 class Journal(SchedulerObserver):
@@ -146,7 +142,7 @@ class Journal(SchedulerObserver):
         self._now = now
         self._arrays = CardArrays()
         self._identity = identity or new_identity()
-        start = start_entry(settings, identity=self._identity, time=now())
+        start = start_record(settings, identity=self._identity, time=now())
         self._recorded = JournalRing(start, limit=settings.journal.memory_bytes)
         self._told: list[Told] = []
         """not recorded yet, in order"""
@@ -158,8 +154,8 @@ class Journal(SchedulerObserver):
         self._forecasts = 0
         self._asks: dict[int, SharedAsk] = {}
         """by the identity of the containers"""
-        self._searched: dict[int, CandidateMask] = {}
-        """by the number of candidates: lists that named every node that was searched for"""
+        self._searched: dict[tuple[int, int, tuple[int, ...]], CandidateMask] = {}
+        """lists that were only searched, by the arguments of `_searched_mask`"""
         self._masks = IdentityCache(self._make_mask, most=MASKS)
         self._order: tuple[NameOrder, int] | None = None
         """the last order of nodes, and how many free columns it has"""
@@ -251,7 +247,7 @@ class Journal(SchedulerObserver):
         self.tell(self._record_start, settings)
 
     def _record_start(self, time: float, settings: Settings) -> None:
-        self.add(start_entry(settings, identity=self._identity, time=time))
+        self.add(start_record(settings, identity=self._identity, time=time))
 
     def close(self) -> None:
         """No reading waits for more."""
@@ -269,59 +265,54 @@ class Journal(SchedulerObserver):
         self.tell(self._record_bind_decision, event, self._mask_of_node(event.node))
 
     def _record_decision(self, time: float, event: FilterDecision) -> None:
-        request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
+        request, answer = event.request, event.answer
         ask, size = self._ask(request, time)
         if isinstance(answer, Selected):
             if event.refusals:
                 self._refused.pop(request.uid, None)
-            candidates = self._mask_of_choice(event.candidates, answer)
-            pod = _ref(request)
-            entry = PlacedEntry(time, pod, ask, candidates, self._changed, took, answer.placement)
-            self.add(entry, size + ask.granted_bytes)
+            mask, new = self._mask_of_choice(event.candidates, answer)
+            self._add_decision(time, event, ask, mask, answer.placement, size + new + ask.granted_bytes)
             return
         mask = self._masks.of(event.candidates.resolve())
         if isinstance(answer, Refused):
             self._add_refused(time, event, RefusalKey(ask, mask, answer.reason_counts), size)
         else:
-            pod = _ref(request)
-            self.add(UnfinishedEntry(time, pod, ask, mask, self._changed, took), size)
+            self._add_decision(time, event, ask, mask, None, size)
 
     def _record_bind_decision(self, time: float, event: BindDecision, mask: CandidateMask) -> None:
-        request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
-        ask, size = self._ask(request, time)
-        pod = _ref(request)
+        ask, size = self._ask(event.request, time)
         size += len(mask.mask or b"")
-        if isinstance(answer, Misfit):
-            reasons = ((answer.text, 1),)
-            refused = RefusedEntry(time, pod, ask, mask, self._changed, took, reasons, at_bind=True)
-            self.add(refused, size + REASON_BYTES)
+        if isinstance(event.answer, Misfit):
+            self._add_decision(time, event, ask, mask, ((event.answer.text, 1),), size + REASON_BYTES, at_bind=True)
         else:
-            self._refused.pop(request.uid, None)
-            placed = PlacedEntry(time, pod, ask, mask, self._changed, took, answer, at_bind=True)
-            self.add(placed, size + ask.granted_bytes)
+            self._refused.pop(event.request.uid, None)
+            self._add_decision(time, event, ask, mask, event.answer, size + ask.granted_bytes, at_bind=True)
 
     def _add_refused(self, time: float, event: FilterDecision, key: RefusalKey, size: int) -> None:
-        request = event.request
-        uid = request.uid
+        uid, (ask, mask, reasons) = event.request.uid, key
         known = self._refused.get(uid)
         if known is not None and known[0] > self._recorded.base.sequence and known[1] == key:
             return
-        entry = RefusedEntry(
-            time,
-            _ref(request),
-            key.ask,
-            key.candidates,
-            self._changed,
-            int(event.seconds * 1e6),
-            key.reasons,
-            event.refusals,
-            of_gang=event.of_gang,
-        )
         # A mask may be the entry's own: lists that nodes' labels narrow come and go.
-        self.add(entry, size + REASON_BYTES * len(key.reasons) + len(key.candidates.mask or b""))
+        size += REASON_BYTES * len(reasons) + len(mask.mask or b"")
+        self._add_decision(time, event, ask, mask, reasons, size, refusals=event.refusals, of_gang=event.of_gang)
         self._refused[uid] = self._recorded.sequence, key
         if len(self._refused) > REFUSED_PODS:
             del self._refused[next(iter(self._refused))]
+
+    def _add_decision(
+        self,
+        time: float,
+        event: FilterDecision | BindDecision,
+        ask: SharedAsk,
+        mask: CandidateMask,
+        answer: Placement | Reasons | None,
+        size: int,
+        **more: Any,
+    ) -> None:
+        """`more`: further fields of the entry."""
+        pod, took = _ref(event.request), int(event.seconds * 1e6)
+        self.add(DecisionEntry(time, pod, ask, mask, self._changed, took, answer, **more), size)
 
     def _ask(self, request: PodRequest, time: float) -> tuple[SharedAsk, int]:
         """What a pod asks for, which pods that differ in name alone share, and the bytes of a decision about it,
@@ -332,7 +323,7 @@ class Journal(SchedulerObserver):
             # Requests of the same shape refer to the newest number.
             self._asks.clear()
             entry = StateEntry(time, ForecastRecord, self._forecasts, (request.forecast,))
-            self.add_change(entry, FORECAST_BYTES)
+            self.add_change(entry, state_bytes(ForecastRecord, request.forecast))
         known, shape = self._asks.get(id(request.containers)), request.shape
         is_known = known is not None and known.containers is request.containers
         if known is not None and is_known and (known.shape is shape or known.shape == shape):
@@ -347,24 +338,26 @@ class Journal(SchedulerObserver):
 
     # -- candidates
 
-    def _mask_of_choice(self, candidates: CandidateList | Candidates, chosen: Selected) -> CandidateMask | SearchedList:
-        """Looking up all names would cost more than the choice did, so a list that was only searched stays one."""
+    def _mask_of_choice(self, candidates: CandidateList | Candidates, chosen: Selected) -> tuple[CandidateMask, int]:
+        """With the bytes that are new in it. Looking up all names would cost more than the choice did, so a list that
+        was only searched stays one."""
         if isinstance(candidates, Candidates):
-            return self._masks.of(candidates)
+            return self._masks.of(candidates), 0
         if candidates.resolved is not None:
-            return self._masks.of(candidates.resolved)
-        count = candidates.estimated_count
-        if not chosen.absent:
-            known = self._searched.get(count)
-            if known is None:
-                if len(self._searched) >= ASKS:
-                    self._searched.clear()
-                known = self._searched[count] = CandidateMask(count, searched=True)
-            return known
-        ranked = chosen.ranked
-        free = self._free_columns(ranked.order)
-        absent = tuple([int(ranked.places[i]) - free for i in chosen.absent])
-        return SearchedList(count, len(ranked.order.names) - free, absent)
+            return self._masks.of(candidates.resolved), 0
+        nodes, absent = 0, tuple[int, ...]()
+        if chosen.absent:
+            ranked = chosen.ranked
+            free = self._free_columns(ranked.order)
+            nodes, absent = len(ranked.order.names) - free, tuple([int(ranked.places[i]) - free for i in chosen.absent])
+        key = candidates.estimated_count, nodes, absent
+        known = self._searched.get(key)
+        if known is not None:
+            return known, 0
+        if len(self._searched) >= ASKS:
+            self._searched.clear()
+        mask = self._searched[key] = _searched_mask(*key)
+        return mask, len(mask.mask or b"")
 
     def _make_mask(self, candidates: Candidates) -> CandidateMask:
         """Equal lists are one object while the nodes stay the same, and so are their masks."""
@@ -421,13 +414,13 @@ class Journal(SchedulerObserver):
         if pod is None:
             self.tell(self._forget_refused, uid)
 
-    def _note(self, kind: Callable[..., Record], text: str = "", /, **fields: object) -> None:
+    def _note(self, kind: Callable[..., Note], text: str = "", /, **fields: object) -> None:
         """`text`: what may be long in it."""
         self.tell(self._record_note, kind, text, fields)
 
-    def _record_note(self, time: float, kind: Callable[..., Record], text: str, fields: Mapping[str, object]) -> None:
+    def _record_note(self, time: float, kind: Callable[..., Note], text: str, fields: Mapping[str, object]) -> None:
         note = kind(time=time, sequence=self._recorded.sequence + 1, **fields)
-        self.add(NoteEntry(time, note), ENTRY_BYTES + NOTE_BYTES + len(text))
+        self.add(note, ENTRY_BYTES + NOTE_BYTES + len(text))
 
     def _forget_refused(self, _time: float, uid: str) -> None:
         self._refused.pop(uid, None)
@@ -471,10 +464,10 @@ class Journal(SchedulerObserver):
                 records: list[Record] = []
                 for entry in ring.after(position, AT_ONCE):
                     position += 1
-                    if isinstance(entry, StartEntry):
+                    if isinstance(entry, Start):
                         is_fresh = True
                         break
-                    records.append(entry.record(position))
+                    records.append(_record_of(entry, position))
                 await asyncio.sleep(0)
                 if records:
                     yield records
@@ -502,8 +495,8 @@ class Journal(SchedulerObserver):
             records: list[Record] = []
             for entry in entries[begin : begin + AT_ONCE]:
                 state.apply(entry)
-                if not isinstance(entry, StartEntry):
-                    records.append(entry.record(state.sequence))
+                if not isinstance(entry, Start):
+                    records.append(_record_of(entry, state.sequence))
                     continue
                 if records:
                     yield records
@@ -534,52 +527,35 @@ class LedgerRecorder:
         self._add_change = journal.add_change
 
     def on_node(self, name: str, facts: NodeFacts | None) -> None:
-        self._tell(self._record_node, name, facts)
+        self._tell(self._record, NodeRecord, name, *(() if facts is None else (facts,)))
 
     def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
-        self._tell(self._record_nomination, facts, victims)
+        self._tell(self._record, NominationRecord, facts.uid, *(() if victims is None else (facts, victims)))
 
     def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
-        self._tell(self._record_pod, facts, state, observed)
+        self._tell(self._record, PodRecord, facts.uid, *(() if state is None else (facts, state, observed)))
 
     def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
-        self._tell(self._record_quota, namespace, name, facts)
+        self._tell(self._record, QuotaRecord, (namespace, name), *(() if facts is None else (facts,)))
 
     def on_host(self, name: str, free: HostRequest | None) -> None:
-        self._tell(self._record_host, name, free)
+        self._tell(self._record, HostRecord, name, *(() if free is None else (free,)))
 
-    def _record_node(self, time: float, name: str, facts: NodeFacts | None) -> None:
-        if facts is None:
-            self._add_change(StateEntry(time, NodeRecord, name))
-            return
-        self._add_change(StateEntry(time, NodeRecord, name, (facts,)), ENTRY_BYTES + DEVICE_BYTES * len(facts.devices))
+    def _record(self, time: float, kind: type[StateRecord], name: Name, *value: Any) -> None:
+        self._add_change(StateEntry(time, kind, name, value), state_bytes(kind, *value))
 
-    def _record_nomination(self, time: float, facts: PodFacts, victims: frozenset[str] | None) -> None:
-        if victims is None:
-            self._add_change(StateEntry(time, NominationRecord, facts.uid))
-            return
-        size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
-        self._add_change(StateEntry(time, NominationRecord, facts.uid, (facts, victims)), size)
 
-    def _record_pod(self, time: float, facts: PodFacts, state: GrantState | None, observed: bool) -> None:
-        if state is None:
-            self._add_change(StateEntry(time, PodRecord, facts.uid))
-            return
-        if observed:
-            size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
-        else:  # The grants are those of the decision, and a binding is about what was reserved: both are counted there.
-            size = ENTRY_BYTES if state is GrantState.BOUND else ENTRY_BYTES + POD_BYTES
-        self._add_change(StateEntry(time, PodRecord, facts.uid, (facts, state, observed)), size)
+def _searched_mask(count: int, nodes: int, absent: tuple[int, ...]) -> CandidateMask:
+    """Of a list that was only searched: `absent` are the places of nodes that it does not name, of so many."""
+    if not absent:
+        return CandidateMask(count, searched=True)
+    named = np.ones(nodes, dtype=np.bool_)
+    named[list(absent)] = False
+    return CandidateMask(count, np.packbits(named).tobytes(), searched=True)
 
-    def _record_quota(self, time: float, namespace: str, name: str, facts: QuotaFacts | None) -> None:
-        key = namespace, name
-        if facts is None:
-            self._add_change(StateEntry(time, QuotaRecord, key))
-            return
-        self._add_change(StateEntry(time, QuotaRecord, key, (facts,)), ENTRY_BYTES + LIMIT_BYTES * len(facts.limits))
 
-    def _record_host(self, time: float, name: str, free: HostRequest | None) -> None:
-        self._add_change(StateEntry(time, HostRecord, name, () if free is None else (free,)))
+def _record_of(entry: Entry, sequence: int) -> Record:
+    return entry.record(sequence) if isinstance(entry, (StateEntry, DecisionEntry)) else entry
 
 
 def _ref(named: PodRequest | PodTraits | BindEvent | ReleasedEvent) -> PodRef:
@@ -589,7 +565,7 @@ def _ref(named: PodRequest | PodTraits | BindEvent | ReleasedEvent) -> PodRef:
 async def _state_batches(state: JournalState) -> AsyncIterator[Sequence[Record]]:
     """`Start`, the state as it is now, and `SnapshotEnd`."""
     known, sequence, time = list(state), state.sequence, state.time
-    yield [msgspec.structs.replace(state.start.start, time=time, sequence=sequence)]
+    yield [msgspec.structs.replace(state.start, time=time, sequence=sequence)]
     for begin in range(0, len(known), AT_ONCE):
         records = [entry.record(number) for number, entry in known[begin : begin + AT_ONCE]]
         await asyncio.sleep(0)

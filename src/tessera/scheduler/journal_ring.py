@@ -5,37 +5,193 @@
                     '---- the oldest leave ------'
 
 What a state entry says goes into the base when the entry leaves, so base and ring are always a complete journal.
-Nothing here makes records.
+
+Making a record of a state or a decision takes longer than many a decision, and most leave the ring unread. So their
+entries only refer to the core's frozen values; `record` makes the record, exactly as it would have been made at once.
+Any other record is its own entry. Sizes, in bytes, are estimates from above: what an entry may be the only one to refer
+to counts as its own.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from tessera.scheduler.journal_entries import DecisionEntry, Entry, Key, StartEntry, StateEntry
-from tessera.wire.journal import ForecastRecord
+import msgspec
+
+from tessera.core.grants import Placement
+from tessera.core.holders import GrantState
+from tessera.core.requests import Constraint, PodRequest
+from tessera.wire import journal
+from tessera.wire.cel import AllOf
+from tessera.wire.journal import (
+    CandidateMask,
+    ForecastRecord,
+    HostRecord,
+    NodeRecord,
+    Note,
+    QuotaRecord,
+    Start,
+    StateRecord,
+)
+from tessera.wire.journal_values import PodAsk, PodRef, grants_of
+
+ENTRY_BYTES = 200
+"""of an entry, its place in the ring and its time"""
+POD_BYTES = 700
+"""of a pod's names and what holds its grants"""
+GRANT_BYTES, DEVICE_BYTES, LIMIT_BYTES, REASON_BYTES = 250, 900, 120, 120
+"""of one of them, with its texts"""
+FORECAST_BYTES, ASK_BYTES, NOTE_BYTES = 8_000, 1_500, 400
+CONTAINER_BYTES, WORD_BYTES = 300, 100
+"""of one of them in an ask, a word without its text"""
+DECISION_BYTES = ENTRY_BYTES + POD_BYTES
+"""of a decision without its grants"""
+
 
 DROPPED_PART = 128
 """of the limit that leaves at once: many at a time take a third of the time that each takes alone, and all of them
 together less than a millisecond"""
 
+Name = str | tuple[str, str] | int
+"""of a node or host, uid of a pod, namespace and name of a quota, number of a forecast"""
+Key = tuple[type[StateRecord], Name]
+"""what a state entry is about"""
+Reasons = tuple[tuple[str, int], ...]
+"""of a refusal: texts of misfits, and how many candidates each was given for"""
+
+
+class StateEntry(msgspec.Struct, frozen=True, gc=False):
+    """What a part of the state is from now on, as `of` of its record takes it. Like decisions it is not tracked by the
+    garbage collector: there are many, and they form no cycles."""
+
+    time: float
+    kind: type[StateRecord]
+    name: Name
+    value: tuple[Any, ...] = ()
+    """empty: it is not there any more"""
+
+    @property
+    def key(self) -> Key:
+        return self.kind, self.name
+
+    def record(self, sequence: int) -> StateRecord:
+        make: Callable[..., StateRecord] = self.kind.of
+        return make(self.name, *self.value, time=self.time, sequence=sequence)
+
+
+class SharedAsk:
+    """What pods that differ in name alone ask for; made when it is first read."""
+
+    __slots__ = ("_made", "containers", "forecast", "granted_bytes", "request", "shape")
+
+    def __init__(self, request: PodRequest, forecast: int | None) -> None:
+        self.request = request
+        """of the first of them"""
+        self.containers = request.containers
+        self.shape = request.shape
+        self.forecast = forecast
+        self.granted_bytes = GRANT_BYTES * sum([asked.count for _, asked in request.requests])
+        """of the grants of one of them. Only a pod that is placed has them: others may ask for any number of cards"""
+        self._made: PodAsk | None = None
+
+    def size(self) -> int:
+        """Bytes of the ask itself. Its words are those of annotations, which may be long."""
+        constraints = [one for _, one in self.request.constraints]
+        constraints += [asked.accepts for _, asked in self.request.requests if asked.accepts is not None]
+        texts = [text for one in constraints for text in _texts(one)]
+        return ASK_BYTES + CONTAINER_BYTES * len(self.containers) + WORD_BYTES * len(texts) + sum(map(len, texts))
+
+    def value(self) -> PodAsk:
+        if self._made is None:
+            self._made = PodAsk.of(self.request, self.forecast)
+        return self._made
+
+
+def _texts(constraint: Constraint) -> Iterator[str]:
+    yield from (*constraint.use_models, *constraint.avoid_models, *constraint.use_uuids, *constraint.avoid_uuids)
+    yield from (uuid for uuid, _ in constraint.instances)
+    yield constraint.mode or ""
+    if isinstance(constraint.filter, AllOf):
+        yield from constraint.filter.texts
+    for _, value in constraint.extra:
+        yield value
+
+
+class DecisionEntry(msgspec.Struct, frozen=True, gc=False):
+    """`ask` and masks are shared by many decisions, and counted where they are new."""
+
+    time: float
+    pod: PodRef
+    ask: SharedAsk
+    candidates: CandidateMask
+    ledger_version: int
+    microseconds: int
+    answer: Placement | Reasons | None
+    """None: it is not finished"""
+    at_bind: bool = False
+    refusals: int = 1
+    of_gang: bool = False
+
+    def record(self, sequence: int) -> journal.Decision:
+        known: dict[str, Any] = {
+            "time": self.time,
+            "sequence": sequence,
+            "pod": self.pod,
+            "ask": self.ask.value(),
+            "candidates": self.candidates,
+            "ledger_version": self.ledger_version,
+            "microseconds": self.microseconds,
+        }
+        answer, at_bind = self.answer, self.at_bind
+        if answer is None:
+            return journal.Unfinished(**known)
+        if isinstance(answer, Placement):
+            node, grants, score = answer
+            return journal.Placed(**known, node=node, grants=grants_of(grants), score=score, at_bind=at_bind)
+        reasons, refusals, of_gang = dict(answer), self.refusals, self.of_gang
+        return journal.Refused(**known, reasons=reasons, refusals=refusals, at_bind=at_bind, of_gang=of_gang)
+
+
+Entry = StateEntry | DecisionEntry | Note | Start
+"""After `Start` the configuration is another one, and a reading shows the state with it."""
+
+
+def state_bytes(kind: type[StateRecord], *value: Any) -> int:
+    """Bytes of a `StateEntry`."""
+    if not value:
+        return ENTRY_BYTES
+    facts, *more = value
+    if kind is NodeRecord:
+        return ENTRY_BYTES + DEVICE_BYTES * len(facts.devices)
+    if kind is QuotaRecord:
+        return ENTRY_BYTES + LIMIT_BYTES * len(facts.limits)
+    if kind is ForecastRecord:
+        return FORECAST_BYTES
+    if kind is HostRecord or more == [GrantState.BOUND, False]:
+        return ENTRY_BYTES  # A binding is about what was reserved, which is counted there.
+    if more == [GrantState.RESERVED, False]:
+        return ENTRY_BYTES + POD_BYTES  # The grants are those of the decision.
+    grants = [len(container) for containers in facts.grants.values() for container in containers]
+    return ENTRY_BYTES + POD_BYTES + GRANT_BYTES * sum(grants)
+
 
 class JournalState:
     """The newest entry of each node, pod, quota, host and forecast, after one record."""
 
-    def __init__(self, start: StartEntry) -> None:
+    def __init__(self, start: Start) -> None:
         self.start = start
         self.time = start.time
         self.sequence = 0
-        self._entries: dict[Key, tuple[int, Entry]] = {}
+        self._entries: dict[Key, tuple[int, StateEntry]] = {}
         self._forecasts: list[int] = []
         """ids of the forecasts that later decisions may refer to, oldest first"""
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[tuple[int, Entry]]:
+    def __iter__(self) -> Iterator[tuple[int, StateEntry]]:
         """Each with the number of its record."""
         return iter(self._entries.values())
 
@@ -60,7 +216,7 @@ class JournalState:
         elif isinstance(entry, DecisionEntry):
             if entry.ask.forecast is not None:
                 self._forget_forecasts(entry.ask.forecast)
-        elif isinstance(entry, StartEntry):
+        elif isinstance(entry, Start):
             self.start = entry
 
     def _forget_forecasts(self, before: int) -> None:
@@ -72,7 +228,7 @@ class JournalState:
 class JournalRing:
     """Entries are numbered from 1."""
 
-    def __init__(self, start: StartEntry, *, limit: int) -> None:
+    def __init__(self, start: Start, *, limit: int) -> None:
         """`limit` in bytes; the newest entry is kept however large it is."""
         self.base = JournalState(start)
         self.sequence = 0

@@ -17,7 +17,7 @@ from tessera.core.requests import HostRequest
 from tessera.core.victims import PodTraits
 from tessera.inspect.replay import JournalReplay
 from tessera.scheduler.decision_log import DecisionLog
-from tessera.scheduler.journal_entries import StateEntry
+from tessera.scheduler.journal_ring import StateEntry
 from tessera.scheduler.observer import EvictedEvent
 from tessera.wire.journal import (
     Bind,
