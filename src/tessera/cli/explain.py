@@ -79,8 +79,7 @@ def _tell_history(source: ClusterSource, chosen: JournalChoice, pod: str, namesp
     from contextlib import aclosing
 
     from tessera.inspect.pod_history import PodHistory, read_history
-    from tessera.inspect.render.history import history_document, history_lines
-    from tessera.inspect.render.journal import time_text
+    from tessera.inspect.render.journal import history_document, history_lines, time_text
     from tessera.inspect.state import InspectionError
 
     home, _, name = pod.rpartition("/")

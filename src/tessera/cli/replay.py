@@ -102,7 +102,7 @@ class _Progress:
 
 
 def _print(replay: JournalReplay, source: FileSource, difference: Difference | None, output: str) -> None:
-    from tessera.inspect.render.replay import replay_document, replay_lines
+    from tessera.inspect.render.journal import replay_document, replay_lines
 
     if output == "text":
         sources.print_lines(replay_lines(replay.counts, difference, notes=source.notes, version=__version__))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 
 from tessera.inspect.pod_history import PodHistory, read_history
-from tessera.inspect.render.history import history_lines
+from tessera.inspect.render.journal import history_lines
 from tessera.wire.journal import Record, Refused
 from tests.support.builders import gpu_pod, node
 from tests.support.recorded_cluster import RecordedCluster

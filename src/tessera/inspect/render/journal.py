@@ -1,4 +1,7 @@
-"""Records of a journal for people: a table of them, and both sides of a decision that comes out differently."""
+"""Records of a journal for people: a table of them, the history of a pod, and the answer of `tessera replay`.
+
+Of a decision that comes out differently, both sides are shown.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+import msgspec
+
 from tessera.core.misfits import plain_reasons
 from tessera.core.selection import OTHER_REASONS
+from tessera.inspect.pod_history import BAD_ENDS, HistoryStep, PodHistory
 from tessera.inspect.render.lines import GAP, Style, StyledLine, count_of, printable
-from tessera.inspect.replay import Difference, Outcome, PlacedOutcome
+from tessera.inspect.replay import Difference, Outcome, PlacedOutcome, ReplayCounts
+from tessera.inspect.state import Json
+from tessera.services.value_types import format_duration
 from tessera.wire.journal import (
     Bind,
     Decision,
@@ -45,6 +53,8 @@ LEAST_TEXT = 24
 """characters of the last column on any terminal"""
 NARROW = 100
 """columns of a terminal below which milliseconds and what a decision cost are left out"""
+
+STYLES = {"placed": Style.GOOD, "bound": Style.GOOD} | dict.fromkeys(BAD_ENDS, Style.WARN)
 
 
 class JournalTable:
@@ -280,3 +290,150 @@ def _node_text(state: NodeState) -> str:
 
 def _model(card: Device) -> str:
     return card.model or card.vendor
+
+
+def history_lines(history: PodHistory) -> Iterator[StyledLine]:
+    yield StyledLine(
+        f"{history.namespace}/{history.name}: the journal of {time_text(history.begin)} to {time_text(history.end)}"
+    )
+    for story in history.stories:
+        yield StyledLine()
+        yield StyledLine(f"pod {story.uid}" if story.uid else "denied at admission: it never existed", Style.HEAD)
+        for step in story.steps:
+            style = STYLES.get(step.what, Style.PLAIN)
+            first, *more = _texts(step)
+            yield StyledLine(f"{time_text(step.time)}  {first}", style).indented()
+            for text in more:
+                yield StyledLine(text, style).indented(4)
+    for note in history.notes:
+        yield StyledLine(f"note: {note}", Style.WARN)
+
+
+def history_document(history: PodHistory) -> Json:
+    """Steps have the fields that belong to their kind."""
+    document: Json = msgspec.to_builtins(history)
+    for story in document["stories"]:
+        story["steps"] = [{key: value for key, value in step.items() if value not in EMPTY} for step in story["steps"]]
+    return document
+
+
+EMPTY: tuple[object, ...] = (None, "", {}, 0)
+
+
+def _texts(step: HistoryStep) -> Iterator[str]:
+    """What happened, and more about it."""
+    match step.what:
+        case "denied":
+            yield f"denied: {step.why}"
+        case "held":
+            yield f"known from then on: it holds on {step.node}: {grants_text(step.grants or {}) or 'nothing'}"
+        case "asked" if step.ask is not None:
+            yield f"asks for {ask_text(step.ask)}"
+            yield f"node policy {step.ask.node_policy}, card policy {step.ask.device_policy}"
+        case "refused":
+            yield f"refused: {_among(step)}{reasons_text(step.reasons.items())}"
+            if step.nearest:
+                yield step.nearest
+            if step.refusals > 1:
+                last = f", the last time at {time_text(step.until)}" if step.until else ""
+                yield f"refused {count_of(step.refusals, 'time')} so far{last}"
+        case "unfinished":
+            yield "the search takes long and goes on"
+        case "placed":
+            yield f"placed on {step.node}: {grants_text(step.grants or {})}"
+            waited = f"; {format_duration(round(step.waited, 3))} after it was first asked about" if step.waited else ""
+            among = f", among {count_of(step.candidates, 'node')}" if step.candidates else ""
+            yield f"score {step.score or 0.0:g}{among}{waited}"
+        case _:
+            yield _brief(step)
+
+
+def _brief(step: HistoryStep) -> str:
+    because = f": {step.why}" if step.why else ""
+    match step.what:
+        case "bound":
+            return f"bound to {step.node}"
+        case "not-bound":
+            return f"not bound to {step.node}{because}"
+        case "woken":
+            return "woken: it fits now, and kube-scheduler was made to ask again"
+        case "released":
+            return f"released its cards on {step.node}: {WHY_RELEASED.get(step.why, step.why)}"
+        case "evicted":
+            return f"evicted from {step.node}{because}"
+    return "another process of the scheduler wrote from here on"
+
+
+def _among(step: HistoryStep) -> str:
+    return f"none of {count_of(step.candidates, 'node')} fits; " if step.candidates else ""
+
+
+def replay_lines(
+    counts: ReplayCounts, difference: Difference | None, *, notes: Sequence[str], version: str
+) -> Iterator[StyledLine]:
+    """`version` is that of the code that decides now."""
+    equal = _equal(counts, difference)
+    if difference is not None:
+        yield from difference_lines(difference)
+        yield StyledLine(f"{count_of(equal, 'decision')} before it came out the same", Style.DIM)
+    elif equal:
+        which = "the decision comes" if equal == 1 else f"all {equal} decisions come"
+        yield StyledLine(f"equal: {which} out the same", Style.GOOD)
+    else:
+        yield StyledLine("the journal has no decision that could be made again", Style.WARN)
+    if counts.unfinished:
+        yield StyledLine(f"{count_of(counts.unfinished, 'unfinished decision')} left out: nothing was decided")
+    if counts.of_gangs:
+        yield StyledLine(f"{count_of(counts.of_gangs, 'refusal')} left out: the pod's gang waited as a whole")
+    if counts.without_candidates:
+        text = f"{count_of(counts.without_candidates, 'decision')} left out: their candidates were not recorded"
+        yield StyledLine(text, Style.WARN)
+    for note in notes:
+        yield StyledLine(f"note: {note}", Style.WARN)
+    wrote = count_of(counts.processes, "process").replace("processs", "processes")
+    yield StyledLine(
+        f"from {count_of(counts.records, 'record')} of {wrote} of tessera {', '.join(counts.versions)};"
+        f" decided again by tessera {version}",
+        Style.DIM,
+    )
+
+
+def replay_document(
+    counts: ReplayCounts, difference: Difference | None, *, files: Sequence[str], notes: Sequence[str]
+) -> Json:
+    return {
+        "files": list(files),
+        "equal": difference is None,
+        "decisions_equal": _equal(counts, difference),
+        "unfinished": counts.unfinished,
+        "without_candidates": counts.without_candidates,
+        "of_gangs": counts.of_gangs,
+        "records": counts.records,
+        "processes": counts.processes,
+        "versions": list(counts.versions),
+        "notes": list(notes),
+        "difference": None if difference is None else _difference(difference),
+    }
+
+
+def _equal(counts: ReplayCounts, difference: Difference | None) -> int:
+    return counts.checked - (difference is not None)
+
+
+def _difference(difference: Difference) -> Json:
+    decision = difference.decision
+    return {
+        "sequence": decision.sequence,
+        "time": decision.time,
+        "pod": decision.pod,
+        "ask": decision.ask,
+        "recorded": _outcome(difference.recorded),
+        "decided": _outcome(difference.decided),
+        "best_nodes": [{"node": node, "score": score} for node, score in difference.best],
+    }
+
+
+def _outcome(outcome: Outcome) -> Json:
+    if isinstance(outcome, PlacedOutcome):
+        return {"node": outcome.node, "score": outcome.score, "grants": outcome.grants}
+    return {"reasons": [{"reason": text, "nodes": nodes} for text, nodes in outcome.reasons]}
