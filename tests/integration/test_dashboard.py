@@ -21,14 +21,13 @@ import trustme
 from click.testing import CliRunner
 
 from tessera.cli import main
-from tessera.inspect.bundle import write_bundle
 from tessera.inspect.dashboard import live_source
 from tessera.inspect.dashboard.journal import RemoteJournal
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
 from tessera.inspect.dashboard.scheduler_page import SchedulerPage
 from tessera.inspect.dashboard.server import serve_page
 from tessera.inspect.scheduler_source import SchedulerSource, at_url
-from tessera.inspect.snapshots import encode_snapshot
+from tessera.inspect.snapshots import encode_snapshot, write_bundle
 from tessera.inspect.state import ListForbidden
 from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient

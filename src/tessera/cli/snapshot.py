@@ -95,8 +95,8 @@ def command(
 
 
 def _write_bundle(source: ClusterSource, chosen: JournalChoice, file: str, key: bytes | None) -> None:
-    from tessera.inspect.bundle import write_bundle
     from tessera.inspect.render.lines import Style, StyledLine, count_of
+    from tessera.inspect.snapshots import write_bundle
 
     async def work() -> list[StyledLine]:
         state = await read_state(source)

@@ -175,10 +175,9 @@ async def read_state(
     """Reads the cluster, the snapshot or the description that the command line names. `namespace`: the one to make do
     with, if the user may not read all of a cluster; None if all is needed. `for_preemption`: of a cluster, disruption
     budgets and PriorityClasses too."""
-    from tessera.inspect.bundle import read_snapshot_file
     from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
-    from tessera.inspect.snapshots import decode_snapshot
+    from tessera.inspect.snapshots import decode_snapshot, read_snapshot_file
     from tessera.inspect.state import Setup
 
     if source.cluster_file is not None:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, aclosing
 from typing import IO, Protocol
 
 from tessera.files.reader import GZIP, ByteSource, UnpackedFile, open_file
-from tessera.inspect.bundle import JOURNAL, open_member
+from tessera.inspect.snapshots import JOURNAL, open_member
 from tessera.inspect.state import InspectionError
 from tessera.wire.errors import WireError
 from tessera.wire.journal import NewerFormat, Record, Start, decode_record
