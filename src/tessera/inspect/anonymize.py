@@ -3,13 +3,16 @@
 New names sort like the old ones, because ties are decided by name: an anonymous snapshot gives the same decisions. They
 contain a keyed hash, so that snapshots made with the same key can be compared but names cannot be guessed. Models, card
 ids, label keys, amounts and container names stay.
+
+Selectors of claims are texts that people write. Of their strings, those stay that match something that devices publish,
+and amounts and versions: the others match no device, and a hash in their place matches none either. Comments go.
 """
 
 from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,10 +21,18 @@ import msgspec
 import yaml
 
 from tessera.files.documents import DocumentError, yaml_events
-from tessera.inspect.anonymize_selectors import ChangeText, SelectorReplacer, published_texts
 from tessera.inspect.state import ClaimObjects, ClusterState, Json
 from tessera.wire import keys
 from tessera.wire.pod_groups import COSCHEDULING_GROUP, GANG, GROUP_KEYS, KUEUE_GROUP, VOLCANO_GROUP
+
+ChangeText = Callable[[str], str]
+
+_STRING_OR_COMMENT = re.compile(
+    r"""(?P<comment>//[^\n]*)
+    |(?P<raw>[rR]?)(?P<quote>'''|\"\"\"|'|")(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)""",
+    re.VERBOSE | re.DOTALL,
+)
+_AMOUNT = re.compile(r"[0-9]+(?:\.[0-9]+)*(?:[kMGTPE]i?|m)?")
 
 LENGTH = 6
 """hex digits of the hash in a new name"""
@@ -65,6 +76,50 @@ WORDS = {
 """What has names, and the word that its new names begin with."""
 
 _RUN = re.compile(r"[A-Za-z0-9]+")
+
+
+class SelectorReplacer:
+    """Replaces strings in CEL expressions. `published`: every name and value that devices have. `node_text` replaces
+    names of nodes and uids in strings that stay."""
+
+    def __init__(self, published: Iterable[str], *, digest: ChangeText, node_text: ChangeText) -> None:
+        self._published = frozenset(published)
+        self._digest = digest
+        self._node_text = node_text
+
+    def text(self, expression: str) -> str:
+        return _STRING_OR_COMMENT.sub(self._replaced, expression)
+
+    def _replaced(self, found: re.Match[str]) -> str:
+        if found["comment"] is not None:
+            return ""
+        text = found["text"]
+        if not text or _AMOUNT.fullmatch(text) or any(text in each or _matches(text, each) for each in self._published):
+            return f"{found['raw']}{found['quote']}{self._node_text(text)}{found['quote']}"
+        return f"'{self._digest(text)}'"
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Whether the text is found by a regular expression, if the pattern is one."""
+    try:
+        return re.search(pattern, text) is not None
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
+def published_texts(slices: Iterable[Json]) -> set[str]:
+    """Every name and string that devices publish."""
+    found: set[str] = set()
+    for each in slices:
+        spec = each.get("spec") or {}
+        found.add(spec.get("driver", ""))
+        for device in spec.get("devices") or ():
+            found.add(device.get("name", ""))
+            for name, value in (device.get("attributes") or {}).items():
+                found.update(name.split("/"), (text for text in value.values() if isinstance(text, str)))
+            for name in device.get("capacity") or ():
+                found.update(name.split("/"))
+    return found - {""}
 
 
 class _FoundNames(dict[str, str]):
