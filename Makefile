@@ -182,7 +182,7 @@ packages: ## install what `make e2e` and `make ui` take from Debian or Ubuntu, w
 image: $(READY) ## build the OCI image build/tessera-image.tar without a container engine, on Debian or Ubuntu (IMAGE=NAME:TAG)
 	@$(BIN)/python -m tools.image $(if $(IMAGE),--name=$(IMAGE))
 
-generate: $(READY) ## write the lists of policies, vendors, resources and flags in the chart and the docs from the code
+generate: $(READY) ## write the lists of policies, vendors, resources, flags and metrics in the chart and the docs from the code
 	@$(BIN)/python -m tools.generate
 
 chart: $(READY) ## check the Helm chart on several versions of Kubernetes, and render deploy/ from it

@@ -1,5 +1,5 @@
-"""Writes the lists of policies, vendors, resources, variables and flags in the chart and the docs, from the code, and
-wherever it is named, the version and the address of the project.
+"""Writes the lists of policies, vendors, resources, variables, flags and metrics in the chart and the docs, from the
+code, and wherever it is named, the version and the address of the project.
 
     python -m tools.generate            write them
     python -m tools.generate --check    write nothing; say which files differ, and fail
@@ -32,6 +32,7 @@ from tessera.vendors.downward_api import ProtectedVariables
 from tessera.vendors.nvidia.downward_api import MAX_DEVICES
 from tessera.vendors.registry import build_vendors, families
 from tessera.wire.device_config import dump_device_config
+from tools.metrics import DescribedMetric, agent_metrics, monitor_metrics, scheduler_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = "charts/tessera"
@@ -162,6 +163,11 @@ def flag_row(setting: Setting) -> tuple[str, str, str, str]:
     default = default if setting.default_text or setting.needed else code(default)
     meaning = setting.help.replace("|", "\\|").replace("*", "\\*")
     return ", ".join([code(written), *map(code, names[1:])]), default, ", ".join(map(code, setting.env)), meaning
+
+
+def metric_table(metrics: Iterable[DescribedMetric]) -> str:
+    rows = [(code(name), kind, text.replace("|", "\\|").replace("*", "\\*")) for name, kind, text in metrics]
+    return table(("metric", "kind", "meaning"), rows)
 
 
 def with_blocks(**blocks: str) -> Callable[[str], str]:
@@ -346,6 +352,9 @@ FILES: Mapping[str, Callable[[str], str]] = {
         flags_of_tessera_scheduler=flag_tables(SCHEDULER),
         flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN),
         flags_of_tessera_monitor=flag_tables(MONITOR),
+        metrics_of_the_scheduler=metric_table(scheduler_metrics()),
+        metrics_of_the_agents=metric_table(agent_metrics()),
+        metrics_of_the_monitors=metric_table(monitor_metrics()),
     ),
 }
 """each file, and the function that updates its text"""

@@ -38,6 +38,9 @@ def copy(tmp_path: Path) -> Path:
         ("docs/reference.md", "| `--node-lock "),
         ("docs/reference.md", "| `--cdi-annotation-prefix "),
         ("docs/reference.md", "| `--resync-interval "),
+        ("docs/reference.md", "| `tessera_nominations` "),
+        ("docs/reference.md", "| `tessera_agent_allocations_total{result}` "),
+        ("docs/reference.md", "| `tessera_gpu_unused_seconds_total"),
     ],
 )
 def test_a_list_that_was_changed_by_hand_is_found_and_mended(copy: Path, name: str, listed: str) -> None:
