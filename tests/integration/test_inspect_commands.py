@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,6 +35,7 @@ from tessera.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, NAMESPACES, R
 from tessera_lab.sandbox.api.faults import Fail
 from tessera_lab.sandbox.nodes.cards import gpu_cards
 from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tests.support.commands import started
 from tests.support.product import Product, container, gpu_pod, pod, product, sidecar
 
 US = "tessera-inspecting"
@@ -275,14 +275,9 @@ async def test_a_plugin_that_has_gone_is_found(tmp_path: Path) -> None:
 
 
 async def run(cluster: Product, *arguments: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tessera", *arguments, "--kubeconfig", str(cluster.plane.kubeconfig)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode()
+    async with started(*arguments, "--kubeconfig", str(cluster.plane.kubeconfig)) as command:
+        code = await command.end()
+    return code, command.output + command.last_words()
 
 
 async def test_the_commands_themselves_work_against_a_cluster(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """A stand-in for NVIDIA's MPS control program: real processes, with their state in the folder of pipes.
 
+Dozens of them start in one test, so they import little: the state is a literal, not JSON.
+
 It answers as the real one was seen to (driver 580): refusals are texts with exit status 0, a server's limits can be
 changed for later clients, `quit` with clients and everything after it hangs, a new daemon knows nothing of the old one.
 """
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import signal
 import sys
@@ -24,9 +26,10 @@ PATIENT_S = 60.0
 """a deadline that only a fault reaches, on a slow machine too"""
 
 SCRIPT = """#!{python} -ISE
-import json, os, signal, sys, time
+import os, sys, time
+FOREVER = 1e6
 pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-state, pidfile = pipe + "/state.json", pipe + "/nvidia-cuda-mps-control.pid"
+state, pidfile = pipe + "/state", pipe + "/nvidia-cuda-mps-control.pid"
 def scripted(name):
     return os.path.exists("{script}/" + name)
 def alive():
@@ -37,7 +40,7 @@ def alive():
         return False
 def save(found):
     with open(state + ".new", "w") as file:
-        json.dump(found, file)
+        file.write(repr(found))
     os.rename(state + ".new", state)
 if sys.argv[1:]:
     if sys.argv[1:] != ["-f", "-multiuser-server"]:
@@ -52,20 +55,19 @@ if sys.argv[1:]:
     save({{"environ": {{name: os.environ.get(name) for name in names}}, "memory": {{}}, "cores": 100, "servers": {{}}}})
     with open(pidfile, "w") as file:
         file.write(str(os.getpid()))
-    while True:
-        signal.pause()
+    time.sleep(FOREVER)
 words = sys.stdin.readline().split()
 with open("{script}/asked", "a") as file:
     file.write(" ".join(words) + "\\n")
 if scripted("deaf") or scripted("deaf-to-" + words[0]):
-    signal.pause()
+    time.sleep(FOREVER)
 if scripted("says-" + words[0]):
     print(open("{script}/says-" + words[0]).read())
     sys.exit()
 if not alive():
     print("Cannot find MPS control daemon process")
     sys.exit(1)
-found = json.load(open(state))
+found = eval(open(state).read())
 servers = found["servers"]
 def server():
     if words[1] not in servers:
@@ -90,9 +92,9 @@ match words[0]:
     case "quit":
         if any(each["clients"] for each in servers.values()):
             open("{script}/deaf", "w").close()
-            signal.pause()
+            time.sleep(FOREVER)
         if not scripted("stubborn"):
-            os.kill(int(open(pidfile).read()), signal.SIGTERM)
+            os.kill(int(open(pidfile).read()), {sigterm:d})
             while alive():
                 time.sleep(0.001)
     case _:
@@ -109,7 +111,7 @@ class FakeMps:
         self._script = folder / "script"
         self._script.mkdir()
         program = self._path = folder / "mps-control"
-        program.write_text(SCRIPT.format(python=sys.executable, script=self._script))
+        program.write_text(SCRIPT.format(python=sys.executable, script=self._script, sigterm=signal.SIGTERM))
         program.chmod(0o755)
         self.program = MpsProgram((str(program),), {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "7"}, PATIENT_S)
 
@@ -121,7 +123,7 @@ class FakeMps:
         (self._script / name).unlink()
 
     def state(self, uuid: str = A) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.root / uuid / "pipe" / "state.json").read_text())
+        found: dict[str, Any] = ast.literal_eval((self.root / uuid / "pipe" / "state").read_text())
         return found
 
     def default(self, uuid: str = A) -> tuple[str | None, int]:
@@ -133,7 +135,7 @@ class FakeMps:
         found = self.state(uuid)
         before = found["servers"].get(str(server), {"memory": found["memory"], "cores": found["cores"]})
         found["servers"][str(server)] = {**before, "clients": [str(each) for each in clients]}
-        (self.root / uuid / "pipe" / "state.json").write_text(json.dumps(found))
+        (self.root / uuid / "pipe" / "state").write_text(repr(found))
 
     def server_limits(self, uuid: str = A, server: int = 100) -> tuple[str | None, int]:
         found = self.state(uuid)["servers"][str(server)]

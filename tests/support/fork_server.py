@@ -26,8 +26,11 @@ from pathlib import Path
 
 PRELOADED = (
     "tessera.cli.device_plugin",
+    "tessera.cli.doctor",
+    "tessera.cli.explain",
     "tessera.cli.monitor",
     "tessera.cli.scheduler",
+    "tessera.cli.top",
     "tessera.monitor.process",
     "tessera.node.configuration",
     "tessera.node.process",

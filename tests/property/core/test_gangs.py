@@ -250,7 +250,7 @@ def test_in_each_pause_and_in_the_end_the_listener_knows_what_is_held(
 
 def test_few_feasible_gangs_of_different_members_are_missed() -> None:
     rng, feasible, missed = random.Random(7), 0, 0
-    for _ in range(3_000):
+    for _ in range(1_000):
         cards = tuple(tuple(rng.choice((1, 2, 3)) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(1, 3)))
         asks = tuple(
             Ask(rng.choice((1, 1, 2, 3)), rng.choice((MEMORY // 4, MEMORY // 2, MEMORY)))
@@ -261,7 +261,7 @@ def test_few_feasible_gangs_of_different_members_are_missed() -> None:
             feasible += 1
             answer = plan_gang(case.build().selector, case.members(), required=len(asks))
             missed += isinstance(answer, GangMisfit)
-    assert feasible > 500
+    assert feasible > 150
     assert missed <= MIXED_MISSES * feasible, f"{missed} of {feasible} missed"
 
 

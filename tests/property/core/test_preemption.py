@@ -30,7 +30,7 @@ MAX_ON_A_NODE = 7
 """pods; brute force tries 2 to the power of this sets per node"""
 EXAMPLES = int(os.environ.get("PREEMPTIONS", "0"))
 """random clusters; 0 = as many as the profile says"""
-DENSE_CASES = max(EXAMPLES, 60)
+DENSE_CASES = max(EXAMPLES, 25)
 MAX_EXTRA = 1 / 20
 """pods that leave beyond those of the best set, per case"""
 LIVES = settings(suppress_health_check=list(HealthCheck), deadline=None)

@@ -21,6 +21,7 @@ spec: {containers: [{name: main, image: x, resources: {limits: {nvidia.com/gpu: 
 NAME = "Gr\u00fc\u00dfe \u2588 \U0001f600"
 """in a message that another program wrote"""
 
+TRACE = ("simulate", "trace", "--synthetic", "1", "--policy", "best-fit", "--seeds", "1")
 FORMS = {
     ("explain", "held"): ("text", "json", "yaml"),
     ("explain", "greedy", "--cards"): ("text", "json", "yaml"),
@@ -30,24 +31,25 @@ FORMS = {
     ("doctor",): ("text", "json", "yaml"),
     ("simulate", "pod", "-f", "POD"): ("text", "json", "yaml"),
     ("snapshot",): ("json", "yaml"),
-    ("simulate", "trace", "--synthetic", "1", "--policy", "best-fit", "--seeds", "1", "--arrival", "0.5"):
-        ("text", "table", "json", "yaml"),
+    (*TRACE, "--arrival", "0.5", "--resume", "RUNS"): ("text", "table", "json", "yaml"),
 }  # fmt: skip
 """commands that work without a cluster"""
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("files")
     nodes = [node("n1").gpus(2).capacity(**{GPU: 20})]
     state = state_of(
         nodes, [gpu_pod("held", mem=60000).on("n1", "n1-0,NVIDIA,60000,0:;"), gpu_pod("greedy", mem=90000)]
     )
     condition = {"type": "PodScheduled", "status": "False", "message": NAME}
     state.pods[1]["status"] = {"conditions": [condition]}
-    snapshot, pod = tmp_path / "s.json", tmp_path / "p.yaml"
+    snapshot, pod = folder / "s.json", folder / "p.yaml"
     snapshot.write_bytes(encode_snapshot(state))
     pod.write_text(POD)
-    return {"SNAPSHOT": str(snapshot), "POD": str(pod)}
+    # The first simulation is written here, and the others show it.
+    return {"SNAPSHOT": str(snapshot), "POD": str(pod), "RUNS": str(folder / "runs.jsonl")}
 
 
 def run(arguments: tuple[str, ...], files: dict[str, str], *, charset: str, **environ: str) -> Result:
