@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from tessera.maintenance.cordon import NamedCard
 
 CODES = "  0  done, or it was so already\n  2  not done: no such card, no access, wrong flags"
-MORE = """
+NAMING = """
 A card is named as NODE/CARD, with the index that tessera top shows or the uuid. Several of one node: NODE/0,1.
-Needs the rights of the ClusterRole tessera-operator: to read nodes and pods, and to patch nodes.
 """
+MORE = f"{NAMING}Needs the rights of the ClusterRole tessera-operator: to read nodes and pods, and to patch nodes.\n"
+
+cards_argument = click.argument("cards", nargs=-1, required=True, metavar="NODE/CARD...")
 
 
 @sources.cluster_command(
@@ -32,7 +34,7 @@ Needs the rights of the ClusterRole tessera-operator: to read nodes and pods, an
     codes=CODES,
     more=MORE,
 )
-@click.argument("cards", nargs=-1, required=True, metavar="NODE/CARD...")
+@cards_argument
 def command(source: ClusterSource, cards: tuple[str, ...], output: str) -> None:
     """Close cards to new pods. The pods that hold slices of them keep running: tessera drain evicts them.
 
@@ -51,7 +53,7 @@ def command(source: ClusterSource, cards: tuple[str, ...], output: str) -> None:
     codes=CODES,
     more=MORE,
 )
-@click.argument("cards", nargs=-1, required=True, metavar="NODE/CARD...")
+@cards_argument
 def uncordon(source: ClusterSource, cards: tuple[str, ...], output: str) -> None:
     """Open cordoned cards to new pods again."""
     _run(source, cards, output=output, close=False)

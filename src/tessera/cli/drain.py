@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tessera.cli import sources
-from tessera.cli.cordon import find_cards
+from tessera.cli.cordon import NAMING, cards_argument, find_cards
 from tessera.cli.sources import ClusterSource
 
 if TYPE_CHECKING:
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from tessera.maintenance.cordon import NamedCard
     from tessera.maintenance.drain import DrainOptions, DrainResult, Holders
 
-MORE = """
-A card is named as NODE/CARD, with the index that tessera top shows or the uuid. Several of one node: NODE/0,1.
-Needs the rights of the ClusterRole tessera-operator: to read nodes and pods, to patch nodes, and to evict pods.
-"""
+RIGHTS = "to read nodes and pods, to patch nodes, and to evict pods"
 
 
 class Duration(click.ParamType[float]):
@@ -49,9 +46,9 @@ class Duration(click.ParamType[float]):
     codes="  0  no pod holds the cards any more, or with --dry-run: all would be evicted\n"
     "  1  pods are left, or may be\n"
     "  2  not done: no such card, no access, wrong flags",
-    more=MORE,
+    more=f"{NAMING}Needs the rights of the ClusterRole tessera-operator: {RIGHTS}.\n",
 )
-@click.argument("cards", nargs=-1, required=True, metavar="NODE/CARD...")
+@cards_argument
 @click.option("--dry-run", is_flag=True, help="Change nothing: list the pods, and ask whether they could be evicted.")
 @click.option("--force", is_flag=True, help="Evict bare pods too, which nothing creates again.")
 @click.option("--delete-emptydir-data", is_flag=True, help="Evict pods with an emptyDir too; its content is lost.")
