@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tessera.inspect import sanitize
+from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.state import ClaimObjects, ClusterState, Json, Setup
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import DRIVER, ResourceClaim
@@ -86,3 +87,7 @@ def held(claim: ResourceClaim, card: str, *users: PodBuilder, memory: int = 4096
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
     document = document_of(claim)
     return msgspec.convert({**document, "status": status}, ResourceClaim)
+
+
+def not_fine(findings: Iterable[Finding]) -> list[Finding]:
+    return [each for each in findings if each.severity is not Severity.FINE]
