@@ -1,17 +1,15 @@
-"""What the agent is told, by whom, and who wins; what is wrong comes in one message, and what is odd is said."""
+"""What the agent is told, by whom, and who wins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from json import dumps
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tessera.cli.grouped import wants_print
-from tessera.node.configuration import NO_FILE, build_configuration
+from tessera.node.configuration import NO_FILE
 from tessera.node.settings import (
     TABLE,
     AgentSettings,
@@ -23,57 +21,11 @@ from tessera.node.settings import (
 )
 from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
-from tessera.services.settings_table import Flags, Group, SettingsError, Sources, given_in
+from tessera.services.settings_table import Flags, Group, Sources, given_in
 from tessera.services.value_types import FlagKind
 from tessera.vendors.nvidia.section import MigAllowance
 from tessera.wire.node_config import NodeSettings
-
-YAML = "device-config.yaml"
-JSON = "/config/config.json"
-LAST_GOOD = "/var/lib/tessera/node-config.json"
-
-Files = Mapping[str, str | OSError | UnicodeError]
-
-
-def reader(files: Files) -> Callable[[str], str]:
-    def read(path: str) -> str:
-        found = files.get(path, FileNotFoundError(2, "No such file or directory"))
-        if isinstance(found, str):
-            return found
-        raise found
-
-    return read
-
-
-def told(
-    *arguments: str,
-    yaml: str | None = None,
-    json: str | None = None,
-    files: Files | None = None,
-    environ: Mapping[str, str] | None = None,
-    **variables: str,
-) -> Configuration:
-    """What `name=value` arguments, variables and the two files make, on the node n1."""
-    flags = dict(argument.split("=", 1) for argument in arguments)
-    found: dict[str, Any] = {}
-    if yaml is not None:
-        found[YAML] = yaml
-        flags.setdefault("config-file", YAML)
-    if json is not None:
-        found[JSON] = json
-    known = {"NODE_NAME": "n1", **(environ or {}), **variables}
-    return build_configuration(flags, known, reader(found | dict(files or {})))
-
-
-def problems(*arguments: str, **given: Any) -> list[str]:
-    with pytest.raises(SettingsError) as caught:
-        told(*arguments, **given)
-    return list(caught.value.problems)
-
-
-def node(**keys: Any) -> str:
-    """A node JSON with one entry for n1."""
-    return dumps({"nodeconfig": [{"name": "n1", **keys}]})
+from tests.support.agent_configuration import JSON, node_json, problems, told
 
 
 def test_without_any_configuration_everything_has_its_default_and_that_is_said() -> None:
@@ -100,7 +52,7 @@ def test_for_sharing_the_nodes_own_json_wins_over_the_yaml_which_wins_over_flags
     yaml = f"nvidia: {{{section}, resourceCountName: nvidia.com/gpu}}"
     assert getattr(told(flag).settings.node, name) == values[0]
     assert getattr(told(flag, yaml=yaml).settings.node, name) == values[1]
-    assert getattr(told(flag, yaml=yaml, json=node(**entry)).settings.node, name) == values[2]
+    assert getattr(told(flag, yaml=yaml, json=node_json(**entry)).settings.node, name) == values[2]
 
 
 @pytest.mark.parametrize(
@@ -128,12 +80,12 @@ nvidia:
         split_count=4, memory_scaling=2.0, log_level="3", numa_topology=True, preconfigured_memory=1000
     )
     assert told(yaml=yaml).settings.node == usual
-    assert told(yaml=yaml, json=node(**entry)).settings.node == replace(usual, **expected)
+    assert told(yaml=yaml, json=node_json(**entry)).settings.node == replace(usual, **expected)
 
 
 def test_a_node_json_for_another_node_changes_nothing() -> None:
     yaml = "nvidia: {deviceSplitCount: 4}"
-    json = node(devicesplitcount=7).replace("n1", "n2")
+    json = node_json(devicesplitcount=7).replace("n1", "n2")
     assert told(yaml=yaml, json=json).settings == told(yaml=yaml).settings
 
 
@@ -356,172 +308,6 @@ def test_who_knows_the_cards(
     assert found.settings.has_real_cards is (kind is not InventoryKind.SIMULATED)
 
 
-# -- what is wrong
-
-BAD: list[tuple[str, str]] = [
-    ("node-name=N_1", "--node-name: expected a name of lower-case"),
-    ("mig-strategy=half", "--mig-strategy: expected none or single or mixed"),
-    ("device-list-strategy=envvar,x", "--device-list-strategy: expected envvar or"),
-    ("device-list-strategy=,", "--device-list-strategy: expected at least one strategy"),
-    ("device-id-strategy=name", "--device-id-strategy: expected uuid or index"),
-    ("cdi-annotation-prefix=x", "--cdi-annotation-prefix: expected a domain and a slash"),
-    ("hook-path=usr", "--hook-path: expected a path that starts with /"),
-    ("state-dir=", "--state-dir: expected a path that starts with /"),
-    ("library-version=../../etc", "--library-version: expected a version"),
-    ("device-split-count=-1", "--device-split-count: expected a whole number"),
-    ("device-memory-scaling=1e9", "--device-memory-scaling: expected a number"),
-    ("device-memory-scaling=10001", "--device-memory-scaling: expected a number from 0 to 1000"),
-    ("device-cores-scaling=-1", "--device-cores-scaling: expected a number from 0 to 1000"),
-    ("resource-name=gpu", "--resource-name: expected a resource name"),
-    ("inventory=simulated", "--simulate: goes with --inventory simulated"),
-    ("inventory=some", "--inventory: expected auto or nvml"),
-    ("simulate=", "--simulate: expected a text"),
-    ("device-discovery-strategy=tegra", "Tegra GPUs are not served"),
-    ("device-discovery-strategy=x", "expected auto or nvml"),
-    ("fail-on-init-error=perhaps", "--fail-on-init-error: expected true or false"),
-    ("metrics-bind-address=9395", "--metrics-bind-address: expected HOST:PORT"),
-    ("print-config=x", "--print-config: expected true or false"),
-    ("log-format=xml", "--log-format: expected json or console"),
-    ("v=much", "--v: expected a whole number"),
-    ("node-config-file=", "--node-config-file: expected a text"),
-]
-
-
-@pytest.mark.parametrize(("argument", "text"), BAD)
-def test_a_bad_flag_is_one_problem_that_names_it(argument: str, text: str) -> None:
-    (problem,) = problems(argument)
-    assert text in problem
-
-
-def test_all_problems_come_at_once() -> None:
-    found = problems("hook-path=x", "inventory=y", yaml="nvidia: 3", GDS_ENABLED="maybe")
-    assert len(found) == 4
-    assert any(text.startswith("GDS_ENABLED: expected true or false") for text in found)
-
-
-def test_a_node_without_a_name_is_told_what_to_do() -> None:
-    (problem,) = problems(NODE_NAME="")
-    assert "NODE_NAME from spec.nodeName" in problem
-    (problem,) = problems(NODE_NAME="ö")
-    assert problem.startswith("NODE_NAME: expected a name")
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        (PermissionError(13, "Permission denied"), "cannot read device-config.yaml: Permission denied"),
-        (FileNotFoundError(2, "No such file or directory"), "cannot read device-config.yaml: No such file"),
-        (UnicodeDecodeError("utf-8", b"", 0, 1, "x"), "it is not UTF-8 text"),
-        ("", "all configurations are empty"),
-        ("flags: {migStrategy: none}", "all configurations are empty"),
-        ("nvidia: {deviceSplitCoun: 3}", 'unknown key "deviceSplitCoun"'),
-        ("nvidia: {deviceSplitCount: -3}", "deviceSplitCount"),
-        ("nvidia: {migProfileAllowlist: [{models: [A30]}]}", "must define models and profiles"),
-        ("nvidia: {migProfileAllowlist: [{models: [A30], profiles: [1x]}]}", 'invalid MIG profile "1x"'),
-        ("nvidia: {deviceSplitCount: 1}\nversion: v2", "device-config.yaml:2: version: expected v1, found the text"),
-        ("nvidia: {deviceSplitCount: 1}\nflags: {migStrategy: half}", "device-config.yaml:2: flags.migStrategy"),
-        ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {passDeviceSpecs: {}}}", "expected a value, found a table"),
-        ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {deviceListStrategy: [[x]]}}", "expected envvar or"),
-        ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {deviceListStrategy: ['a,b']}}", "expected a value, found a"),
-        ("nvidia: [", "device-config.yaml:"),
-    ],
-)
-def test_a_yaml_file_that_was_named_and_cannot_be_used_is_a_problem(
-    file: str | OSError | UnicodeError, text: str
-) -> None:
-    (problem,) = problems(f"config-file={YAML}", files={YAML: file})
-    assert text in problem
-
-
-def test_a_mistake_in_another_vendors_section_does_not_stop_this_agent() -> None:
-    yaml = "nvidia: {deviceSplitCount: 4}\nhygon: {nonsense: 3}\nvnpus: 7\n"
-    assert told(yaml=yaml).settings.node.split_count == 4
-    assert told(yaml="hygon: {resourceCountName: hygon.com/dcu}").settings.node.split_count == 10
-
-
-# -- the node's own file
-
-
-def test_a_missing_node_file_is_nothing_unusual_unless_a_flag_names_it() -> None:
-    assert told(yaml="nvidia: {deviceSplitCount: 1}").warnings == ()
-    found = told("node-config-file=/n.json", yaml="nvidia: {deviceSplitCount: 1}")
-    assert (found.files, found.node_config) == ((YAML, "/n.json"), "{}")
-    assert any("/n.json does not exist" in text for text in found.warnings)
-
-
-BROKEN: list[str | OSError | UnicodeError] = [
-    "{",
-    '{"nodeconfig": [{"name": "n1", "operatingmode": "magic"}]}',
-    '{"nodeconfig": [{"name": "n1", "devicesplitcount": "many"}]}',
-    PermissionError(13, "Permission denied"),
-    UnicodeDecodeError("utf-8", b"", 0, 1, "x"),
-]
-
-
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: str(broken)[:60])
-def test_while_the_node_file_is_broken_the_last_good_one_holds(broken: str | OSError | UnicodeError) -> None:
-    good = node(operatingmode="mig", filterdevices={"index": [0]})
-    found = told(yaml="nvidia: {deviceSplitCount: 4}", files={JSON: broken, LAST_GOOD: good})
-    assert (found.settings.node.mode, found.settings.node.filtered.index) == ("mig", (0,))
-    assert (found.settings.node.split_count, found.node_config) == (4, None)
-    assert "the last good one stays in force" in found.faults[-1]
-    assert JSON in found.faults[0]
-
-
-@pytest.mark.parametrize("before", [None, "{", UnicodeDecodeError("utf-8", b"", 0, 1, "x")])
-def test_a_broken_node_file_without_a_good_one_leaves_the_other_sources_in_force(
-    before: str | UnicodeError | None,
-) -> None:
-    files: Files = {JSON: "{"} | ({LAST_GOOD: before} if before is not None else {})
-    found = told(yaml="nvidia: {deviceSplitCount: 4}", files=files)
-    assert (found.settings.node.mode, found.settings.node.split_count) == ("hami-core", 4)
-    assert "the node has no own settings" in found.faults[-1]
-
-
-def test_a_good_node_file_is_worth_keeping() -> None:
-    text = node(operatingmode="mps")
-    found = told(json=text)
-    assert (found.node_config, found.settings.node.mode, found.faults) == (text, "mps", ())
-
-
-# -- what is odd
-
-ODD: list[tuple[dict[str, Any], str]] = [
-    ({"yaml": "sharing: {mps: {resources: []}}"}, "sharing.mps: has no effect; set operatingmode to mps"),
-    ({"yaml": "sharing: {timeSlicing: {}}"}, "sharing.timeSlicing: has no effect; cards are shared by"),
-    ({"yaml": "sharing: {magic: 1}"}, "sharing.magic: has no effect; it is not known here"),
-    ({"yaml": "resources: {gpus: []}"}, "resources: has no effect"),
-    ({"yaml": "imex: {required: true}"}, "imex: has no effect"),
-    ({"yaml": "flags: {mpsRoot: /x}"}, "flags.mpsRoot: has no effect"),
-    ({"yaml": "flags: {plugin: {cdiFeatureFlags: x}}"}, "flags.plugin.cdiFeatureFlags: has no effect"),
-    ({"yaml": "flags: {migStrategy: mixed}", "json": node(operatingmode="mig")}, "MIG strategy mixed has no effect"),
-    ({"IMEX_CHANNEL_IDS": "0"}, "--imex-channel-ids has no effect"),
-    ({"json": node(devicesplitcount=0)}, "the device split count is 0"),
-    ({"DEVICE_MEMORY_SCALING": "0"}, "the device memory scaling is 0"),
-]
-
-
-@pytest.mark.parametrize(("given", "text"), ODD, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_has_no_effect_is_said_and_never_a_reason_to_stop(given: dict[str, Any], text: str) -> None:
-    yaml = f"nvidia: {{deviceCoreScaling: 1}}\n{given.pop('yaml', '')}"
-    found = told(yaml=yaml, **given)
-    (warning,) = found.warnings
-    assert text in warning
-
-
-def test_cards_that_are_cut_by_mig_cannot_be_told_in_the_text_form() -> None:
-    given: dict[str, Any] = {"yaml": "nvidia: {deviceCoreScaling: 1}", "json": node(operatingmode="mig")}
-    (warning,) = told("text-registration=true", **given).warnings
-    assert "--text-registration has no MIG profiles" in warning
-    assert told(**given).warnings == ()
-
-
-def test_what_asks_for_nothing_is_not_worth_a_word() -> None:
-    yaml = "nvidia: {deviceSplitCount: 1}\nversion: v1\nflags: {plugin: }\nsharing:\nresources:\nimex:\n"
-    assert told("imex-required=false", yaml=yaml, IMEX_CHANNEL_IDS="").warnings == ()
-    assert told(yaml="nvidia: {deviceSplitCount: 1}\nflags: 3\nsharing: 4").warnings == ()
-
-
 # -- the process
 
 
@@ -562,34 +348,3 @@ def test_every_switch_is_read() -> None:
     for row in TABLE:
         if row.type.kind is FlagKind.SWITCH and row.group is not Group.IGNORED:
             assert problems(f"{row.flag}=neither"), row.flag
-
-
-# -- ResourceClaims
-
-
-@pytest.mark.parametrize(
-    ("arguments", "given", "said"),
-    [
-        (("mig-strategy=single",), {}, "--mig-strategy"),
-        ((), {"json": node(migstrategy="mixed")}, "--mig-strategy"),
-        (("device-list-strategy=envvar,cdi-annotations",), {}, "cdi-cri"),
-    ],
-)
-def test_what_claims_cannot_have_is_refused_with_them_alone(
-    arguments: tuple[str, ...], given: dict[str, Any], said: str
-) -> None:
-    (problem,) = problems("dra=true", *arguments, **given)
-    assert problem.startswith("--dra")
-    assert said in problem
-    assert told(*arguments, **given).settings.dra is False
-
-
-def test_in_mode_mig_the_strategy_has_no_effect_with_claims_either() -> None:
-    assert told("dra=true", json=node(operatingmode="mig", migstrategy="mixed")).settings.dra is True
-
-
-def test_an_allocator_of_claims_needs_claims() -> None:
-    (problem,) = problems("dra-allocator=tessera")
-    assert problem == "--dra-allocator: needs --dra, which publishes the cards to claims"
-    assert told("dra=true", "dra-allocator=tessera").settings.serves_both
-    assert not told("dra-allocator=kube-scheduler").settings.dra
