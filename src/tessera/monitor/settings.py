@@ -13,7 +13,7 @@ from pathlib import Path
 from tessera.services.addresses import Address
 from tessera.services.common_settings import ClusterAccess, ListenerLimits, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS, read_log_options
-from tessera.services.settings_table import Flags, Group, Setting, Sources, nested, rows_of, shared
+from tessera.services.settings_table import Flags, Group, Setting, Sources, nested, rows_of, setting, shared
 from tessera.services.value_types import DIRECTORY, REQUIRED_ADDRESS, SPAN, SWITCH
 
 
@@ -23,17 +23,17 @@ class MonitorSettings(ClusterAccess):
     """Everything that the monitor needs to know."""
 
     node_name: str = shared(NodeServiceSettings, "node_name")
-    base: Path = Group.FOLDERS("hook-path", DIRECTORY, Path("/"),
+    base: Path = setting(Group.FOLDERS, "hook-path", DIRECTORY, Path("/"),
         "The folder that holds `containers`, as a rule /usr/local/vgpu.", env=("HOOK_PATH",),
         needed="a DaemonSet sets HOOK_PATH")
     driver_root: Path = shared(NodeServiceSettings, "driver_root_here")
     """without such a folder the linker looks for the driver"""
-    resync: float = Group.FOLDERS("resync-interval", SPAN, 300.0,
+    resync: float = setting(Group.FOLDERS, "resync-interval", SPAN, 300.0,
         "How long the folder of an unknown pod stays.", env=("HAMI_RESYNC_INTERVAL",), env_warns=True)
-    metrics: Address = Group.OPERATION("metrics-bind-address", REQUIRED_ADDRESS, Address("", 9394),
+    metrics: Address = setting(Group.OPERATION, "metrics-bind-address", REQUIRED_ADDRESS, Address("", 9394),
         "Metrics, /healthz and /readyz.")
     limits: ListenerLimits = nested(ListenerLimits)
-    legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
+    legacy_metrics: bool = setting(Group.OPERATION, "legacy-metrics", SWITCH, False,
         "Show the names of HAMi up to v2.8 as well.")
     warnings: tuple[str, ...] = ()
 

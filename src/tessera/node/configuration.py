@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,20 +227,20 @@ def read_device_file(sources: Sources, *, file: str, read_file: ReadFile) -> Dev
     """What the file says; nothing where it cannot be used, which `sources` then holds."""
     if not file:
         return DeviceFile(warnings=(NO_FILE,))
-    text = sources.read_file("config-file", file, read_file)
-    if text is None:
-        return DeviceFile()
-    known = {name: schema if name == SECTION else SectionSchema(Any) for name, schema in schemas().items()}
-    try:
-        section: NvidiaSection = load_device_config(text, file=file, schemas=known).get(SECTION, NvidiaSection())
-        flags, warnings = _read_plugin_part(text, file)
-    except ConfigError as error:
-        sources.problems.extend(str(error).splitlines())
+    found = sources.load_file("config-file", file, read_file, partial(_load_device_file, file=file))
+    if found is None:
         return DeviceFile()
     try:
-        validate_mig_allowlist(section.mig_profile_allowlist)
+        validate_mig_allowlist(found.nvidia.mig_profile_allowlist)
     except ValueError as error:
         sources.problems.append(f"{file}: {SECTION}: {error}")
+    return found
+
+
+def _load_device_file(text: str, *, file: str) -> DeviceFile:
+    known = {name: schema if name == SECTION else SectionSchema(Any) for name, schema in schemas().items()}
+    section = load_device_config(text, file=file, schemas=known).get(SECTION, NvidiaSection())
+    flags, warnings = _read_plugin_part(text, file)
     return DeviceFile(section, flags, tuple(warnings))
 
 

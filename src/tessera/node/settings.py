@@ -17,7 +17,7 @@ from tessera.node.health.xids import HealthRules
 from tessera.services.addresses import Address
 from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS
-from tessera.services.settings_table import Group, Setting, nested, rows_of, shared
+from tessera.services.settings_table import Group, Setting, nested, rows_of, setting, shared
 from tessera.services.value_types import (
     ABSOLUTE_FILE,
     ADDRESS,
@@ -30,6 +30,7 @@ from tessera.services.value_types import (
     FlagKind,
     ValueType,
     choice,
+    one_of,
     optional,
     parse_number,
     parse_text,
@@ -100,12 +101,6 @@ def _parse_strategies(text: str) -> frozenset[DeviceListStrategy]:
     return found
 
 
-def _parse_mig_strategy(text: str) -> str:
-    if text not in ("none", "single", "mixed"):
-        raise ValueError(f"expected none or single or mixed, found {quoted(text)}")
-    return text
-
-
 def _parse_scaling(text: str) -> float:
     value = parse_number(text)
     if not 0 <= value <= MAX_SCALING:
@@ -144,7 +139,7 @@ SCALING = ValueType("NUMBER", _parse_scaling)
 PREFIX = ValueType("PREFIX", _parse_prefix)
 VERSION = ValueType("VERSION", _parse_version)
 DISCOVERED = ValueType("auto|nvml", _parse_discovery)
-MIG_STRATEGY = ValueType("none|single|mixed", _parse_mig_strategy)
+MIG_STRATEGY = one_of({word: word for word in ("none", "single", "mixed")})
 SOME_RESOURCE = ValueType("RESOURCE", lambda text: RESOURCE.parse(text) or RESOURCE_NAME)
 SOME_FILE = ValueType("FILE", parse_text)
 MAYBE_DIRECTORY: ValueType[Any] = optional(DIRECTORY)
@@ -162,29 +157,32 @@ KUBELET = Path("/var/lib/kubelet")
 class Paths:
     """Where things are on this machine. All of them may be moved, for tests and for unusual nodes."""
 
-    plugins: Path = Group.KUBELET("plugin-dir", DIRECTORY, KUBELET / "device-plugins",
+    plugins: Path = setting(Group.KUBELET, "plugin-dir", DIRECTORY, KUBELET / "device-plugins",
         "kubelet's folder of plugin sockets.")
-    kubelet_socket: Path | None = Group.KUBELET("kubelet-socket", MAYBE_FILE, KUBELET / "device-plugins/kubelet.sock",
+    kubelet_socket: Path | None = setting(Group.KUBELET, "kubelet-socket", MAYBE_FILE,
+        KUBELET / "device-plugins/kubelet.sock",
         "Where to register; empty: nowhere.", default_text="kubelet.sock in --plugin-dir", env=("KUBELET_SOCKET",))
-    pod_resources: Path | None = Group.KUBELET("pod-resources-socket", MAYBE_FILE,
+    pod_resources: Path | None = setting(Group.KUBELET, "pod-resources-socket", MAYBE_FILE,
         KUBELET / "pod-resources/kubelet.sock", "To verify which container got which devices; empty: do not.")
-    registry: Path = Group.KUBELET("plugin-registry-dir", DIRECTORY, KUBELET / "plugins_registry",
+    registry: Path = setting(Group.KUBELET, "plugin-registry-dir", DIRECTORY, KUBELET / "plugins_registry",
         "kubelet's folder of plugin registrations, for --dra.")
-    dra: Path = Group.KUBELET("dra-plugin-dir", DIRECTORY, KUBELET / "plugins" / DRA_DRIVER,
+    dra: Path = setting(Group.KUBELET, "dra-plugin-dir", DIRECTORY, KUBELET / "plugins" / DRA_DRIVER,
         "Where the socket is that kubelet calls for ResourceClaims, for --dra.")
-    hook: Path = Group.FOLDERS("hook-path", DIRECTORY, Path("/usr/local"),
+    hook: Path = setting(Group.FOLDERS, "hook-path", DIRECTORY, Path("/usr/local"),
         "Everything that containers get from the host is below DIRECTORY/vgpu.", env=("HOOK_PATH",))
-    state: Path = Group.FOLDERS("state-dir", DIRECTORY, Path("/var/lib/tessera"), "What must outlive a restart.")
-    cdi: Path = Group.FOLDERS("cdi-dir", DIRECTORY, Path("/var/run/cdi"), "Where CDI specifications go.")
-    mps: Path = Group.FOLDERS("mps-dir", DIRECTORY, Path("/run/tessera/mps"), "Pipes of MPS daemons.")
-    lock: Path = Group.FOLDERS("lock-dir", DIRECTORY, Path("/tmp/vgpulock"), "The enforcing library's lock folder.")
-    driver_root: Path = Group.CARDS("nvidia-driver-root", DIRECTORY, Path("/"),
+    state: Path = setting(Group.FOLDERS, "state-dir", DIRECTORY, Path("/var/lib/tessera"),
+        "What must outlive a restart.")
+    cdi: Path = setting(Group.FOLDERS, "cdi-dir", DIRECTORY, Path("/var/run/cdi"), "Where CDI specifications go.")
+    mps: Path = setting(Group.FOLDERS, "mps-dir", DIRECTORY, Path("/run/tessera/mps"), "Pipes of MPS daemons.")
+    lock: Path = setting(Group.FOLDERS, "lock-dir", DIRECTORY, Path("/tmp/vgpulock"),
+        "The enforcing library's lock folder.")
+    driver_root: Path = setting(Group.CARDS, "nvidia-driver-root", DIRECTORY, Path("/"),
         "The host's folder that holds the driver's files.", env=("NVIDIA_DRIVER_ROOT",))
     driver_root_here: Path = shared(NodeServiceSettings, "driver_root_here")
-    dev_root: Path = Group.CARDS("dev-root", MAYBE_DIRECTORY, Path("/"),
+    dev_root: Path = setting(Group.CARDS, "dev-root", MAYBE_DIRECTORY, Path("/"),
         "The host's folder that holds dev/.", default_text="the driver root", aliases=("nvidia-dev-root",),
         env=("NVIDIA_DEV_ROOT",))
-    cdi_hook: Path = Group.CONTAINERS("nvidia-cdi-hook-path", ABSOLUTE_FILE, Path("/usr/bin/nvidia-ctk"),
+    cdi_hook: Path = setting(Group.CONTAINERS, "nvidia-cdi-hook-path", ABSOLUTE_FILE, Path("/usr/bin/nvidia-ctk"),
         "The host's nvidia-ctk, for CDI.", aliases=("nvidia-ctk-path",),
         env=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"))
     caps: Path = Path("/proc/driver/nvidia-caps/mig-minors")
@@ -202,41 +200,47 @@ class AgentSettings:
 
     node_name: str = shared(NodeServiceSettings, "node_name")
     node: NodeSettings = field(default_factory=_default_node_settings)
-    dra: bool = Group.KUBELET("dra", SWITCH, False,
+    dra: bool = setting(Group.KUBELET, "dra", SWITCH, False,
         "Serve ResourceClaims (DRA, Kubernetes 1.34 and later): the node's cards are published as ResourceSlices.")
-    dra_allocator: DraAllocator = Group.KUBELET("dra-allocator", choice(DraAllocator), DraAllocator.KUBE_SCHEDULER,
+    dra_allocator: DraAllocator = setting(Group.KUBELET, "dra-allocator", choice(DraAllocator),
+        DraAllocator.KUBE_SCHEDULER,
         "Which scheduler allocates these claims, with --dra. kube-scheduler: the cards are not registered for pods "
         "that ask for nvidia.com/gpu. tessera: such pods and claims share the cards, and a taint keeps other "
         "schedulers away; needs `tessera scheduler --dra`.")
-    fail_on_init_error: bool = Group.CARDS("fail-on-init-error", SWITCH, True,
+    fail_on_init_error: bool = setting(Group.CARDS, "fail-on-init-error", SWITCH, True,
         "Not ready (/readyz) until the cards were read once; false: ready without cards. The agent never ends over it "
         "and tries again by itself.",
         env=("FAIL_ON_INIT_ERROR",))
-    topology_scores: bool = Group.CARDS("enable-topology-score", SWITCH, False,
+    topology_scores: bool = setting(Group.CARDS, "enable-topology-score", SWITCH, False,
         "Register how well pairs of cards are connected.", env=("ENABLE_TOPOLOGY_SCORE",),
         # HAMi's variable is on for this word alone, and never wrong.
         parse_env=lambda text: text == "true")
-    text_registration: bool = Group.CARDS("text-registration", SWITCH, False,
+    text_registration: bool = setting(Group.CARDS, "text-registration", SWITCH, False,
         "Register in the form, and with the handshake, that HAMi's schedulers up to v2.7 read.")
-    strategies: frozenset[DeviceListStrategy] = Group.CONTAINERS("device-list-strategy", STRATEGIES, ONLY_ENVVAR,
+    strategies: frozenset[DeviceListStrategy] = setting(Group.CONTAINERS, "device-list-strategy", STRATEGIES,
+        ONLY_ENVVAR,
         "How a container is told its cards: envvar, volume-mounts, cdi-annotations, cdi-cri; a list.",
         env=("DEVICE_LIST_STRATEGY",))
-    id_strategy: DeviceIdStrategy = Group.CONTAINERS("device-id-strategy", ID_STRATEGY, DeviceIdStrategy.UUID,
+    id_strategy: DeviceIdStrategy = setting(Group.CONTAINERS, "device-id-strategy", ID_STRATEGY, DeviceIdStrategy.UUID,
         "By what name it is told them.", env=("DEVICE_ID_STRATEGY",))
-    pass_device_specs: bool = Group.CONTAINERS("pass-device-specs", SWITCH, False,
+    pass_device_specs: bool = setting(Group.CONTAINERS, "pass-device-specs", SWITCH, False,
         "Hand out device nodes as well.", env=("PASS_DEVICE_SPECS",))
-    cdi_annotation_prefix: str = Group.CONTAINERS("cdi-annotation-prefix", PREFIX, "cdi.k8s.io/",
+    cdi_annotation_prefix: str = setting(Group.CONTAINERS, "cdi-annotation-prefix", PREFIX, "cdi.k8s.io/",
         "Of the annotations that name CDI devices.", env=("CDI_ANNOTATION_PREFIX",))
-    gdrcopy: bool = Group.CONTAINERS("gdrcopy-enabled", SWITCH, False, "Ask for GDRCopy.", env=("GDRCOPY_ENABLED",))
-    gds: bool = Group.CONTAINERS("gds-enabled", SWITCH, False, "Ask for GPUDirect Storage.", env=("GDS_ENABLED",))
-    mofed: bool = Group.CONTAINERS("mofed-enabled", SWITCH, False, "Ask for Mellanox devices.", env=("MOFED_ENABLED",))
-    library_version: str = Group.CONTAINERS("library-version", VERSION, "",
+    gdrcopy: bool = setting(Group.CONTAINERS, "gdrcopy-enabled", SWITCH, False,
+        "Ask for GDRCopy.", env=("GDRCOPY_ENABLED",))
+    gds: bool = setting(Group.CONTAINERS, "gds-enabled", SWITCH, False,
+        "Ask for GPUDirect Storage.", env=("GDS_ENABLED",))
+    mofed: bool = setting(Group.CONTAINERS, "mofed-enabled", SWITCH, False,
+        "Ask for Mellanox devices.", env=("MOFED_ENABLED",))
+    library_version: str = setting(Group.CONTAINERS, "library-version", VERSION, "",
         "Mount libvgpu.so.VERSION where it exists.", default_text="libvgpu.so")
-    external_mps_daemons: bool = Group.CARDS("external-mps-daemons", SWITCH, False,
+    external_mps_daemons: bool = setting(Group.CARDS, "external-mps-daemons", SWITCH, False,
         "Let `tessera mps-daemons` start MPS daemons, so that they outlive the agent's container.")
-    disable_core_limit: bool = Group.LOWEST("disable-core-limit", SWITCH, False,
+    disable_core_limit: bool = setting(Group.LOWEST, "disable-core-limit", SWITCH, False,
         "Limit memory only.", env=("DISABLE_CORE_LIMIT",))
-    resource: str = Group.LOWEST("resource-name", SOME_RESOURCE, RESOURCE_NAME, "Resource that kubelet counts.")
+    resource: str = setting(Group.LOWEST, "resource-name", SOME_RESOURCE, RESOURCE_NAME,
+        "Resource that kubelet counts.")
     mig_allowances: tuple[MigAllowance, ...] = ()
     """in order; the first whose models fit decides. Empty = every profile of every card"""
     health: HealthRules = HealthRules()
@@ -272,11 +276,11 @@ class Configuration(ClusterAccess):
     """One reading of flags, environment and files: the agent's settings, and what only its process needs."""
 
     settings: AgentSettings = nested(AgentSettings)
-    inventory: InventoryKind = Group.CARDS("inventory", choice(InventoryKind), InventoryKind.AUTO,
+    inventory: InventoryKind = setting(Group.CARDS, "inventory", choice(InventoryKind), InventoryKind.AUTO,
         "Where cards are found; auto: NVML where its library is there, else no cards.")
-    simulated: Path | None = Group.CARDS("simulate", RELATIVE_FILE, None,
+    simulated: Path | None = setting(Group.CARDS, "simulate", RELATIVE_FILE, None,
         "Serve the cards that this file describes instead of real ones.")
-    metrics: Address | None = Group.OPERATION("metrics-bind-address", ADDRESS, Address("", 9395),
+    metrics: Address | None = setting(Group.OPERATION, "metrics-bind-address", ADDRESS, Address("", 9395),
         "Metrics, /healthz and /readyz; 'none' switches it off.", aliases=("metrics-bind",))
     limits: ListenerLimits = nested(ListenerLimits)
     files: tuple[str, ...] = ()
@@ -302,14 +306,14 @@ DISCOVERY = Setting("device-discovery-strategy", DISCOVERED, InventoryKind.AUTO,
 class SharingFlags:
     """The lowest source of `AgentSettings.node`; None where flags and variables do not say."""
 
-    mig_strategy: str | None = Group.CARDS("mig-strategy", MIG_STRATEGY, None,
+    mig_strategy: str | None = setting(Group.CARDS, "mig-strategy", MIG_STRATEGY, None,
         "Hand out MIG instances that exist, as nvidia.com/gpu or as nvidia.com/mig-*.", default_text="none",
         env=("MIG_STRATEGY",))
-    split_count: int | None = Group.LOWEST("device-split-count", AMOUNT, None,
+    split_count: int | None = setting(Group.LOWEST, "device-split-count", AMOUNT, None,
         "Pods that may share a card.", default_text="10", env=("DEVICE_SPLIT_COUNT",))
-    memory_scaling: float | None = Group.LOWEST("device-memory-scaling", SCALING, None,
+    memory_scaling: float | None = setting(Group.LOWEST, "device-memory-scaling", SCALING, None,
         "Memory registered per memory that a card has.", default_text="1", env=("DEVICE_MEMORY_SCALING",))
-    core_scaling: float | None = Group.LOWEST("device-cores-scaling", SCALING, None,
+    core_scaling: float | None = setting(Group.LOWEST, "device-cores-scaling", SCALING, None,
         "The same for cores.", default_text="1", env=("DEVICE_CORES_SCALING",))
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -46,7 +47,6 @@ from tessera.services.settings_table import Flags, ReadFile, Sources
 from tessera.services.value_types import parse_dns_name
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors, families, schemas
-from tessera.wire.config_file import ConfigError
 from tessera.wire.device_config import dump_device_config, empty_section, load_device_config
 from tessera.wire.quotes import quoted
 
@@ -210,7 +210,10 @@ def read_device_sections(sources: Sources, settings: Settings, read_file: ReadFi
     file, switches = settings.device_config_file, settings.switches
     written = {override: sources.read(override.setting) for override in OVERRIDES}
     overrides = {override: value for override, value in written.items() if value is not None}
-    base = _from_file(sources, file, read_file) if file else chart_sections()
+    base: Sections | None = chart_sections()
+    if file:
+        load = partial(load_device_config, file=file, schemas=schemas())
+        base = sources.load_file("device-config-file", file, read_file, load)
     if base is None:
         return None
     sections = _overridden(sources, base, overrides, file)
@@ -223,15 +226,6 @@ def read_device_sections(sources: Sources, settings: Settings, read_file: ReadFi
         else:
             sources.problems.append(f"{file}: {problem}")
     return sections if file or overrides else None
-
-
-def _from_file(sources: Sources, file: str, read_file: ReadFile) -> Sections | None:
-    text = sources.read_file("device-config-file", file, read_file)
-    try:
-        return None if text is None else load_device_config(text, file=file, schemas=schemas())
-    except ConfigError as error:
-        sources.problems.extend(str(error).splitlines())
-        return None
 
 
 def _problem(sections: Sections, switches: Switches) -> str | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tessera.services.addresses import Address
 from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits
 from tessera.services.logs import LOG_SETTINGS
-from tessera.services.settings_table import Group, Setting, nested, rows_of
+from tessera.services.settings_table import Group, Setting, nested, rows_of, setting
 from tessera.services.value_types import (
     ADDRESS,
     AMOUNT,
@@ -40,7 +40,7 @@ from tessera.services.value_types import (
     ValueType,
     choice,
     optional,
-    parse_count,
+    parse_between,
     parse_directory,
     parse_number,
     parse_text,
@@ -89,19 +89,13 @@ def _above_zero(value: Any) -> Any:
     return value if value > 0 else None
 
 
-def _parse_percent(text: str) -> int:
-    if (value := parse_count(text)) > 100:
-        raise ValueError(f"expected a whole number from 1 to 100, found {value}")
-    return value
-
-
 # A chart value that was emptied means the default, as it does in HAMi.
 NODE_POLICY = ValueType("POLICY", lambda text: _parse_policies(text, for_nodes=True) or "binpack")
 DEVICE_POLICY = ValueType("POLICY,...", lambda text: _parse_policies(text, for_nodes=False) or "spread")
 QPS: ValueType[float | None] = ValueType("NUMBER", lambda text: _above_zero(parse_number(text)), lambda qps: qps or 0)
 BURST: ValueType[int | None] = ValueType("NUMBER", lambda text: _above_zero(parse_whole(text)), lambda most: most or 0)
 TIMEOUT = ValueType("SECONDS", lambda text: _above_zero(SECONDS.parse(text)) or KUBE_TIMEOUT_S, SECONDS.show)
-PERCENT = ValueType("PERCENT", _parse_percent)
+PERCENT = ValueType("PERCENT", parse_between(1, 100))
 HOOK_PATH = ValueType("DIRECTORY", parse_directory)
 SCHEDULER_NAME = ValueType("NAME", parse_text)
 USERS: ValueType[frozenset[str]] = ValueType("USER", lambda text: frozenset({parse_text(text)}), sorted, FlagKind.SET)
@@ -115,22 +109,22 @@ USERS: ValueType[frozenset[str]] = ValueType("USER", lambda text: frozenset({par
 class Listeners:
     """Addresses of the service. `single` is HAMi's one listener for everything but metrics."""
 
-    extender: Address | None = Group.LISTENERS("extender-bind", ADDRESS, Address("127.0.0.1", 8080),
+    extender: Address | None = setting(Group.LISTENERS, "extender-bind", ADDRESS, Address("127.0.0.1", 8080),
         "Filter and bind, for the kube-scheduler on this machine.")
-    webhook: Address | None = Group.LISTENERS("webhook-bind", ADDRESS, Address("", 9443),
+    webhook: Address | None = setting(Group.LISTENERS, "webhook-bind", ADDRESS, Address("", 9443),
         "The admission webhook, over TLS.", default_text=":9443 where there is a certificate")
-    metrics: Address | None = Group.LISTENERS("metrics-bind-address", ADDRESS, Address("", 9395),
+    metrics: Address | None = setting(Group.LISTENERS, "metrics-bind-address", ADDRESS, Address("", 9395),
         "Metrics, /healthz and /readyz. Like the others, 'none' switches it off.", aliases=("metrics-bind",))
-    dashboard: Address | None = Group.LISTENERS("dashboard-bind", ADDRESS, None,
+    dashboard: Address | None = setting(Group.LISTENERS, "dashboard-bind", ADDRESS, None,
         "The dashboard, over TLS and read-only, for callers whom the apiserver allows `get` on the path /dashboard.",
         default_text="none")
-    single: Address | None = Group.LISTENERS("http_bind", REQUIRED_ADDRESS, None,
+    single: Address | None = setting(Group.LISTENERS, "http_bind", REQUIRED_ADDRESS, None,
         "HAMi's one listener for webhook, filter and bind, instead of the first two; TLS with a certificate.",
         aliases=("http-bind",))
-    client_ca: str = Group.LISTENERS("client-ca-file", FILE, "",
+    client_ca: str = setting(Group.LISTENERS, "client-ca-file", FILE, "",
         "PEM file of the authority whose client certificates let other machines call filter and bind.",
         default_text="no other machine may")
-    extender_tls: bool = Group.LISTENERS("extender-tls", SWITCH, False, "Serve filter and bind over TLS.")
+    extender_tls: bool = setting(Group.LISTENERS, "extender-tls", SWITCH, False, "Serve filter and bind over TLS.")
     limits: ListenerLimits = nested(ListenerLimits)
 
 
@@ -159,15 +153,15 @@ Tls = TlsFiles | SelfManaged | None
 class CertificateFlags:
     """What `Settings.tls` is made from."""
 
-    cert_file: str = Group.CERTIFICATES("cert_file", FILE, "",
+    cert_file: str = setting(Group.CERTIFICATES, "cert_file", FILE, "",
         "Serving certificate, read again when it changes.", aliases=("cert-file",))
-    key_file: str = Group.CERTIFICATES("key_file", FILE, "", "Its private key.", aliases=("key-file",))
-    secret: str | None = Group.CERTIFICATES("tls-secret", ValueType("NAMESPACE/NAME", str), None,
+    key_file: str = setting(Group.CERTIFICATES, "key_file", FILE, "", "Its private key.", aliases=("key-file",))
+    secret: str | None = setting(Group.CERTIFICATES, "tls-secret", ValueType("NAMESPACE/NAME", str), None,
         "Make and renew own certificates, kept in this Secret.",
         default_text="tessera-scheduler-tls where POD_NAMESPACE is set and neither files nor --http_bind are given")
-    service: str = Group.CERTIFICATES("webhook-service", DNS_NAME, "tessera-scheduler",
+    service: str = setting(Group.CERTIFICATES, "webhook-service", DNS_NAME, "tessera-scheduler",
         "Service in the Secret's namespace that own certificates are for.")
-    webhook_configuration: str = Group.CERTIFICATES("webhook-configuration", DNS_NAME, "tessera-webhook",
+    webhook_configuration: str = setting(Group.CERTIFICATES, "webhook-configuration", DNS_NAME, "tessera-webhook",
         "MutatingWebhookConfiguration whose caBundle is kept right.")
 
 
@@ -185,10 +179,10 @@ class Leadership:
 class LeaderElectionFlags:
     """What `Settings.leadership` is made from."""
 
-    is_wanted: bool = Group.LEADER("leader-elect", SWITCH, False,
+    is_wanted: bool = setting(Group.LEADER, "leader-elect", SWITCH, False,
         "Decide only while the kube-scheduler beside this process holds its Lease.")
-    name: str = Group.LEADER("leader-elect-resource-name", NAME, "", "That Lease.")
-    namespace: str = Group.LEADER("leader-elect-resource-namespace", NAME, "",
+    name: str = setting(Group.LEADER, "leader-elect-resource-name", NAME, "", "That Lease.")
+    namespace: str = setting(Group.LEADER, "leader-elect-resource-namespace", NAME, "",
         "Its namespace.", default_text="POD_NAMESPACE")
 
 
@@ -196,13 +190,13 @@ class LeaderElectionFlags:
 class JournalSettings:
     """How much of the decision journal is kept."""
 
-    memory_bytes: int = Group.OPERATION("journal-memory", BYTES, 64 << 20,
+    memory_bytes: int = setting(Group.OPERATION, "journal-memory", BYTES, 64 << 20,
         "Memory for the decision journal; the oldest records leave.")
-    file: str = Group.OPERATION("journal-file", FILE, "",
+    file: str = setting(Group.OPERATION, "journal-file", FILE, "",
         "Also write the decision journal to this file, as JSON lines.", default_text="only in memory")
-    file_bytes: int = Group.OPERATION("journal-file-size", BYTES, 100 << 20,
+    file_bytes: int = setting(Group.OPERATION, "journal-file-size", BYTES, 100 << 20,
         "Size at which the file is renamed to FILE.1, FILE.1 to FILE.2 and so on, and a new one begins.")
-    files: int = Group.OPERATION("journal-files", COUNT, 4,
+    files: int = setting(Group.OPERATION, "journal-files", COUNT, 4,
         "Files that are kept, the one that is written included.")
 
 
@@ -210,21 +204,21 @@ class JournalSettings:
 class DefragSettings:
     """Pods that are moved on a schedule, for pods and gangs that wait."""
 
-    enabled: bool = Group.PLACEMENT("defrag", SWITCH, False,
+    enabled: bool = setting(Group.PLACEMENT, "defrag", SWITCH, False,
         "Move pods so that pods and gangs fit that wait for devices.")
-    interval_s: float = Group.PLACEMENT("defrag-interval", SPAN, 300.0,
+    interval_s: float = setting(Group.PLACEMENT, "defrag-interval", SPAN, 300.0,
         "Time between two rounds in which moves are planned.")
-    evictions_per_hour: int = Group.PLACEMENT("defrag-evictions-per-hour", COUNT, 10,
+    evictions_per_hour: int = setting(Group.PLACEMENT, "defrag-evictions-per-hour", COUNT, 10,
         "Evict at most this many pods in any hour to move them, restarts included.")
-    patience_s: float = Group.PLACEMENT("defrag-patience", DURATION, 120.0,
+    patience_s: float = setting(Group.PLACEMENT, "defrag-patience", DURATION, 120.0,
         "How long a pod waits before others are moved for it.")
-    max_moves: int = Group.PLACEMENT("defrag-max-moves", COUNT, 5,
+    max_moves: int = setting(Group.PLACEMENT, "defrag-max-moves", COUNT, 5,
         "Move at most this many pods for one pod or gang that waits.")
-    step_timeout_s: float = Group.PLACEMENT("defrag-step-timeout", SPAN, 600.0,
+    step_timeout_s: float = setting(Group.PLACEMENT, "defrag-step-timeout", SPAN, 600.0,
         "Time for one move; its target is held as long.")
-    dry_run: bool = Group.PLACEMENT("defrag-dry-run", SWITCH, False,
+    dry_run: bool = setting(Group.PLACEMENT, "defrag-dry-run", SWITCH, False,
         "Only log the plans.")
-    lease_namespace: str | None = Group.PLACEMENT("defrag-lease-namespace", optional(DNS_NAME), None,
+    lease_namespace: str | None = setting(Group.PLACEMENT, "defrag-lease-namespace", optional(DNS_NAME), None,
         "Namespace of the Lease tessera-defrag, which has the record of evictions.", env=("POD_NAMESPACE",),
         default_text="that of the context")
 
@@ -233,77 +227,78 @@ class DefragSettings:
 class Settings(ClusterAccess):
     """Everything that the service needs to know."""
 
-    kube_qps: float | None = Group.CLUSTER("kube-qps", QPS, None,
+    kube_qps: float | None = setting(Group.CLUSTER, "kube-qps", QPS, None,
         "Requests per second to the apiserver.", default_text="no limit")
-    kube_burst: int | None = Group.CLUSTER("kube-burst", BURST, None,
+    kube_burst: int | None = setting(Group.CLUSTER, "kube-burst", BURST, None,
         "Requests above that at once.", default_text="10 with --kube-qps")
-    kube_timeout: float = Group.CLUSTER("kube-timeout", TIMEOUT, KUBE_TIMEOUT_S, "Time for one request.")
+    kube_timeout: float = setting(Group.CLUSTER, "kube-timeout", TIMEOUT, KUBE_TIMEOUT_S, "Time for one request.")
     listeners: Listeners = nested(Listeners)
     tls: Tls = None
-    scheduler_name: str = Group.ADMISSION("scheduler-name", SCHEDULER_NAME, "hami-scheduler",
+    scheduler_name: str = setting(Group.ADMISSION, "scheduler-name", SCHEDULER_NAME, "hami-scheduler",
         "schedulerName of device pods.")
-    force_overwrite_default_scheduler: bool = Group.ADMISSION("force-overwrite-default-scheduler", SWITCH, True,
+    force_overwrite_default_scheduler: bool = setting(Group.ADMISSION, "force-overwrite-default-scheduler", SWITCH,
+        True,
         "Take device pods that name the default-scheduler.")
-    privileged: PrivilegedMode = Group.ADMISSION("privileged", choice(PrivilegedMode), PrivilegedMode.IGNORE,
+    privileged: PrivilegedMode = setting(Group.ADMISSION, "privileged", choice(PrivilegedMode), PrivilegedMode.IGNORE,
         "Privileged containers that ask for devices.")
-    injects_downward_api: bool = Group.ADMISSION("inject-identity", SWITCH, True,
+    injects_downward_api: bool = setting(Group.ADMISSION, "inject-identity", SWITCH, True,
         "Containers get their slices from their own pod's annotations (downward API); false while another extender "
         "still binds pods.")
-    hook_path: str = Group.ADMISSION("hook-path", HOOK_PATH, "/usr/local",
+    hook_path: str = setting(Group.ADMISSION, "hook-path", HOOK_PATH, "/usr/local",
         "Where node agents put files into containers.")
-    allow_disable_control: bool = Group.ADMISSION("allow-disable-control", SWITCH, False,
+    allow_disable_control: bool = setting(Group.ADMISSION, "allow-disable-control", SWITCH, False,
         "Let tenants switch enforcement inside their containers off.")
-    dra_convert: bool = Group.ADMISSION("dra-convert", SWITCH, False,
+    dra_convert: bool = setting(Group.ADMISSION, "dra-convert", SWITCH, False,
         "Turn requests for NVIDIA cards into ResourceClaims; with --dra.")
-    trusted_users: frozenset[str] = Group.ADMISSION("trusted-user", USERS, frozenset(),
+    trusted_users: frozenset[str] = setting(Group.ADMISSION, "trusted-user", USERS, frozenset(),
         "User whose pods may carry reserved annotations; may be repeated.")
-    node_policy: str = Group.PLACEMENT("node-scheduler-policy", NODE_POLICY, "binpack",
+    node_policy: str = setting(Group.PLACEMENT, "node-scheduler-policy", NODE_POLICY, "binpack",
         "Which node, where the pod does not say.")
-    device_policy: str = Group.PLACEMENT("gpu-scheduler-policy", DEVICE_POLICY, "spread",
+    device_policy: str = setting(Group.PLACEMENT, "gpu-scheduler-policy", DEVICE_POLICY, "spread",
         "Which card, where the pod does not say.")
-    node_selector: Mapping[str, str] = Group.PLACEMENT("node-label-selector", LABELS, {},
+    node_selector: Mapping[str, str] = setting(Group.PLACEMENT, "node-label-selector", LABELS, {},
         "Only nodes with these labels.", default_text="all")
-    reservation_s: float = Group.PLACEMENT("reservation-timeout", SPAN, 300.0,
+    reservation_s: float = setting(Group.PLACEMENT, "reservation-timeout", SPAN, 300.0,
         "How long a decision waits for its bind.")
-    preemption: bool = Group.PLACEMENT("preemption", SWITCH, True,
+    preemption: bool = setting(Group.PLACEMENT, "preemption", SWITCH, True,
         "Evict pods of lower priority for a pod that fits on no node.")
-    preemption_delay_s: float = Group.PLACEMENT("preemption-delay", DURATION, 0.0,
+    preemption_delay_s: float = setting(Group.PLACEMENT, "preemption-delay", DURATION, 0.0,
         "Time after a pod's first refusal before pods are evicted for it, so that an autoscaler may add a node first.")
-    nomination_s: float = Group.PLACEMENT("nomination-timeout", SPAN, 300.0,
+    nomination_s: float = setting(Group.PLACEMENT, "nomination-timeout", SPAN, 300.0,
         "How long devices are held for a pod after the grace of the pods that were evicted for it.")
     defrag: DefragSettings = nested(DefragSettings)
-    turn_s: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
+    turn_s: float = setting(Group.PLACEMENT, "turn-timeout", DURATION, 20.0,
         "How long a bind waits for its turn on the node; below the extender's httpTimeout (30s in the chart).")
-    gang_s: float = Group.PLACEMENT("gang-timeout", SPAN, 20.0,
+    gang_s: float = setting(Group.PLACEMENT, "gang-timeout", SPAN, 20.0,
         "How long a gang's plan waits for the next member, each time; not the time for the whole gang.")
-    gang_starving_s: float = Group.PLACEMENT("gang-starvation-timeout", DURATION, 300.0,
+    gang_starving_s: float = setting(Group.PLACEMENT, "gang-starvation-timeout", DURATION, 300.0,
         "How long a gang waits before what becomes free is held for it; 0: it never is.")
-    gang_hold_percent: int = Group.PLACEMENT("gang-hold-share", PERCENT, 10,
+    gang_hold_percent: int = setting(Group.PLACEMENT, "gang-hold-share", PERCENT, 10,
         "Per cent of all cards that gangs of one namespace may hold without being bound, on average over hours.")
-    node_lock: NodeLockMode = Group.PLACEMENT("node-lock", choice(NodeLockMode), NodeLockMode.AUTO,
+    node_lock: NodeLockMode = setting(Group.PLACEMENT, "node-lock", choice(NodeLockMode), NodeLockMode.AUTO,
         "Use of the node-lock annotation; auto: on nodes whose plugin needs it.")
-    node_lock_s: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,
+    node_lock_s: float = setting(Group.PLACEMENT, "node-lock-timeout", SPAN, 300.0,
         "Age at which another pod's lock counts as forgotten.", env=("HAMI_NODELOCK_EXPIRE",))
-    dra: bool = Group.DEVICES("dra", SWITCH, False,
+    dra: bool = setting(Group.DEVICES, "dra", SWITCH, False,
         "Place pods with ResourceClaims too, on cards whose agents leave them to Tessera (--dra-allocator=tessera); "
         "from Kubernetes 1.34 on.")
-    device_config_file: str = Group.DEVICES("device-config-file", FILE, "",
+    device_config_file: str = setting(Group.DEVICES, "device-config-file", FILE, "",
         "device-config.yaml with one section per vendor.", default_text="all vendors, with the chart's names")
     device_sections: Mapping[str, Any] | None = None
     """decoded device-config.yaml; None = the chart's values"""
-    enable_ascend: bool = Group.DEVICES("enable-ascend", SWITCH, False,
+    enable_ascend: bool = setting(Group.DEVICES, "enable-ascend", SWITCH, False,
         "Serve Ascend NPUs.", default_text="false, or true with an --ascend... flag")
-    enable_iluvatar: bool = Group.DEVICES("enable-iluvatar", SWITCH, False,
+    enable_iluvatar: bool = setting(Group.DEVICES, "enable-iluvatar", SWITCH, False,
         "Serve Iluvatar chips of section iluvatars.")
     leadership: Leadership | None = None
     journal: JournalSettings = nested(JournalSettings)
-    legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
+    legacy_metrics: bool = setting(Group.OPERATION, "legacy-metrics", SWITCH, False,
         "Publish HAMi's metrics under their old names too.")
-    hami_events: bool = Group.OPERATION("hami-events", SWITCH, False,
+    hami_events: bool = setting(Group.OPERATION, "hami-events", SWITCH, False,
         "Tell refusals in HAMi's coded texts, several events for each pod, instead of one sentence.")
-    shutdown_delay_s: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,
+    shutdown_delay_s: float = setting(Group.OPERATION, "shutdown-delay-duration", DURATION, 0.0,
         "Time after SIGTERM in which everything is still served, so that apiservers turn to another replica.")
-    grace_s: float = Group.OPERATION("grace-period", DURATION, 20.0,
+    grace_s: float = setting(Group.OPERATION, "grace-period", DURATION, 20.0,
         "Time for running binds and events after that.")
 
     @property

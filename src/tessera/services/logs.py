@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TextIO, cast
 
 from tessera.services.log_writer import LogWriter
-from tessera.services.settings_table import Group, Setting, Sources, rows_of
+from tessera.services.settings_table import Group, Setting, Sources, rows_of, setting
 from tessera.services.value_types import ValueType, choice, parse_whole
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class LogLevel(Enum):
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     # fmt: off
-    format: LogFormat | None = Group.OPERATION("log-format", choice(LogFormat), None,
+    format: LogFormat | None = setting(Group.OPERATION, "log-format", choice(LogFormat), None,
         "Form of log lines.", default_text="console on a terminal, json elsewhere")
-    level: LogLevel = Group.OPERATION("log-level", choice(LogLevel), LogLevel.INFO,
+    level: LogLevel = setting(Group.OPERATION, "log-level", choice(LogLevel), LogLevel.INFO,
         "Least important level that is logged.")
     # fmt: on
 

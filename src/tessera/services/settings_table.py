@@ -1,8 +1,8 @@
 """Declarative settings: one table per service says the flag, type, default, variables and help of every setting.
 
-A table is a frozen dataclass whose fields are made by calling a `Group`. `--help`, the reading of flags, variables and
-files, `--print-config` and the reference in docs/ all come from it, so that they cannot differ. A value that cannot be
-read counts as not given, so that all problems come in one message. What values mean together is up to each service.
+A table is a frozen dataclass whose fields are made by `setting`. `--help`, the reading of flags, variables and files,
+`--print-config` and the reference in docs/ all come from it, so that they cannot differ. A value that cannot be read
+counts as not given, so that all problems come in one message. What values mean together is up to each service.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from tessera.services.value_types import FlagKind, ValueType
+from tessera.wire.errors import WireError
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -24,10 +25,7 @@ _ROW, _TABLE = "setting", "table"
 
 
 class Group(Enum):
-    """Headings of `--help`, in their order; each service shows those that it has settings for.
-
-    Calling one makes a field of a table: `Group.CARDS("inventory", choice(InventoryKind), InventoryKind.AUTO, help)`.
-    """
+    """Headings of `--help`, in their order; each service shows those that it has settings for."""
 
     CLUSTER = "Cluster"
     FILES = "Configuration files"
@@ -45,15 +43,6 @@ class Group(Enum):
     OVERRIDES = "Flags of HAMi v2.4 and vendor resource names (override the device configuration)"
     LOWEST = "Flags of HAMi v2.4 (both configuration files win over them)"
     IGNORED = "Accepted for HAMi's sake, without effect"
-
-    def __call__(self, flag: str, type: ValueType[T], default: D, help: str, **more: Any) -> T | D:
-        """`more` are the other columns of `Setting`."""
-        metadata = {_ROW: Setting(flag, type, default, self, help, **more)}
-        if isinstance(default, Hashable):
-            made: T | D = field(default=default, metadata=metadata)
-        else:
-            made = field(default_factory=lambda: default, metadata=metadata)
-        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +95,16 @@ class Setting:
         default = f"Default: {self.shown_default}." if self.shown_default else "Needed." if self.needed else ""
         env = f"[{', '.join(self.env)}]" if self.env else ""
         return " ".join(filter(None, (self.help, default, env)))
+
+
+def setting(group: Group, flag: str, type: ValueType[T], default: D, help: str, **more: Any) -> T | D:
+    """A field that is one setting; `more` are the other columns of `Setting`."""
+    metadata = {_ROW: Setting(flag, type, default, group, help, **more)}
+    if isinstance(default, Hashable):
+        made: T | D = field(default=default, metadata=metadata)
+    else:
+        made = field(default_factory=lambda: default, metadata=metadata)
+    return made
 
 
 def nested(table: type[T]) -> T:
@@ -224,14 +223,16 @@ class Sources:
             self.blame(setting.flag, f"is needed; {setting.needed}")
         return setting.default
 
-    def read_file(self, flag: str, file: str, read: ReadFile) -> str | None:
-        """The text of the file that a flag names; None where it cannot be read, which is a problem."""
+    def load_file(self, flag: str, file: str, read: ReadFile, load: Callable[[str], T]) -> T | None:
+        """What `load` makes of the file that a flag names; None where it cannot be used, which is a problem."""
         try:
-            return read(file)
+            return load(read(file))
         except OSError as error:
             self.blame(flag, f"cannot read {file}: {error.strerror or error}")
         except UnicodeError:
             self.blame(flag, f"cannot read {file}: it is not UTF-8 text")
+        except WireError as error:
+            self.problems.extend(str(error).splitlines())
         return None
 
     def blame(self, flag: str, text: str) -> None:

@@ -155,16 +155,15 @@ def parse_whole(text: str) -> int:
     return int(text)
 
 
-def parse_amount(text: str) -> int:
-    if not _WHOLE.match(text) or not 0 <= int(text) <= INT32_MAX:
-        raise ValueError(f"expected a whole number from 0 to {INT32_MAX}, found {quoted(text)}")
-    return int(text)
+def parse_between(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number from `least` to `most`."""
 
+    def parse(text: str) -> int:
+        if not _WHOLE.match(text) or not least <= int(text) <= most:
+            raise ValueError(f"expected a whole number from {least} to {most}, found {quoted(text)}")
+        return int(text)
 
-def parse_count(text: str) -> int:
-    if not _WHOLE.match(text) or not 1 <= int(text) <= INT32_MAX:
-        raise ValueError(f"expected a whole number from 1 to {INT32_MAX}, found {quoted(text)}")
-    return int(text)
+    return parse
 
 
 def parse_number(text: str) -> float:
@@ -255,9 +254,13 @@ def _is_label(text: str) -> bool:
 
 def choice(members: type[E]) -> ValueType[E]:
     """One value of an enum."""
-    known = {str(member.value): member for member in members}
+    return one_of({str(member.value): member for member in members})
 
-    def parse(text: str) -> E:
+
+def one_of(known: Mapping[str, T]) -> ValueType[T]:
+    """One of these values, by the words that stand for them."""
+
+    def parse(text: str) -> T:
         if text not in known:
             raise ValueError(f"expected {' or '.join(known)}, found {quoted(text)}")
         return known[text]
@@ -278,8 +281,8 @@ FILE = ValueType("FILE", str)
 NAME = ValueType("NAME", str)
 DNS_NAME = ValueType("NAME", parse_dns_name)
 WHOLE = ValueType("NUMBER", parse_whole)
-AMOUNT = ValueType("NUMBER", parse_amount)
-COUNT = ValueType("NUMBER", parse_count)
+AMOUNT = ValueType("NUMBER", parse_between(0, INT32_MAX))
+COUNT = ValueType("NUMBER", parse_between(1, INT32_MAX))
 BYTES = ValueType("SIZE", parse_bytes, show_bytes)
 SECONDS = ValueType("SECONDS", parse_seconds, format_duration)
 DURATION = ValueType("DURATION", parse_duration, format_duration)

@@ -20,6 +20,7 @@ from tessera.services.settings_table import (
     describe,
     nested,
     rows_of,
+    setting,
     shared,
 )
 from tessera.services.value_types import AMOUNT, DURATION, FILE, LABELS, SWITCH, TEXT, FlagKind
@@ -29,18 +30,25 @@ ROWS = {row.flag: row for row in (*SCHEDULER, *DEVICE_PLUGIN, *MONITOR)}
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    amount: int = Group.CARDS("amount", AMOUNT, 3, "How many.", env=("AMOUNT", "OLD_AMOUNT"))
-    wait: float = Group.CARDS("wait", DURATION, 60.0, "How long.", env=("WAIT",), env_warns=True)
+    amount: int = setting(Group.CARDS, "amount", AMOUNT, 3, "How many.", env=("AMOUNT", "OLD_AMOUNT"))
+    wait: float = setting(Group.CARDS, "wait", DURATION, 60.0, "How long.", env=("WAIT",), env_warns=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Outer:
     inner: Inner = nested(Inner)
-    is_on: bool = Group.OPERATION(
-        "on", SWITCH, False, "Whether.", env=("ON",), parse_env=lambda text: text == "yes", aliases=("switched-on",)
+    is_on: bool = setting(
+        Group.OPERATION,
+        "on",
+        SWITCH,
+        False,
+        "Whether.",
+        env=("ON",),
+        parse_env=lambda text: text == "yes",
+        aliases=("switched-on",),
     )
-    labels: Mapping[str, str] = Group.OPERATION("labels", LABELS, {}, "Which.", default_text="all")
-    file: str = Group.FILES("file", FILE, "", "Where.", needed="write one", expands_home=True)
+    labels: Mapping[str, str] = setting(Group.OPERATION, "labels", LABELS, {}, "Which.", default_text="all")
+    file: str = setting(Group.FILES, "file", FILE, "", "Where.", needed="write one", expands_home=True)
     computed: int = 0
 
 
