@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from tessera_lab.sandbox.api import json_patch
+import jsonpatch
+import jsonpointer
+
 from tessera_lab.sandbox.api.errors import StatusError, bad_request, unknown_error
 from tessera_lab.sandbox.api.kinds import WORKLOADS, Json, ResourceKind
 
@@ -38,8 +40,8 @@ def apply_json_patch(target: Any, operations: Any) -> Any:
     if len(operations) > MAX_OPERATIONS:
         raise StatusError(413, "RequestEntityTooLarge", f"at most {MAX_OPERATIONS} operations in a JSON patch")
     try:
-        return json_patch.apply_json_patch(target, operations)
-    except json_patch.JsonPatchError as error:
+        return jsonpatch.apply_patch(target, operations, in_place=True)
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException) as error:
         message = f"the server rejected our request due to an error in our request: {error}"
         raise StatusError(422, "Invalid", message) from error
 

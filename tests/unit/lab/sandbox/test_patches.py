@@ -26,12 +26,33 @@ def test_a_merge_patch_does_what_the_rfc_says(target: Any, patch: Any, result: A
     assert merge(target, patch) == result
 
 
-def test_a_json_patch_that_does_not_apply_is_refused_as_kube_apiserver_refuses_it() -> None:
-    with pytest.raises(
-        StatusError, match="rejected our request due to an error in our request: missing value"
-    ) as refusal:
-        apply_json_patch({"a": 1}, [{"op": "remove", "path": "/b"}])
-    assert refusal.value.code == 422
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "test", "path": "/a", "value": 2},
+        {"op": "remove", "path": "/b"},
+        {"op": "remove", "path": ""},
+        {"op": "replace", "path": "/b", "value": 1},
+        {"op": "add", "path": "/b/c", "value": 1},
+        {"op": "add", "path": "/a/c", "value": 1},
+        {"op": "add", "path": "/l/7", "value": 1},
+        {"op": "add", "path": "/l/-1", "value": 1},
+        {"op": "add", "path": "/l/01", "value": 1},
+        {"op": "replace", "path": "/l/-", "value": 1},
+        {"op": "add", "path": "b", "value": 1},
+        {"op": "add", "path": "/~2", "value": 1},
+        {"op": "move", "from": "/m", "path": "/m/n"},
+        {"op": "move", "path": "/m"},
+        {"op": "add", "path": "/b"},
+        {"op": "explode", "path": "/b"},
+        {"op": "add", "path": 7, "value": 1},
+        "add",
+    ],
+)
+def test_a_json_patch_that_does_not_apply_is_refused_as_kube_apiserver_refuses_it(operation: Any) -> None:
+    with pytest.raises(StatusError, match="rejected our request due to an error in our request: ") as refusal:
+        apply_json_patch({"a": 1, "l": [1], "m": {}}, [operation])
+    assert (refusal.value.code, refusal.value.reason) == (422, "Invalid")
 
 
 def test_a_json_patch_is_a_list_of_bounded_length() -> None:
