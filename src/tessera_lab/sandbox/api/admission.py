@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from tessera_lab.sandbox.api import selectors
 from tessera_lab.sandbox.api.errors import StatusError, internal
 from tessera_lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NAMESPACES, VALIDATING_WEBHOOKS, Json, ResourceKind
 from tessera_lab.sandbox.api.patches import apply_json_patch
@@ -98,9 +97,6 @@ class Admission:
         return self._namespace_matches(webhook, attributes) and _object_matches(webhook, attributes)
 
     def _namespace_matches(self, webhook: Webhook, attributes: Attributes) -> bool:
-        terms = selectors.parse_label_selector(webhook.namespace_selector)
-        if not terms:
-            return True
         if attributes.kind is NAMESPACES:
             labels = ((attributes.content or attributes.old or {}).get("metadata") or {}).get("labels") or {}
         elif attributes.kind.namespaced:
@@ -108,7 +104,7 @@ class Admission:
             labels = held.object["metadata"].get("labels", {}) if held is not None else {}
         else:
             return True
-        return all(term.matches(labels) for term in terms)
+        return webhook.namespace_selector.matches(labels)
 
 
 class _AdmissionRound:
@@ -232,11 +228,8 @@ def _listed(wanted: tuple[str, ...], found: str) -> bool:
 
 
 def _object_matches(webhook: Webhook, attributes: Attributes) -> bool:
-    terms = selectors.parse_label_selector(webhook.object_selector)
-    if not terms:
-        return True
     for content in (attributes.content, attributes.old):
         labels = ((content or {}).get("metadata") or {}).get("labels") or {}
-        if content is not None and all(term.matches(labels) for term in terms):
+        if content is not None and webhook.object_selector.matches(labels):
             return True
     return False

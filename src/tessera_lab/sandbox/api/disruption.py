@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tessera.wire.objects import LabelSelector
 from tessera_lab.sandbox.api.errors import StatusError, internal
 from tessera_lab.sandbox.api.kinds import POD_DISRUPTION_BUDGETS, PODS, Json
-from tessera_lab.sandbox.api.selectors import parse_label_selector
-from tessera_lab.sandbox.api.shapes import LabelSelector
 from tessera_lab.sandbox.api.store import Store, StoreChange, Stored
 
 ENDED = ("Succeeded", "Failed")
@@ -86,7 +85,7 @@ def _selects(budget: Stored, pod: Json) -> bool:
     if selector is None:
         return False
     labels = pod["metadata"].get("labels") or {}
-    return all(term.matches(labels) for term in parse_label_selector(msgspec.convert(selector, LabelSelector)))
+    return msgspec.convert(selector, LabelSelector).matches(labels)
 
 
 def _is_ready(pod: Json) -> bool:

@@ -1,4 +1,4 @@
-"""Label and field selectors, from the text of a query parameter or the structure in a webhook configuration.
+"""Label and field selectors, from the text of a query parameter.
 
 Unknown fields and malformed texts are refused as by kube-apiserver.
 """
@@ -12,7 +12,6 @@ from typing import Any
 from tessera.wire.objects import LabelRequirement
 from tessera_lab.sandbox.api.errors import bad_request
 from tessera_lab.sandbox.api.kinds import Json, ResourceKind
-from tessera_lab.sandbox.api.shapes import LabelSelector
 
 _TERM = re.compile(
     r"\s*(?:(?P<absent>!\s*[^\s!=<>(),]+)"
@@ -83,15 +82,6 @@ def parse_fields(kind: ResourceKind, text: str) -> tuple[FieldRequirement, ...]:
             raise bad_request(f"field label not supported: {field}")
         terms.append(FieldRequirement(field, found["op"] != "!=", re.sub(r"\\(.)", r"\1", found["value"])))
     return tuple(terms)
-
-
-def parse_label_selector(selector: LabelSelector) -> tuple[LabelRequirement, ...]:
-    """A `metav1.LabelSelector`; an empty one selects everything."""
-    plain = [LabelRequirement(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
-    return (
-        *plain,
-        *(LabelRequirement(each.key, each.operator, frozenset(each.values)) for each in selector.match_expressions),
-    )
 
 
 def field_text(content: Json, path: str) -> str:

@@ -1,91 +1,60 @@
 """The types of the fields that this server reads. A body with other types is refused.
 
-Deliberately partial: fields that nothing here reads are stored as they come.
+Deliberately partial: fields that nothing here reads are stored as they come. Where `tessera.wire` has a struct, that
+struct is the base or the type itself.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from tessera.kube.leases import LeaseSpec
+from tessera.wire import claim_spec, objects, resource_api
+from tessera.wire.objects import SELECTOR_OPERATORS, Metadata, Partial, QuantityText
 from tessera_lab.sandbox.api.kinds import Json
 
-Amounts = dict[str, str | int | float]
 Maps = list[Json]
 
 
-class ApiStruct(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """Base class: camelCase on the wire, everything optional unless stated."""
+class LabelSelector(objects.LabelSelector, frozen=True):
+    def __post_init__(self) -> None:
+        """The scheduler reads operators that it does not know; kube-apiserver lets none in."""
+        for each in self.match_expressions or ():
+            if each.operator not in SELECTOR_OPERATORS:
+                raise ValueError(f"{each.operator!r} is not a valid label selector operator")
 
 
-class Metadata(ApiStruct, frozen=True):
-    name: str = ""
-    generate_name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    finalizers: list[str] = []
-    owner_references: Maps = []
-    creation_timestamp: str = ""
-    deletion_timestamp: str = ""
-
-
-class ResourceRequirements(ApiStruct, frozen=True):
-    limits: Amounts = {}
-    requests: Amounts = {}
-
-
-class FieldRef(ApiStruct, frozen=True):
-    field_path: str = ""
-
-
-class EnvSource(ApiStruct, frozen=True):
-    field_ref: FieldRef | None = None
-
-
-class Env(ApiStruct, frozen=True):
-    name: str = ""
-    value: str = ""
-    value_from: EnvSource | None = None
-
-
-class VolumeMount(ApiStruct, frozen=True):
+class VolumeMount(Partial, frozen=True):
     name: str = ""
     mount_path: str = ""
 
 
-class Container(ApiStruct, frozen=True):
-    name: str = ""
+class Container(objects.Container, frozen=True):
     image: str = ""
     image_pull_policy: str = ""
-    restart_policy: str = ""
-    command: list[str] = []
-    args: list[str] = []
-    env: list[Env] = []
-    ports: Maps = []
-    resources: ResourceRequirements = ResourceRequirements()
-    volume_mounts: list[VolumeMount] = []
-    security_context: Json = {}
+    command: list[str] | None = None
+    args: list[str] | None = None
+    ports: Maps | None = None
+    volume_mounts: list[VolumeMount] | None = None
 
 
-class Volume(ApiStruct, frozen=True):
+class Volume(Partial, frozen=True):
     name: str = ""
-    secret: Json = {}
-    config_map: Json = {}
-    projected: Json = {}
-    downward_api: Json = msgspec.field(default={}, name="downwardAPI")
+    secret: Json | None = None
+    config_map: Json | None = None
+    projected: Json | None = None
+    downward_api: Json | None = msgspec.field(default=None, name="downwardAPI")
 
 
-class PodSpec(ApiStruct, frozen=True):
-    containers: list[Container] = []
-    init_containers: list[Container] = []
-    volumes: list[Volume] = []
-    tolerations: Maps = []
-    scheduling_gates: Maps = []
-    node_selector: dict[str, str] = {}
+class PodSpec(Partial, frozen=True):
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    volumes: list[Volume] | None = None
+    tolerations: Maps | None = None
+    scheduling_gates: Maps | None = None
+    node_selector: dict[str, str] | None = None
     node_name: str = ""
     scheduler_name: str = ""
     service_account_name: str = ""
@@ -100,72 +69,70 @@ class PodSpec(ApiStruct, frozen=True):
     active_deadline_seconds: int = 0
 
 
-class Condition(ApiStruct, frozen=True):
+class Condition(Partial, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
 
 
-class ContainerStatus(ApiStruct, frozen=True):
+class ContainerStatus(Partial, frozen=True):
     name: str = ""
     ready: bool = False
     restart_count: int = 0
-    state: dict[str, Json] = {}
+    state: dict[str, Json] | None = None
 
 
-class PodStatus(ApiStruct, frozen=True):
+class PodStatus(Partial, frozen=True):
     phase: str = ""
     reason: str = ""
-    conditions: list[Condition] = []
-    container_statuses: list[ContainerStatus] = []
-    init_container_statuses: list[ContainerStatus] = []
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
 
 
-class Pod(ApiStruct, frozen=True):
+class Pod(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
-class NodeSpec(ApiStruct, frozen=True):
+class NodeSpec(Partial, frozen=True):
     unschedulable: bool = False
-    taints: Maps = []
+    taints: Maps | None = None
 
 
-class NodeStatus(ApiStruct, frozen=True):
-    capacity: Amounts = {}
-    allocatable: Amounts = {}
-    conditions: list[Condition] = []
-    addresses: list[dict[str, str]] = []
-    node_info: Json = {}
+class NodeStatus(objects.NodeStatus, frozen=True):
+    conditions: list[Condition] | None = None
+    addresses: list[dict[str, str]] | None = None
+    node_info: Json | None = None
 
 
-class Node(ApiStruct, frozen=True):
+class Node(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
-class NamespaceStatus(ApiStruct, frozen=True):
+class NamespaceStatus(Partial, frozen=True):
     phase: str = ""
 
 
-class NamespaceSpec(ApiStruct, frozen=True):
-    finalizers: list[str] = []
+class NamespaceSpec(Partial, frozen=True):
+    finalizers: list[str] | None = None
 
 
-class Namespace(ApiStruct, frozen=True):
+class Namespace(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: NamespaceSpec = NamespaceSpec()
     status: NamespaceStatus = NamespaceStatus()
 
 
-class Event(ApiStruct, frozen=True):
+class Event(Partial, frozen=True):
     metadata: Metadata = Metadata()
-    involved_object: dict[str, str] = {}
-    source: dict[str, str] = {}
-    series: Json = {}
+    involved_object: dict[str, str] | None = None
+    source: dict[str, str] | None = None
+    series: Json | None = None
     type: str = ""
     reason: str = ""
     message: str = ""
@@ -176,64 +143,55 @@ class Event(ApiStruct, frozen=True):
     reporting_component: str = ""
 
 
-class Secret(ApiStruct, frozen=True):
+class Secret(Partial, frozen=True):
     metadata: Metadata = Metadata()
     type: str = ""
-    data: dict[str, str] = {}
-    string_data: dict[str, str] = {}
+    data: dict[str, str] | None = None
+    string_data: dict[str, str] | None = None
     immutable: bool = False
 
 
-class ConfigMap(ApiStruct, frozen=True):
+class ConfigMap(Partial, frozen=True):
     metadata: Metadata = Metadata()
-    data: dict[str, str] = {}
-    binary_data: dict[str, str] = {}
+    data: dict[str, str] | None = None
+    binary_data: dict[str, str] | None = None
     immutable: bool = False
 
 
-class Quota(ApiStruct, frozen=True):
-    hard: Amounts = {}
-    used: Amounts = {}
+class Quota(objects.ResourceQuotaSpec, frozen=True):
+    used: dict[str, QuantityText] | None = None
 
 
-class ResourceQuota(ApiStruct, frozen=True):
+class ResourceQuota(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: Quota = Quota()
     status: Quota = Quota()
 
 
-class ServiceAccount(ApiStruct, frozen=True):
+class ServiceAccount(Partial, frozen=True):
     metadata: Metadata = Metadata()
-    secrets: Maps = []
+    secrets: Maps | None = None
 
 
-class LeaseSpec(ApiStruct, frozen=True):
-    holder_identity: str = ""
-    lease_duration_seconds: int = 0
-    lease_transitions: int = 0
-    acquire_time: str = ""
-    renew_time: str = ""
-
-
-class Lease(ApiStruct, frozen=True):
+class Lease(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: LeaseSpec = LeaseSpec()
 
 
-class ServiceReference(ApiStruct, frozen=True):
+class ServiceReference(Partial, frozen=True):
     namespace: str = ""
     name: str = ""
     path: str = ""
     port: int = 443
 
 
-class ClientConfig(ApiStruct, frozen=True):
+class ClientConfig(Partial, frozen=True):
     url: str = ""
     ca_bundle: str = ""
     service: ServiceReference | None = None
 
 
-class Rule(ApiStruct, frozen=True):
+class Rule(Partial, frozen=True):
     operations: tuple[str, ...] = ()
     api_groups: tuple[str, ...] = ()
     api_versions: tuple[str, ...] = ()
@@ -241,31 +199,20 @@ class Rule(ApiStruct, frozen=True):
     scope: str = "*"
 
 
-class LabelSelectorRequirement(ApiStruct, frozen=True):
-    key: str
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    values: list[str] = []
-
-
-class LabelSelector(ApiStruct, frozen=True):
-    match_labels: dict[str, str] = {}
-    match_expressions: list[LabelSelectorRequirement] = []
-
-
-class PodDisruptionBudgetSpec(ApiStruct, frozen=True):
+class PodDisruptionBudgetSpec(Partial, frozen=True):
     selector: LabelSelector | None = None
     min_available: int | str = 0
     max_unavailable: int | str = 0
     unhealthy_pod_eviction_policy: str = ""
 
 
-class PodDisruptionBudget(ApiStruct, frozen=True):
+class PodDisruptionBudget(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
-    status: Json = {}
+    status: Json | None = None
 
 
-class Webhook(ApiStruct, frozen=True):
+class Webhook(Partial, frozen=True):
     name: str = ""
     client_config: ClientConfig = ClientConfig()
     rules: tuple[Rule, ...] = ()
@@ -277,23 +224,23 @@ class Webhook(ApiStruct, frozen=True):
     admission_review_versions: tuple[str, ...] = ()
 
 
-class PodTemplate(ApiStruct, frozen=True):
+class PodTemplate(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: PodSpec = PodSpec()
 
 
-class RollingUpdate(ApiStruct, frozen=True):
+class RollingUpdate(Partial, frozen=True):
     max_surge: int | str = 0
     max_unavailable: int | str = 0
     partition: int = 0
 
 
-class UpdateStrategy(ApiStruct, frozen=True):
+class UpdateStrategy(Partial, frozen=True):
     type: str = ""
     rolling_update: RollingUpdate = RollingUpdate()
 
 
-class WorkloadSpec(ApiStruct, frozen=True):
+class WorkloadSpec(Partial, frozen=True):
     """Of Deployments, ReplicaSets and StatefulSets."""
 
     replicas: int = 1
@@ -306,13 +253,13 @@ class WorkloadSpec(ApiStruct, frozen=True):
     paused: bool = False
 
 
-class Workload(ApiStruct, frozen=True):
+class Workload(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: WorkloadSpec = WorkloadSpec()
-    status: Json = {}
+    status: Json | None = None
 
 
-class JobSpec(ApiStruct, frozen=True):
+class JobSpec(Partial, frozen=True):
     completions: int | None = None
     parallelism: int = 1
     backoff_limit: int = 6
@@ -322,42 +269,42 @@ class JobSpec(ApiStruct, frozen=True):
     template: PodTemplate = PodTemplate()
 
 
-class Job(ApiStruct, frozen=True):
+class Job(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: JobSpec = JobSpec()
-    status: Json = {}
+    status: Json | None = None
 
 
-class ScaleSpec(ApiStruct, frozen=True):
+class ScaleSpec(Partial, frozen=True):
     replicas: int = 0
 
 
-class Scale(ApiStruct, frozen=True):
+class Scale(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: ScaleSpec = ScaleSpec()
 
 
-class WebhookConfiguration(ApiStruct, frozen=True):
+class WebhookConfiguration(Partial, frozen=True):
     metadata: Metadata = Metadata()
     webhooks: tuple[Webhook, ...] = ()
 
 
-class BindingTarget(ApiStruct, frozen=True):
+class BindingTarget(Partial, frozen=True):
     kind: str = ""
     name: str = ""
 
 
-class Binding(ApiStruct, frozen=True):
+class Binding(Partial, frozen=True):
     metadata: Metadata = Metadata()
     target: BindingTarget = BindingTarget()
 
 
-class Preconditions(ApiStruct, frozen=True):
+class Preconditions(Partial, frozen=True):
     uid: str | None = None
     resource_version: str | None = None
 
 
-class DeleteOptions(ApiStruct, frozen=True):
+class DeleteOptions(Partial, frozen=True):
     kind: str = "DeleteOptions"
     grace_period_seconds: int | None = None
     propagation_policy: str | None = None
@@ -365,64 +312,22 @@ class DeleteOptions(ApiStruct, frozen=True):
     dry_run: tuple[str, ...] = ()
 
 
-class Eviction(ApiStruct, frozen=True):
+class Eviction(Partial, frozen=True):
     metadata: Metadata = Metadata()
     delete_options: DeleteOptions = DeleteOptions()
 
 
-class SliceDevice(ApiStruct, frozen=True):
-    name: str = ""
-    attributes: dict[str, Json] = {}
-    capacity: dict[str, Json] = {}
-    consumes_counters: Maps = []
-    taints: Maps = []
-    allow_multiple_allocations: bool | None = None
-
-
-class ResourcePool(ApiStruct, frozen=True):
-    name: str = ""
-    generation: int = 0
-    resource_slice_count: int = 0
-
-
-class ResourceSliceSpec(ApiStruct, frozen=True):
+class ResourceSliceSpec(Partial, frozen=True):
     driver: str = ""
     node_name: str = ""
-    pool: ResourcePool = ResourcePool()
-    devices: list[SliceDevice] = []
-    shared_counters: Maps = []
+    pool: resource_api.Pool | None = None
+    devices: list[resource_api.SliceDevice] | None = None
+    shared_counters: Maps | None = None
 
 
-class ResourceSlice(ApiStruct, frozen=True):
+class ResourceSlice(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: ResourceSliceSpec = ResourceSliceSpec()
-
-
-class DeviceRequest(ApiStruct, frozen=True):
-    name: str = ""
-    exactly: Json | None = None
-    first_available: Maps = []
-
-
-class DeviceClaim(ApiStruct, frozen=True):
-    requests: list[DeviceRequest] = []
-
-
-class ResourceClaimSpec(ApiStruct, frozen=True):
-    devices: DeviceClaim = DeviceClaim()
-
-
-class ResourceClaim(ApiStruct, frozen=True):
-    metadata: Metadata = Metadata()
-    spec: ResourceClaimSpec = ResourceClaimSpec()
-    status: Json = {}
-
-
-class Unread(ApiStruct, frozen=True):
-    """A kind whose content nothing here reads."""
-
-    metadata: Metadata = Metadata()
-    spec: Json = {}
 
 
 SHAPES: dict[str, type[Any]] = {
@@ -442,8 +347,8 @@ SHAPES: dict[str, type[Any]] = {
     "ReplicaSet": Workload,
     "StatefulSet": Workload,
     "Job": Job,
-    "DeviceClass": Unread,
-    "ResourceClaim": ResourceClaim,
-    "ResourceClaimTemplate": Unread,
+    "DeviceClass": claim_spec.DeviceClass,
+    "ResourceClaim": resource_api.ResourceClaim,
+    "ResourceClaimTemplate": claim_spec.ResourceClaimTemplate,
     "ResourceSlice": ResourceSlice,
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tessera.wire.objects import LabelSelector
 from tessera.wire.quantity import NotAQuantity, NotWhole, read
 from tessera_lab.sandbox.api.errors import FieldProblem
 from tessera_lab.sandbox.api.kinds import (
@@ -26,8 +27,6 @@ from tessera_lab.sandbox.api.kinds import (
     Json,
     ResourceKind,
 )
-from tessera_lab.sandbox.api.selectors import parse_label_selector
-from tessera_lab.sandbox.api.shapes import LabelSelector
 from tessera_lab.sandbox.api.store import ENCODE
 
 MAX_ANNOTATIONS = 256 * 1024
@@ -259,7 +258,7 @@ def _workload(kind: ResourceKind, spec: Json) -> Iterator[FieldProblem]:
         yield FieldProblem("spec.selector", "Required value", "FieldValueRequired")
     else:
         labels = template["metadata"].get("labels") or {}
-        if not all(term.matches(labels) for term in parse_label_selector(msgspec.convert(selector, LabelSelector))):
+        if not msgspec.convert(selector, LabelSelector).matches(labels):
             text = f"Invalid value: {ENCODE(labels).decode()}: `selector` does not match template `labels`"
             yield FieldProblem("spec.template.metadata.labels", text)
     restart = template["spec"]["restartPolicy"]

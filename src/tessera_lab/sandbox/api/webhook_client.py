@@ -16,10 +16,11 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from tessera.wire.objects import Partial
 from tessera_lab.sandbox.api.errors import StatusError
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.api.request_bodies import convert, decode_json, without_nulls
-from tessera_lab.sandbox.api.shapes import ApiStruct, ServiceReference, Webhook
+from tessera_lab.sandbox.api.shapes import ServiceReference, Webhook
 from tessera_lab.sandbox.api.store import ENCODE
 
 Resolver = Callable[[ServiceReference], tuple[str, int] | None]
@@ -30,7 +31,7 @@ MAX_CONTEXTS = 64
 """how many TLS contexts are kept, one per caBundle; certificates rotate, so old ones are dropped"""
 
 
-class WebhookResponse(ApiStruct, frozen=True):
+class WebhookResponse(Partial, frozen=True):
     """The `response` of an AdmissionReview."""
 
     uid: str
