@@ -36,17 +36,6 @@ def lock_of(cluster: Product, node: str) -> str | None:
     return annotations_of(found).get(keys.NODE_LOCK)
 
 
-async def test_a_hundred_pods_of_mixed_shapes_are_handed_over_in_any_order(tmp_path: Path) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 8, slots=64), shuffled=True, pods=200)
-    async with product([node], tmp_path) as cluster:
-        await run_all(cluster, mixed_pods(100))
-        assert list(wrong_slices(cluster.plane)) == []
-        assert len(cluster.writes()) == 100
-        assert len({(uid, name) for uid, name in node.containers}) == sum(
-            len(each["spec"]["containers"]) + len(each["spec"].get("initContainers", ())) for each in mixed_pods(100)
-        )
-
-
 @pytest.mark.parametrize(
     ("agent", "injects"), [("answer", True), ("env", False)], ids=["answers itself", "without the downward API"]
 )

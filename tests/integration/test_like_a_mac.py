@@ -37,33 +37,52 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             process.terminate()
 
 
-def run(demo: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, PROGRAM, *arguments], env=demo, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+ONE_AFTER_THE_OTHER = """
+import json, runpy, sys
+runpy.run_path(sys.argv[1])["hide_linux"]()
+from click.testing import CliRunner
+from tessera.cli import main
+answers = [CliRunner().invoke(main, arguments) for arguments in json.load(sys.stdin)]
+print(json.dumps([[answer.exit_code, answer.output] for answer in answers]))
+"""
+
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "one", "namespace": "default"},
+    "spec": {
+        "containers": [
+            {
+                "name": "main",
+                "image": "registry.example/app:1",
+                "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 100}},
+            }
+        ]
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["explain", "train-2"], "default/train-2: placed on h100-1"),
-        (["top"], "total: 17 cards on 6 nodes"),
-        (["snapshot", "-o", "yaml"], "kind: TesseraSnapshot"),
-        (["doctor"], "0 broken"),
-        (["simulate", "pod", "-f", "{pod}"], "default/one: would go to"),
-    ],
-)
-def test_commands_ask_the_demo(demo: dict[str, str], tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_commands_ask_the_demo(demo: dict[str, str], tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
-    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 100}
-    containers = [{"name": "main", "image": "registry.example/app:1", "resources": {"limits": limits}}]
-    metadata = {"name": "one", "namespace": "default"}
-    pod.write_text(
-        json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}})
+    pod.write_text(json.dumps(POD))
+    commands = {
+        "default/train-2: placed on h100-1": ["explain", "train-2"],
+        "total: 17 cards on 6 nodes": ["top"],
+        "kind: TesseraSnapshot": ["snapshot", "-o", "yaml"],
+        "0 broken": ["doctor"],
+        "default/one: would go to": ["simulate", "pod", "-f", str(pod)],
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", ONE_AFTER_THE_OTHER, PROGRAM],
+        input=json.dumps(list(commands.values())),
+        env=demo,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
-    answer = run(demo, *(argument.format(pod=pod) for argument in arguments))
-    assert answer.returncode == 0, answer.stderr
-    assert said in answer.stdout
+    for said, (code, text) in zip(commands, json.loads(ended.stdout), strict=True):
+        assert (code, said in text) == (0, True), text
 
 
 def test_the_page_is_served(demo: dict[str, str]) -> None:

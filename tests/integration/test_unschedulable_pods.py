@@ -215,7 +215,7 @@ async def test_pods_that_waited_and_are_deleted_are_forgotten(tmp_path: Path) ->
 
 
 async def test_a_backlog_that_does_not_fit_costs_few_writes(tmp_path: Path) -> None:
-    count = 200
+    count = 60
     cards = tuple(replace(card, slots=20) for card in gpu_cards("n1", 2))
     async with product([SimulatedNode("n1", cards)], tmp_path) as cluster:
         plane = cluster.plane

@@ -1,8 +1,8 @@
 """Starts processes of `tessera` without importing it again for each: most of what a start costs.
 
-A server has imported the services, runs nothing, and forks a child for each start. The child gets arguments,
-environment and output as if it had been executed, and ends as any other program does. Programs whose start is itself
-under test are executed instead. Linux only.
+A server has imported the services and what commands ask a cluster with, runs nothing, and forks a child for each
+start. The child gets arguments, environment and output as if it had been executed, and ends as any other program does.
+Programs whose start is itself under test are executed instead. Linux only.
 
     python -m tests.support.fork_server FD        the server, which reads its orders from this socket
 """
@@ -26,11 +26,11 @@ from pathlib import Path
 
 PRELOADED = (
     "tessera.cli.device_plugin",
-    "tessera.cli.doctor",
-    "tessera.cli.explain",
     "tessera.cli.monitor",
     "tessera.cli.scheduler",
-    "tessera.cli.top",
+    "tessera.inspect.diagnosis",
+    "tessera.inspect.explanation",
+    "tessera.inspect.simulation",
     "tessera.monitor.process",
     "tessera.node.configuration",
     "tessera.node.process",
