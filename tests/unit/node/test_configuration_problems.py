@@ -151,7 +151,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"yaml": "flags: {plugin: {cdiFeatureFlags: x}}"}, "flags.plugin.cdiFeatureFlags: has no effect"),
     (
         {"yaml": "flags: {migStrategy: mixed}", "json": node_json(operatingmode="mig")},
-        "strategy mixed has no effect",
+        "MIG strategy mixed has no effect",
     ),
     ({"IMEX_CHANNEL_IDS": "0"}, "--imex-channel-ids has no effect"),
     ({"json": node_json(devicesplitcount=0)}, "the device split count is 0"),
