@@ -1,7 +1,7 @@
 """What bound pods use of ResourceClaims beyond what those claims show: it stays charged until the pods are over.
 
 A claim holds its devices under its own uid. It may be deleted, released or edited while a pod runs with them; the pod
-has recorded what it uses (`wire.claim_devices`), and holds whatever its claims do not show any more. Of pods that share
+has recorded what it uses (`wire.pod_devices`), and holds whatever its claims do not show any more. Of pods that share
 a part one holds it: those that the API shows come first, then the smallest uid, so a restart gives the same ledger.
 """
 

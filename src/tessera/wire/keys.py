@@ -29,7 +29,7 @@ TURNOVER = "tessera.io/turnover"
 that had ended by then may be gone, and with them what a scheduler that starts, or `explain`, could tell it from"""
 
 CLAIM_DEVICES = "tessera.io/claim-devices"
-"""written with the binding of every pod with ResourceClaims: what they hold for it (`wire.claim_devices`)"""
+"""written with the binding of every pod with ResourceClaims: what they hold for it (`wire.pod_devices`)"""
 
 NOMINATED = "tessera.io/nominated-node"
 """written with `status.nominatedNodeName`, which kube-scheduler writes too: what is equal is this scheduler's"""

@@ -37,7 +37,7 @@ AskLinks = Callable[[Sequence[str]], Awaitable[Mapping[tuple[str, str], Links]]]
 
 @dataclass(frozen=True, slots=True)
 class PairScores:
-    """The scores that `wire.pair_scores` encodes, and the pairs that had to stay at 0."""
+    """The scores that `wire.registration` encodes, and the pairs that had to stay at 0."""
 
     scores: Mapping[str, Mapping[str, int]]
     """by two uuids; each card has a row with all others, in the given order"""

@@ -146,7 +146,7 @@ class OwnLauncher:
 
 
 class MpsDaemon:
-    """Used by one task only (`card`). All methods raise ControlError, InventoryError and OSError."""
+    """Used by one task only (`MpsCard.run`). All methods raise ControlError, InventoryError and OSError."""
 
     def __init__(
         self,
