@@ -21,6 +21,10 @@ class EngineReadings(Collector):
         self._view = view
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        yield from self._counts()
+        yield from self._defrag()
+
+    def _counts(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         gauge, counter, counts = GaugeMetricFamily, CounterMetricFamily, self._view.counts()
         yield gauge("tessera_pods_in_handover", "Pods between bind and Allocate.", counts.handovers)
         yield gauge("tessera_pods_awaiting_turn", "Binds that wait for a turn.", counts.awaiting_turn)
@@ -48,14 +52,8 @@ class EngineReadings(Collector):
             writes.add_metric([result], number)
         yield writes
 
-
-class DefragReadings(Collector):
-    """The series about moves on a schedule; none while that is off."""
-
-    def __init__(self, view: EngineView) -> None:
-        self._view = view
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def _defrag(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """The series about moves on a schedule; none while that is off."""
         gauge, counter, found = GaugeMetricFamily, CounterMetricFamily, self._view.defrag()
         if found is None:
             return
@@ -81,7 +79,6 @@ class DefragReadings(Collector):
 def add_readings(metrics: Metrics, service: Service, tls: ServingTls, file: JournalFile | None) -> None:
     gauge, counter = metrics.add_gauge, metrics.add_counter
     metrics.registry.register(EngineReadings(service.view))
-    metrics.registry.register(DefragReadings(service.view))
     counter("tessera_events_dropped", "Events given up under pressure.", lambda: service.recorder.dropped)
     gauge("tessera_leader", "1 where this process leads.", lambda: service.is_leader)
     gauge(
