@@ -24,7 +24,7 @@ import structlog
 from bench.core import CARD_MEMORY, NVIDIA, SHARERS, make_node, make_pod
 from bench.measurement import progress
 from bench.preemption import Book
-from tessera.core.defragmentation import plan_room, plan_room_in_steps, plan_whole_cards
+from tessera.core.defragmentation import plan_room, plan_whole_cards
 from tessera.core.devices import MIG, MigPlacement, MigProfile, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
@@ -32,7 +32,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.move_planner import Goal
 from tessera.core.relocation import MovablePod
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
-from tessera.core.steps import Steps
+from tessera.core.steps import Steps, finish
 from tessera.core.victims import PodTraits
 from tessera.scheduler.features.moves.rounds import collector_paused
 from tessera.vendors.base import Switches
@@ -148,7 +148,7 @@ def _run_steps(filled: Filled, devices: int, *, write: Callable[[str], None]) ->
 def _measure_steps(filled: Filled, devices: int, *, write: Callable[[str], None]) -> bool:
     ledger, seconds = _measure("copy", filled.ledger.copy_in_steps(), write)
     one = replace(four_copies(devices, percent=100, cores=100), count=1)
-    _, longest = _measure("plan in steps", plan_room_in_steps(ledger, filled.book, filled.movable, one), write)
+    _, longest = _measure("plan in steps", plan_room(ledger, filled.book, filled.movable, one), write)
     return max(seconds, longest) > STEP_BUDGET_S
 
 
@@ -180,7 +180,7 @@ def _run_plans(
         if goal is None:
             plan = plan_whole_cards(filled.ledger, filled.book, filled.movable, max_moves=most)
         else:
-            plan = plan_room(filled.ledger, filled.book, filled.movable, goal, max_moves=most)
+            plan = finish(plan_room(filled.ledger, filled.book, filled.movable, goal, max_moves=most))
         seconds = process_time() - began
         figures = {"cluster": name, "case": case, "seconds": round(seconds, 2)}
         write(json.dumps({**figures, "moves": plan.moves, "gained": len(plan.gained), "pods": len(filled.movable)}))

@@ -45,23 +45,10 @@ def plan_room(
     *,
     max_moves: float = math.inf,
     depth: int = DEPTH,
-) -> DefragmentationPlan:
-    """Room for the goal's copies, as many as possible. Those that fit already need no move."""
-    return finish(plan_room_in_steps(ledger, book, pods, goal, max_moves=max_moves, depth=depth))
-
-
-def plan_room_in_steps(
-    ledger: Ledger,
-    book: PodBook,
-    pods: Mapping[str, MovablePod],
-    goal: Goal,
-    *,
-    max_moves: float = math.inf,
-    depth: int = DEPTH,
     highest_priority: float = math.inf,
 ) -> Steps[DefragmentationPlan]:
-    """The same, between other work: on a ledger that nothing else reads or changes meanwhile (`Ledger.copy_in_steps`).
-    `highest_priority`: of pods that may move."""
+    """Room for the goal's copies, as many as possible. Those that fit already need no move. `highest_priority`: of pods
+    that may move. Between other work, on a ledger that nothing else reads or changes meanwhile (`copy_in_steps`)."""
     with ledger.begin() as transaction:
         planner = Planner(transaction, book, pods, max_moves=max_moves, highest_priority=highest_priority)
         yield

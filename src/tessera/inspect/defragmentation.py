@@ -17,6 +17,7 @@ from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import Move
 from tessera.core.selection import Candidates
+from tessera.core.steps import finish
 from tessera.inspect.manifests import Manifest, admit_copy
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import victim_book
@@ -141,7 +142,7 @@ def plan_copies(
     names = cluster.candidates(document)[0]
     goal = Goal(prepared.request, manifest.count, cluster.view.selector.candidates(names), host_ask(pod))
     found = movable_pods(cluster, with_bare=with_bare)
-    plan = plan_room(cluster.ledger, victim_book(cluster), found.pods, goal, max_moves=max_moves)
+    plan = finish(plan_room(cluster.ledger, victim_book(cluster), found.pods, goal, max_moves=max_moves))
     copies = f"{manifest.count} x {manifest.namespace}/{manifest.name}"
     return _report(cluster, plan, found.stays, goal=copies, wanted=manifest.count)
 
@@ -153,7 +154,7 @@ def plan_for_waiting(cluster: OfflineCluster, key: str, names: Sequence[str]) ->
         return None
     goal = Goal(prepared.request, 1, cluster.view.selector.candidates(names), host_ask(cluster.pods[key]))
     found = movable_pods(cluster, with_bare=False)
-    plan = plan_room(cluster.ledger, victim_book(cluster), found.pods, goal, max_moves=FEW_MOVES)
+    plan = finish(plan_room(cluster.ledger, victim_book(cluster), found.pods, goal, max_moves=FEW_MOVES))
     report = _report(cluster, plan, found.stays, goal=key, wanted=1)
     return report if plan.steps and report.is_reached else None
 

@@ -16,6 +16,7 @@ from tessera.core.ledger import facts_of
 from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, Relocation
 from tessera.core.requests import HostRequest
+from tessera.core.steps import finish
 from tessera.core.victims import PodTraits
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
 from tessera_lab.simulator.traces import WHOLE, TraceRequest
@@ -114,7 +115,7 @@ class Defragmenter:
         if not ask.cards or (known is not None and all(now >= then for now, then in zip(state, known, strict=True))):
             return False
         goal = Goal(make_request(ask), 1, host=HostRequest(ask.cpu, ask.memory))
-        plan = plan_room(self.cluster.ledger, _Book(), self.pods, goal, max_moves=MAX_MOVES, depth=DEPTH)
+        plan = finish(plan_room(self.cluster.ledger, _Book(), self.pods, goal, max_moves=MAX_MOVES, depth=DEPTH))
         if not plan.gained:
             self._given_up[kind] = state
             return False

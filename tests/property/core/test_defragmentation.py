@@ -25,6 +25,7 @@ from tessera.core.node_victims import NodeSearch, Scratch
 from tessera.core.relocation import MovablePod
 from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Selected, Selector
+from tessera.core.steps import finish
 from tessera.core.victims import PodTraits
 from tests.support import strategies as some
 from tests.support.card_packing import PackedPod, fewest_moves
@@ -256,7 +257,7 @@ def test_only_pods_that_may_move_are_moved_and_gangs_move_whole(
     before = ledger.state()
     plans = [plan_whole_cards(ledger, book, movable, max_moves=most)]
     if waiting.asks_for_devices:
-        plans.append(plan_room(ledger, book, movable, Goal(waiting, count=2), max_moves=most))
+        plans.append(finish(plan_room(ledger, book, movable, Goal(waiting, count=2), max_moves=most)))
     assert ledger.state() == before
     for plan in plans:
         event(f"{plan.moves} moves")

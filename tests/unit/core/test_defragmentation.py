@@ -15,6 +15,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import MovablePod, replay_moves
 from tessera.core.requests import HostRequest, Role
+from tessera.core.steps import finish
 from tessera.core.victims import PodTraits
 from tessera.vendors.node_reader import node_facts
 from tests.support.builders import A100_40GB, NodeBuilder, gpu_pod, node, vendors
@@ -51,7 +52,7 @@ class World:
 
     def room(self, *annotations: tuple[str, str], mem: int, count: int = 1, gpu: int = 1) -> DefragmentationPlan:
         goal = Goal(gpu_pod("new", gpu=gpu, mem=mem).annotate(*annotations).request(), count)
-        return plan_room(self.ledger, self.book, self.movable, goal)
+        return finish(plan_room(self.ledger, self.book, self.movable, goal))
 
     def put_instance(self, name: str, card: str, slices: int, start: int, **traits: Any) -> World:
         """A pod with an instance of so many memory slices."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from tessera.core.defragmentation import plan_room_in_steps
+from tessera.core.defragmentation import plan_room
 from tessera.core.holdings import PodFacts
 from tessera.core.move_planner import DefragmentationPlan, Goal
 from tessera.core.relocation import NO_HOST, MovablePod
@@ -284,7 +284,7 @@ class Rounds:
             tried.add(who.kind)
             request, candidates = who.pods[0], selector.candidates(who.candidates.names)
             goal = Goal(request, len(who.pods), candidates, request.host or NO_HOST)
-            planning = plan_room_in_steps(ledger, book, movable, goal, max_moves=left, highest_priority=who.priority)
+            planning = plan_room(ledger, book, movable, goal, max_moves=left, highest_priority=who.priority)
             plan = await finish_in_slices(planning, seconds=SLICE_S)
             if plan.steps and plan.fitting + len(plan.gained) >= len(who.pods):
                 return who, plan
