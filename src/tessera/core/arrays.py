@@ -263,7 +263,30 @@ class CardArrays:
         self.odd[row] = wide or mixed or any(mode == MIG for _, mode in modes)
         self.unavailable[row] = unavailable
         self.free_cpu[row], self.free_memory[row] = self._hosts.get(name, (UNKNOWN, UNKNOWN))
-        self._write_use(column, cards)
+        self.update(name, cards)
+
+    def update(self, name: str, cards: Iterable[Card]) -> None:
+        """Write the use of some cards of a node that is there."""
+        column = self._columns[name]
+        row, totals = column.row, column.totals
+        for card in cards:
+            uuid = card.device.uuid
+            used, cores, memory = column.charged.get(uuid, (0, 0, 0))
+            totals.used += card.used - used
+            totals.used_cores += card.used_cores - cores
+            totals.used_memory += card.used_memory - memory
+            column.charged[uuid] = (card.used, card.used_cores, card.used_memory)
+            place = column.places.get(uuid)
+            if place is not None:
+                self.used[place, row] = card.used
+                self.used_memory[place, row] = card.used_memory
+                self.used_cores[place, row] = card.used_cores
+                self.pods[place, row] = len(card.tenants)
+                self.sick[place, row] = not card.device.healthy or bool(card.held)
+                if card.device.mode == MIG:
+                    self.taken[place, row] = bits(slot.placement for slot in card.mig)
+        self.score[row] = totals.score()
+        self._record(row)
 
     def set_host_free(self, name: str, *, cpu: int, memory: int) -> bool:
         """Set what a node has free beside its cards: thousandths of a core and MiB. False: nothing new."""
@@ -290,10 +313,6 @@ class CardArrays:
             self._record(row)
         return True
 
-    def update(self, name: str, cards: Iterable[Card]) -> None:
-        """Write the use of some cards of a node that is there."""
-        self._write_use(self._columns[name], cards)
-
     def remove(self, name: str) -> None:
         """Free a node's column."""
         self._forget_places(name)
@@ -315,27 +334,6 @@ class CardArrays:
         self.memory[place, row] = device.memory
         self.cores[place, row] = device.cores
         self.cordoned[place, row] = card.cordoned
-
-    def _write_use(self, column: NodeColumn, cards: Iterable[Card]) -> None:
-        row, totals = column.row, column.totals
-        for card in cards:
-            uuid = card.device.uuid
-            used, cores, memory = column.charged.get(uuid, (0, 0, 0))
-            totals.used += card.used - used
-            totals.used_cores += card.used_cores - cores
-            totals.used_memory += card.used_memory - memory
-            column.charged[uuid] = (card.used, card.used_cores, card.used_memory)
-            place = column.places.get(uuid)
-            if place is not None:
-                self.used[place, row] = card.used
-                self.used_memory[place, row] = card.used_memory
-                self.used_cores[place, row] = card.used_cores
-                self.pods[place, row] = card.pods
-                self.sick[place, row] = not card.device.healthy or bool(card.held)
-                if card.device.mode == MIG:
-                    self.taken[place, row] = bits(slot.placement for slot in card.mig)
-        self.score[row] = totals.score()
-        self._record(row)
 
     def _record(self, row: int) -> None:
         self.log.append(row)

@@ -15,11 +15,11 @@ from tessera.core.card_rules import Checks, checks_for
 from tessera.core.card_rules.amounts import memory_wanted
 from tessera.core.devices import WHOLE, Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
-from tessera.core.misfits import Misfit, Reason
+from tessera.core.misfits import Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.policies import device_policy
 from tessera.core.policies.base import DevicePolicy
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request, names_word
 
 
 class QuotaRoom(NamedTuple):
@@ -103,7 +103,7 @@ class Rules:
                 return False
             if any(word in model for word in constraint.avoid_models):
                 return False
-        return constraint.mode is None or not device.mode or constraint.names_mode(device.mode)
+        return constraint.mode is None or not device.mode or names_word(constraint.mode, device.mode)
 
     def accepts_uuid(self, uuid: str, constraint: Constraint) -> bool:
         if constraint.use_uuids and uuid not in constraint.use_uuids:
@@ -118,9 +118,8 @@ class Rules:
         """The last check on a card that passed all shared ones; not called for MIG cards."""
         return None
 
-    def fit(self, ask: Ask) -> Grants | Misfit:
-        """Choose `ask.request.count` cards, or say card by card why not."""
-        return card_checks.fit(self, ask)
+    fit = card_checks.fit
+    """choose `ask.request.count` cards, or say card by card why not"""
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         """The grant that a chosen card (not a MIG one) turns into."""

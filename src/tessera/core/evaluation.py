@@ -63,10 +63,12 @@ class ScreenedRequest:
 
     def fits(self, columns: Ints) -> Bools:
         """Columns that take the request alone, as far as the arrays can tell."""
-        if self.exact:
-            return screen.fits(self.codes[:, columns], self.counts[columns], self.question.request)
-        enough: Bools = self.counts[columns] >= self.question.rules.least_cards(self.question.request)
-        return enough
+        counts, request = self.counts[columns], self.question.request
+        if not self.exact:
+            enough: Bools = counts >= self.question.rules.least_cards(request)
+            return enough
+        takes: Ints = (self.codes[:, columns] == screen.TAKES).sum(axis=0)
+        return (takes >= request.count) & (counts >= request.count)
 
 
 class Evaluation:
@@ -78,7 +80,14 @@ class Evaluation:
         self._epoch = -1
         self._seen = 0
         self._requests: list[ScreenedRequest] = []
-        self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
+        self.unknown_vendor: str | None = None
+        self.has_vendor_scores = False
+        for vendor in reversed(pod.vendors):
+            rules = ledger.rules.get(vendor)
+            if rules is None:
+                self.unknown_vendor = vendor
+            elif rules.scores_nodes:
+                self.has_vendor_scores = True
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
         self.requests = len(pod.requests)
@@ -102,7 +111,6 @@ class Evaluation:
         self.version = 0
         """grows when a misfit that was already given changes: with the same version a refusal is the same"""
         self._arrays_are_exact = False
-        self.has_vendor_scores = any(ledger.rules[v].scores_nodes for v in pod.vendors if v in ledger.rules)
 
     @property
     def is_exact(self) -> bool:
@@ -153,17 +161,15 @@ class Evaluation:
         placements = self._quota_placements if rooms else self._placements
         answer = placements.get(row)
         if answer is None:
-            answer = placements[row] = self._place(row, rooms)
+            if self.work_left <= 0:
+                raise OutOfWork
+            ledger, answer = self._ledger, UNREGISTERED
+            node = ledger.node(ledger.arrays.names[row])
+            if node is not None:
+                self.work_left -= (self._work_per_card + self._filter_work) * len(node.cards)
+                answer = fit_pod(node, self._pod, ledger.rules, rooms)
+            placements[row] = answer
         return answer
-
-    def _place(self, row: int, rooms: QuotaRooms) -> Placement | Misfit:
-        if self.work_left <= 0:
-            raise OutOfWork
-        node = self._ledger.node(self._ledger.arrays.names[row])
-        if node is None:
-            return UNREGISTERED
-        self.work_left -= (self._work_per_card + self._filter_work) * len(node.cards)
-        return fit_pod(node, self._pod, self._ledger.rules, rooms)
 
     def vendor_score(self, row: int, rooms: QuotaRooms) -> float:
         """The vendors' part of a node's score; 0 where the pod does not fit."""
@@ -205,15 +211,14 @@ class Evaluation:
     def _judge_all(self) -> None:
         arrays, pod = self._ledger.arrays, self._pod
         columns = slice(0, len(arrays.names))
-        self._requests = []
-        for container, request in _distinct(pod):
+        self._requests, self._arrays_are_exact = [], True
+        for request, container in _distinct(pod).items():
             rules = self._ledger.rules[request.vendor]
             question = screen.question(pod, request, rules)
-            counts = screen.card_counts(arrays, request.vendor, columns)
             codes = screen.judge(arrays, question, columns)
-            misfits = screen.ColumnMisfits(question, container)
+            counts, misfits = screen.judged_counts(codes), screen.ColumnMisfits(question, container)
             self._requests.append(ScreenedRequest(question, container, rules.arrays_exact, codes, counts, misfits))
-        self._arrays_are_exact = all(request.exact for request in self._requests)
+            self._arrays_are_exact &= rules.arrays_exact
         self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
         self._stale.clear()
         self._placements.clear()
@@ -249,8 +254,8 @@ class Evaluation:
     def _refresh_codes(self, columns: Ints) -> None:
         arrays = self._ledger.arrays
         for request in self._requests:
-            request.codes[:, columns] = screen.judge(arrays, request.question, columns)
-            request.counts[columns] = screen.card_counts(arrays, request.question.rules.key, columns)
+            request.codes[:, columns] = codes = screen.judge(arrays, request.question, columns)
+            request.counts[columns] = screen.judged_counts(codes)
 
     def _compare(self, before: dict[int, Misfit]) -> None:
         """Note whether changed columns have another misfit than before; where that costs the plain rule, they may."""
@@ -299,19 +304,21 @@ def _filters(pod: PodRequest) -> tuple[tuple[int, CardFilter], ...]:
         accepts = pod.constraint_of(request).filter
         if accepts is not None:
             found.setdefault(accepts, position)
-    return tuple((position, accepts) for accepts, position in found.items())
+    return tuple(zip(found.values(), found, strict=True))
 
 
 def work_per_card(pod: PodRequest) -> int:
     """Checks of one request on one card that the plain rule makes for the pod, on each card of a node."""
     by_links = device_policy(pod.device_policy).chooses_by_links
-    words = sum(constraint.words for _, constraint in pod.constraints)
+    words = 0
+    for _, constraint in pod.constraints:
+        words += constraint.words
     return len(pod.requests) * ((LINKS_WORK if by_links else 1) + words // WORDS_OF_A_CHECK)
 
 
-def _distinct(pod: PodRequest) -> list[tuple[int, Request]]:
+def _distinct(pod: PodRequest) -> dict[Request, int]:
     """Each different request once, with the first container that makes it."""
     found: dict[Request, int] = {}
     for position, request in pod.requests:
         found.setdefault(request, position)
-    return [(position, request) for request, position in found.items()]
+    return found

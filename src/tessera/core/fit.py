@@ -34,7 +34,7 @@ def fit_pod(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: 
     misfit = _refuse_by_quota(node, pod, rules, rooms) if rooms else None
     if misfit is not None:
         return misfit
-    is_matching = any(not match.distinct for match in pod.matches)
+    is_matching = bool(pod.matches) and any(not match.distinct for match in pod.matches)
     granted = (_grant_matching if is_matching else _grant_all)(node, pod, rules, rooms)
     return granted if isinstance(granted, Misfit) else Placement(node.facts.name, _by_vendor(pod, granted))
 
@@ -49,12 +49,24 @@ ALL_CARDS: Only = MappingProxyType({})
 def _grant_all(
     node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms, only: Only = ALL_CARDS
 ) -> Granted | Misfit:
-    granted = _each_alone(node, pod, rules, rooms, only)
-    if len(pod.requests) > 1 and not isinstance(granted, Misfit):
-        granted = _together(node, pod, rules, rooms, only)
-        if isinstance(granted, Misfit):
-            return _in_other_orders(node, pod, rules, rooms, only, granted)
-    return granted
+    """What every request would get by itself, equal ones fitted once; of several, what they get together."""
+    granted: Granted = {}
+    seen: dict[tuple[Request, Set[str] | None], Grants] = {}
+    for position, request in pod.requests:
+        vendor, some = request.vendor, only.get(position)
+        grants = seen.get((request, some))
+        if grants is None:
+            room = rooms.get(vendor, UNLIMITED)
+            ask = make_ask(node, pod, request, node.cards, container=position, room=room, only=some)
+            answer = fit_request(rules[vendor], ask)
+            if isinstance(answer, Misfit):
+                return answer
+            grants = seen[request, some] = answer
+        granted[position, vendor] = grants
+    if len(pod.requests) <= 1:
+        return granted
+    together = _together(node, pod, rules, rooms, only)
+    return together if not isinstance(together, Misfit) else _in_other_orders(node, pod, rules, rooms, only, together)
 
 
 def _in_other_orders(
@@ -98,10 +110,14 @@ def _grant_matching(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules],
 
 def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
     """One entry per container for every vendor, so that positions on the wire are the containers' own."""
-    by_vendor: dict[str, list[Grants]] = {vendor: [()] * len(pod.containers) for vendor in pod.vendors}
-    for (position, vendor), grants in granted.items():
-        by_vendor[vendor][position] = grants
-    return {vendor: tuple(containers) for vendor, containers in by_vendor.items()}
+    by_vendor: dict[str, tuple[Grants, ...]] = {}
+    for vendor in pod.vendors:
+        containers: list[Grants] = [()] * len(pod.containers)
+        for (position, key), grants in granted.items():
+            if key == vendor:
+                containers[position] = grants
+        by_vendor[vendor] = tuple(containers)
+    return by_vendor
 
 
 def make_ask(
@@ -130,7 +146,7 @@ def make_ask(
         earlier=earlier,
         room=room,
         container=container,
-        is_apart=any(match.distinct and container in match.positions for match in pod.matches),
+        is_apart=bool(pod.matches) and any(match.distinct and container in match.positions for match in pod.matches),
     )
 
 
@@ -152,26 +168,6 @@ def _refuse_by_quota(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules]
     if not ask.cards:
         return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=position)
     return quota.refuse_for_quota(rules[vendor], ask, cards_paid)
-
-
-def _each_alone(
-    node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms, only: Only
-) -> Granted | Misfit:
-    """What every request would get by itself; equal ones are fitted once."""
-    granted: Granted = {}
-    seen: dict[tuple[Request, Set[str] | None], Grants] = {}
-    for position, request in pod.requests:
-        vendor, some = request.vendor, only.get(position)
-        grants = seen.get((request, some))
-        if grants is None:
-            room = rooms.get(vendor, UNLIMITED)
-            ask = make_ask(node, pod, request, node.cards, container=position, room=room, only=some)
-            answer = fit_request(rules[vendor], ask)
-            if isinstance(answer, Misfit):
-                return answer
-            grants = seen[request, some] = answer
-        granted[position, vendor] = grants
-    return granted
 
 
 def _together(

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +86,11 @@ class GangTrial:
         self._selector = selector
         self._ledger = selector.ledger
         self.members = members
+        self.kinds: list[int] = []
+        """of the members, numbered: those of one kind fit in the same places"""
+        numbers: dict[Hashable, int] = {}
+        for member in members:
+            self.kinds.append(numbers.setdefault(member.kind, len(numbers)))
         self._work = work
         self._asked = 0.0
         """of the members' filters"""
@@ -103,8 +109,8 @@ class GangTrial:
     @property
     def places(self) -> tuple[Placed, ...]:
         """Of the members, in the order of `held`."""
-        by_hold = sorted((hold, position) for position, hold in self._hold_of.items())
-        return tuple(Placed(self.members[i].request, self.held[hold].placement) for hold, i in by_hold)
+        by_hold = sorted(self._hold_of.items(), key=itemgetter(1))
+        return tuple([Placed(self.members[i].request, self.held[hold].placement) for i, hold in by_hold])
 
     @property
     def missing(self) -> list[GangMember]:
@@ -170,11 +176,11 @@ class GangTrial:
 
     def _fill(self, within: Candidates | None) -> Generator[None, None, bool]:
         filling = _Filling(self, within)
-        for position, member in enumerate(self.members):
-            if position in self._hold_of or not filling.may_try(member):
+        for position, kind in enumerate(self.kinds):
+            if position in self._hold_of or not filling.may_try(kind):
                 continue
             moves = yield from find_path(
-                position, kind=lambda i: self.members[i].kind, free=filling.take_free, taken=filling.taken
+                position, kind=self.kinds.__getitem__, free=filling.take_free, taken=filling.taken
             )
             if filling.is_unfinished:
                 return False
@@ -182,15 +188,15 @@ class GangTrial:
                 self._hold_of.update(moves)
                 yield
                 continue
-            filling.hopeless.add(member.kind)
+            filling.hopeless.add(kind)
             if within is None and self.refused is None:
-                self.refused = member, filling.full[member.kind]
+                self.refused = self.members[position], filling.full[kind]
         return True
 
     def take(self, position: int, within: Candidates | None) -> int | Refused | Unfinished:
         """A free place for a member, as a position in `held`."""
         request, candidates = self.members[position]
-        tried = _with_card_choice(request, self._card_choice)
+        tried = _with_card_choice(request, self._card_choice) if self._card_choice else request
         answer = self._selector.select_within(tried, self.among(candidates, within), self._work)
         self._asked += self._selector.asked
         if self._asked > self._work:
@@ -210,16 +216,12 @@ class GangTrial:
 
     def among(self, own: Candidates | None, within: Candidates | None) -> Candidates:
         order = self._ledger.arrays.order
-        if own is None and within is None:
-            return Candidates(order, np.ones(len(order.names), dtype=np.bool_), ())
-        current = [
-            each if each.order is order else self._selector.candidates(each.names)
-            for each in (own, within)
-            if each is not None
-        ]
-        if len(current) == 1:
-            return current[0]
-        return Candidates(order, current[0].named & current[1].named, ())
+        found: Candidates | None = None
+        for each in (own, within):
+            if each is not None:
+                current = each if each.order is order else self._selector.candidates(each.names)
+                found = current if found is None else Candidates(order, found.named & current.named, ())
+        return Candidates(order, np.ones(len(order.names), dtype=np.bool_), ()) if found is None else found
 
     def _estimate(self, domains: Domains, request: PodRequest) -> dict[str, int]:
         """About how many members like this one each domain holds; those that hold none may be left out."""
@@ -251,31 +253,31 @@ class _Filling:
     def __init__(self, trial: GangTrial, within: Candidates | None) -> None:
         self._trial = trial
         self._within = within
-        self.full: dict[Hashable, Refused] = {}
+        self.full: dict[int, Refused] = {}
         """kinds of members for which no place is free"""
-        self.hopeless: set[Hashable] = set()
+        self.hopeless: set[int] = set()
         """kinds for which no member can make way either"""
         self.is_unfinished = False
-        self._fitting: set[Hashable] = set()
-        self._nodes: dict[Hashable, frozenset[str]] = {}
+        self._fitting: set[int] = set()
+        self._nodes: dict[int, frozenset[str]] = {}
         """by kind"""
 
-    def may_try(self, member: GangMember) -> bool:
-        is_bounded = len(self.full) < MAX_REFUSED or member.kind in self._fitting
-        return is_bounded and member.kind not in self.hopeless
+    def may_try(self, kind: int) -> bool:
+        is_bounded = len(self.full) < MAX_REFUSED or kind in self._fitting
+        return is_bounded and kind not in self.hopeless
 
     def take_free(self, position: int) -> Generator[None, None, int | None]:
-        member = self._trial.members[position]
-        if self.is_unfinished or member.kind in self.full or not self.may_try(member):
+        kind = self._trial.kinds[position]
+        if self.is_unfinished or kind in self.full or not self.may_try(kind):
             return None
         answer = self._trial.take(position, self._within)
         if isinstance(answer, int):
-            self._fitting.add(member.kind)
+            self._fitting.add(kind)
             return answer
         if isinstance(answer, Unfinished):
             self.is_unfinished = True
             return None
-        self.full[member.kind] = answer
+        self.full[kind] = answer
         yield from repeat(None, REFUSAL_STEPS - 1)
         return None
 
@@ -284,7 +286,7 @@ class _Filling:
         trial, (request, candidates) = self._trial, self._trial.members[position]
         if candidates is None and self._within is None:
             return  # Whatever is free for another member would be free for this one.
-        kind = trial.members[position].kind
+        kind = trial.kinds[position]
         if kind not in self._nodes:
             self._nodes[kind] = frozenset(trial.among(candidates, self._within).registered)
         nodes = self._nodes[kind]

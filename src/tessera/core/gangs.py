@@ -99,7 +99,8 @@ class GangPlanning:
     def steps(self) -> Steps:
         first: GangMisfit | None = None
         for ordered, card_choice in _variants(self._members):
-            self.take_back()
+            if self._trial is not None:
+                self.take_back()
             self._trial = trial = GangTrial(
                 self._selector, ordered, work=self._work, card_choice=card_choice, name=self._name
             )
@@ -163,11 +164,12 @@ def _variants(members: Sequence[GangMember]) -> Iterator[tuple[list[GangMember],
 
 def largest_first(member: GangMember) -> tuple[int, int, int, str, str]:
     """The order in which members are placed."""
-    request = member.request
-    asked = [each for _, each in request.requests]
-    memory = sum(each.count * (each.memory or each.percent) for each in asked)
-    cores = sum(each.count * each.cores for each in asked)
-    return -sum(each.count for each in asked), -memory, -cores, request.name, request.uid
+    request, cards, memory, cores = member.request, 0, 0, 0
+    for _, asked in request.requests:
+        cards += asked.count
+        memory += asked.count * (asked.memory or asked.percent)
+        cores += asked.count * asked.cores
+    return -cards, -memory, -cores, request.name, request.uid
 
 
 def _texts(ledger: Ledger, trial: GangTrial, required: int) -> tuple[str, str]:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import TypeVar
 
 from tessera.core.grants import Placement
@@ -110,11 +111,8 @@ class HoldBook:
         self._by_owner: dict[tuple[HolderKind, str, GrantState], dict[str, Holder]] = {}
         self._by_taker: dict[tuple[HolderKind, Hashable], dict[str, Holder]] = {}
         self._moves: dict[str, Holder] = {}
-
-    @property
-    def has_moves(self) -> bool:
-        """Whether anything is held because pods are moved."""
-        return bool(self._moves)
+        self.has_moves = False
+        """whether anything is held because pods are moved"""
 
     def of_moves(self) -> list[Holder]:
         """All that is held because pods are moved, sorted by uid."""
@@ -130,26 +128,27 @@ class HoldBook:
     def meant_for(self, kind: HolderKind, *takers: Hashable) -> list[Holder]:
         """Holds of one kind that one of these may take, sorted by uid."""
         found = [holder for taker in takers for holder in self._by_taker.get((kind, taker), {}).values()]
-        return sorted(found, key=lambda holder: holder.uid)
+        return sorted(found, key=attrgetter("facts.uid"))
 
     def add(self, holder: Holder) -> None:
-        kind = holder.kind
+        kind, uid = kind_of(holder.facts), holder.facts.uid
         if kind is HolderKind.MOVE:
-            self._moves[holder.uid] = holder
+            self._moves[uid], self.has_moves = holder, True
         else:
-            self._by_owner.setdefault((kind, owner_of(holder.uid), holder.state), {})[holder.uid] = holder
-        self._by_taker.setdefault((kind, holder.meant_for), {})[holder.uid] = holder
+            self._by_owner.setdefault((kind, owner_of(uid), holder.state), {})[uid] = holder
+        self._by_taker.setdefault((kind, holder.meant_for), {})[uid] = holder
 
     def remove(self, holder: Holder) -> None:
         """Copies of a ledger have its holders, but not its book."""
-        kind = holder.kind
-        if holder.uid not in self._by_taker.get((kind, holder.meant_for), ()):
+        kind, uid = kind_of(holder.facts), holder.facts.uid
+        if uid not in self._by_taker.get((kind, holder.meant_for), ()):
             return
         if kind is HolderKind.MOVE:
-            del self._moves[holder.uid]
+            del self._moves[uid]
+            self.has_moves = bool(self._moves)
         else:
-            _drop(self._by_owner, (kind, owner_of(holder.uid), holder.state), holder.uid)
-        _drop(self._by_taker, (kind, holder.meant_for), holder.uid)
+            _drop(self._by_owner, (kind, owner_of(uid), holder.state), uid)
+        _drop(self._by_taker, (kind, holder.meant_for), uid)
 
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -170,7 +169,7 @@ def owner_uid(gang: str) -> str:
 
 
 def gang_hold_uid(gang: str, number: int) -> str:
-    return f"{owner_uid(gang)}/{number}"
+    return f"{HolderKind.GANG.value}/{gang}/{number}"
 
 
 def move_hold_uid(pod: str) -> str:
@@ -181,10 +180,6 @@ def move_hold_uid(pod: str) -> str:
 def trial_hold_uid(number: int) -> str:
     """For a place that is only tried, and is never kept under this name."""
     return f"gang-trial/{number}"
-
-
-def is_hold(uid: str) -> bool:
-    return "/" in uid
 
 
 def kind_of(facts: PodFacts) -> HolderKind:

@@ -57,7 +57,9 @@ def holdings(pod: PodFacts, devices: Mapping[str, Device], rules: Mapping[str, R
             for grant in grants:
                 if grant.uuid in devices:
                     found.setdefault(grant.uuid, []).append((position, grant))
-    result = {uuid: _of_card(pod, devices[uuid], entries, rules) for uuid, entries in found.items()}
+    result: dict[str, Holding] = {}
+    for uuid, entries in found.items():
+        result[uuid] = _of_card(pod, devices[uuid], entries, rules)
     for uuid, slot in pod.stray_mig:
         _add_stray(result, devices, uuid, slot)
     return result

@@ -29,7 +29,6 @@ from tessera.core.holders import (
     HolderTransition,
     IllegalHolderTransition,
     gang_hold_uid,
-    is_hold,
 )
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.misfits import UNREGISTERED, Misfit
@@ -175,7 +174,7 @@ class Ledger:
         """The pod was deleted, ended, or its reservation is given up."""
         self._check_settled()
         before = self._remove(uid)
-        self._tell_change(uid, before)
+        self._tell_change(before, None)
         return before is not None
 
     @property
@@ -264,9 +263,10 @@ class Ledger:
     def reserve(
         self, pod: PodRequest, placement: Placement, *, deadline: float, meant_for: Hashable | None = None
     ) -> Holder:
-        """Hold a placement until it is bound. Replaces an older reservation or nomination of the same holder."""
+        """Hold a placement until it is bound. Replaces an older reservation or nomination of the same holder.
+        `meant_for`: of a hold, who may take it."""
         self._check(HolderTransition.RESERVE, pod.uid)
-        request = pod if is_hold(pod.uid) else None
+        request = None if meant_for is None else pod
         facts = facts_of(pod, placement)
         return self._put(Holder(facts, GrantState.RESERVED, deadline, request=request, meant_for=meant_for))
 
@@ -297,7 +297,7 @@ class Ledger:
     def withdraw(self, uid: str) -> bool:
         """End a nomination."""
         self._check_settled()
-        return self.nominations.has(uid) and self.release(uid)
+        return uid in self.nominations and self.release(uid)
 
     def bind(self, uid: str) -> None:
         """The binding is being written: the reservation no longer expires."""
@@ -478,9 +478,9 @@ class Ledger:
         if self.listener is not None:
             self.listener.on_pod(entry.facts, entry.state, observed=entry.observed)
 
-    def _tell_change(self, uid: str, before: Holder | None) -> None:
-        """What a holder has become, after what it was before."""
-        listener, now = self.listener, self.holder(uid)
+    def _tell_change(self, before: Holder | None, now: Holder | None) -> None:
+        """What a holder was, and what it has become."""
+        listener = self.listener
         if before is not None and now is None and before.observed:
             self.arrays.given_back += len(before.holdings)
         if listener is None or now is before:
@@ -505,15 +505,15 @@ class Ledger:
 
     def _put(self, entry: Holder) -> Holder:
         """Instead of what the holder was before, whatever that is."""
-        before = self._remove(entry.uid)
+        before = self._remove(entry.facts.uid)
         self._add(entry)
-        self._tell_change(entry.uid, before)
+        self._tell_change(before, entry)
         return entry
 
     def _remove(self, uid: str) -> Holder | None:
         entry = self._pods.pop(uid, None)
         if entry is None:
-            return self._remove_nomination(uid)
+            return self._remove_nomination(uid) if uid in self.nominations else None
         self._reserved.pop(uid, None)
         if entry.meant_for is not None:
             self.holds.remove(entry)
@@ -528,10 +528,8 @@ class Ledger:
         self._tidy(name, node)
         return entry
 
-    def _remove_nomination(self, uid: str) -> Holder | None:
-        entry = self.nominations.pop(uid)
-        if entry is None:
-            return None
+    def _remove_nomination(self, uid: str) -> Holder:
+        entry = self.nominations.take_away(uid)
         if entry.meant_for is not None:
             self.holds.remove(entry)
         node = self._nodes.get(entry.node)
@@ -577,7 +575,9 @@ class Ledger:
     def _charge(self, node: NodeEntry, entry: Holder) -> None:
         for uuid, holding in entry.holdings.items():
             card = node.cards[uuid]
-            card.take(holding.use)
+            card.used += holding.use.slots
+            card.used_memory += holding.use.memory
+            card.used_cores += holding.use.cores
             card.mig += holding.mig
             card.held = card.held or holding.held
             card.tenants += (entry.facts.tenant(holding.vendor),)
@@ -632,7 +632,7 @@ class Ledger:
 
     def _refresh(self, name: str, node: NodeEntry, touched: list[str] | None = None) -> None:
         """Bring the arrays up to date: the whole node, or only the cards that one pod touched."""
-        if len(self.nominations) and self.nominations.on_node(name):
+        if self.nominations and self.nominations.on_node(name):
             self._count_again(name, node)
             touched = None
         if touched is not None:
@@ -658,6 +658,10 @@ def _slot_key(slot: Any) -> tuple[str, int, int]:
 
 def facts_of(pod: PodRequest, placement: Placement) -> PodFacts:
     """A placement as the API will show it once it is bound."""
+    settings: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    for key, constraint in pod.constraints:
+        if constraint.extra:
+            settings += ((key, constraint.extra),)
     return PodFacts(
         uid=pod.uid,
         namespace=pod.namespace,
@@ -665,7 +669,7 @@ def facts_of(pod: PodRequest, placement: Placement) -> PodFacts:
         node=placement.node,
         spans=spans_of(pod.roles),
         grants=placement.grants,
-        settings=tuple([(key, constraint.extra) for key, constraint in pod.constraints if constraint.extra]),
+        settings=settings,
     )
 
 

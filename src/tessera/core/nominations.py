@@ -82,25 +82,16 @@ def quota_use(pods: Iterable[PodFacts], namespace: str, vendor: str) -> Use:
     return reduce(Use.plus, counts, NO_USE)
 
 
-class NominationBook:
-    """All nominations, by pod and by node."""
+class NominationBook(dict[str, Holder]):
+    """All nominations, by pod. Changed by the ledger only."""
 
     def __init__(self) -> None:
-        self._by_pod: dict[str, Holder] = {}
+        super().__init__()
         self._by_node: dict[str, dict[str, Holder]] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_pod)
-
-    def has(self, uid: str) -> bool:
-        return uid in self._by_pod
-
-    def get(self, uid: str) -> Holder | None:
-        return self._by_pod.get(uid)
 
     def all(self) -> list[Holder]:
         """Sorted by uid."""
-        return [self._by_pod[uid] for uid in sorted(self._by_pod)]
+        return [self[uid] for uid in sorted(self)]
 
     def on_node(self, name: str, *, without: str = "") -> list[Holder]:
         """Those on a node, sorted by uid, without that of one pod."""
@@ -116,16 +107,15 @@ class NominationBook:
 
     def put(self, nomination: Holder) -> None:
         uid = nomination.facts.uid
-        self._by_pod[uid] = nomination
+        self[uid] = nomination
         self._by_node.setdefault(nomination.facts.node, {})[uid] = nomination
 
-    def pop(self, uid: str) -> Holder | None:
-        nomination = self._by_pod.pop(uid, None)
-        if nomination is not None:
-            of_node = self._by_node[nomination.facts.node]
-            del of_node[uid]
-            if not of_node:
-                del self._by_node[nomination.facts.node]
+    def take_away(self, uid: str) -> Holder:
+        nomination = self.pop(uid)
+        of_node = self._by_node[nomination.facts.node]
+        del of_node[uid]
+        if not of_node:
+            del self._by_node[nomination.facts.node]
         return nomination
 
 

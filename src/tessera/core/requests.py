@@ -315,7 +315,9 @@ class PodRequest:
 
     def constraint_of(self, request: Request) -> Constraint:
         """Which cards one of its requests accepts."""
-        return self.constraint(request.vendor) if request.accepts is None else request.accepts
+        if request.accepts is not None:
+            return request.accepts
+        return self.constraint(request.vendor) if self.constraints else UNCONSTRAINED
 
     def limit(self, setting: str) -> int | None:
         return next((value for name, value in self.limits if name == setting), None)

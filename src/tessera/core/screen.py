@@ -67,7 +67,7 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
 
 def _of_vendor(arrays: CardArrays, vendor: str) -> Bools:
     """By kind: whether it is one of the vendor's. The last entry answers for places without a card (kind -1)."""
-    return np.array([*(kind.vendor == vendor for kind in arrays.kinds), False], dtype=np.bool_)
+    return np.array([*[kind.vendor == vendor for kind in arrays.kinds], False], dtype=np.bool_)
 
 
 def has_instance(arrays: CardArrays, request: Request, columns: Columns) -> Bools:
@@ -91,10 +91,10 @@ def card_counts(arrays: CardArrays, vendor: str, columns: Columns) -> Ints:
     return counts
 
 
-def fits(codes: Codes, counts: Ints, request: Request) -> Bools:
-    """Columns whose cards take the request alone."""
-    enough: Bools = (codes == TAKES).sum(axis=0) >= request.count
-    return enough & (counts >= request.count)
+def judged_counts(codes: Codes) -> Ints:
+    """The same from the codes of all cards of the columns."""
+    counts: Ints = (codes != ABSENT).sum(axis=0)
+    return counts
 
 
 class ColumnMisfits:

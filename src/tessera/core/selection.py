@@ -237,9 +237,15 @@ class Selector:
         refusal: tuple[PodRequest, Refused] | None = None
         left = work
         for pod in alternatives:
-            while left <= 0 or isinstance(answer := self.select_within(pod, candidates, left), Unfinished):
-                yield
-                left = work
+            answer: Selected | Refused | None = None
+            while answer is None:
+                try:
+                    answer = self._select(pod, candidates, left) if left > 0 else None
+                except OutOfWork:
+                    answer = None
+                if answer is None:
+                    yield
+                    left = work
             if isinstance(answer, Selected):
                 return pod, answer
             left -= self.spent
@@ -328,19 +334,14 @@ class Selector:
             is_ranked &= candidates.resolve().named
         places = np.flatnonzero(is_ranked)
         rows = order.rows[places]
-        scores = self._scores(evaluation, rows, rooms)
+        scores: Floats = arrays.score[rows]  # the use of these nodes, with what the vendors add to it
+        if evaluation.has_vendor_scores:
+            added = [evaluation.vendor_score(row, rooms) for row in rows.tolist()]
+            scores = scores + np.array(added, dtype=np.float64)
         preference = policies.rank_nodes(Ranking(pod, rows, scores, arrays, cache.ranking))
         is_exact = evaluation.is_exact and not rooms
         decided = ~arrays.odd[rows] if is_exact else np.zeros(len(rows), dtype=np.bool_)
         return Ranked(order, places, scores, preference, decided)
-
-    def _scores(self, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
-        """The use of these nodes, with what the vendors add to it."""
-        scores: Floats = self.ledger.arrays.score[rows]
-        if evaluation.has_vendor_scores:
-            added = [evaluation.vendor_score(row, rooms) for row in rows.tolist()]
-            scores = scores + np.array(added, dtype=np.float64)
-        return scores
 
     # -- refusing
 

@@ -71,36 +71,31 @@ class Transaction:
 
     def put(self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf) -> None:
         """Set what a pod holds, whatever it held or was nominated for before."""
-        self._put(Holder(facts, state, deadline, observed))
+        self.remove(facts.uid)
+        self.ledger._add(Holder(facts, state, deadline, observed))
 
     def remove(self, uid: str) -> Holder | None:
         """Take away what a pod holds or claims; what that was."""
-        self._record(uid)
+        self._check()
+        self._changes.append(HolderBefore(uid, self.ledger.holder(uid)))
         return self.ledger._remove(uid)
 
     def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
         """Claim a placement over `victims` for a pod that holds nothing."""
         assert self.ledger.pod(facts.uid) is None  # whatever holds a placement needs no claim
-        self._put(Holder(facts, GrantState.NOMINATED, deadline, victims=victims))
+        self.remove(facts.uid)
+        self.ledger._add(Holder(facts, GrantState.NOMINATED, deadline, victims=victims))
 
     def withdraw(self, uid: str) -> None:
         """End a pod's nomination."""
-        if self.ledger.nominations.has(uid):
+        if uid in self.ledger.nominations:
             self.remove(uid)
-
-    def _put(self, holder: Holder) -> None:
-        self.remove(holder.uid)
-        self.ledger._add(holder)
 
     def observe_host(self, name: str, free: HostRequest) -> None:
         self._check()
         arrays = self.ledger.arrays
         self._changes.append(HostBefore(name, arrays.host_free(name)))
         arrays.set_host_free(name, cpu=free.cpu, memory=free.memory)
-
-    def _record(self, uid: str) -> None:
-        self._check()
-        self._changes.append(HolderBefore(uid, self.ledger.holder(uid)))
 
     def _check(self) -> None:
         if self.ledger.transactions[-1:] != [self]:
@@ -125,14 +120,23 @@ class Transaction:
         self.ledger.note_restored(self._version)
 
     def keep(self) -> None:
-        """Keep all changes, and end."""
+        """Keep all changes, and end. The listener is told each pod, nomination and host once, as it is now."""
         self._check()
-        transactions = self.ledger.transactions
-        transactions.pop()
-        if transactions:
-            transactions[-1]._changes += self._changes
-        else:
-            self._tell()
+        ledger, listener = self.ledger, self.ledger.listener
+        ledger.transactions.pop()
+        if ledger.transactions:
+            ledger.transactions[-1]._changes += self._changes
+            return
+        first: dict[tuple[type[Change], str], Change] = {}
+        for before in self._changes:
+            first.setdefault((type(before), before[0]), before)
+        for before in first.values():
+            if isinstance(before, HostBefore):
+                free = ledger.arrays.host_free(before.name)
+                if listener is not None and free is not None and free != before.free:
+                    listener.on_host(before.name, HostRequest(*free))
+            else:
+                ledger._tell_change(before.holder, ledger.holder(before.uid))
 
     def _restore(self, before: Change) -> None:
         ledger = self.ledger
@@ -145,17 +149,3 @@ class Transaction:
         ledger._remove(before.uid)
         if before.holder is not None:
             ledger._add(before.holder)
-
-    def _tell(self) -> None:
-        """Each pod, nomination and host once, as it is now."""
-        ledger, listener = self.ledger, self.ledger.listener
-        first: dict[tuple[type[Change], str], Change] = {}
-        for before in self._changes:
-            first.setdefault((type(before), before[0]), before)
-        for before in first.values():
-            if isinstance(before, HostBefore):
-                free = ledger.arrays.host_free(before.name)
-                if listener is not None and free is not None and free != before.free:
-                    listener.on_host(before.name, HostRequest(*free))
-            else:
-                ledger._tell_change(before.uid, before.holder)

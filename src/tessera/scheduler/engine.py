@@ -210,7 +210,10 @@ class Engine:
 
     def missing(self) -> str:
         """Why no decision can be made; empty if one can."""
-        return self.unsynced() or self.tenure.missing() or next(filter(None, (each() for each in self._missing)), "")
+        missing = self.unsynced() or self.tenure.missing()
+        for of_feature in self._missing:
+            missing = missing or of_feature()
+        return missing
 
     def may_preempt(self) -> bool:
         """Whether this replica decides now, on complete lists."""

@@ -75,7 +75,8 @@ class Filter:
         """The answer to a request. Errors are part of it, so HTTP always says 200."""
         try:
             args = decode_filter_args(body)
-            return self._answer(args, self._attempt(args))
+            attempt = self._attempt(args)
+            return self._decide(attempt) if isinstance(attempt, Attempt) else self._answer(args, attempt)
         except WireError as error:
             return encode_filter_result(error=str(error))
 
@@ -87,19 +88,22 @@ class Filter:
         try:
             args = decode_filter_args(body)
             attempt = self._attempt(args)
-            if isinstance(attempt, Attempt):
-                for feature in attempt.features:
-                    if feature.takes_time(attempt):
-                        return self._prepare_and_answer(attempt, missing)
-            return self._answer(args, attempt)
+            if not isinstance(attempt, Attempt):
+                return self._answer(args, attempt)
+            for feature in attempt.features:
+                if feature.takes_time(attempt):
+                    return self._prepare_and_answer(attempt, missing)
+            return self._decide(attempt)
         except WireError as error:
             return encode_filter_result(error=str(error))
 
     async def _prepare_and_answer(self, attempt: Attempt, missing: Callable[[], str]) -> bytes:
         try:
             request = attempt.request
-            if self._standing_answer(request, self._cycles.get(request.uid), attempt.given) is None:
-                self._give_up(attempt)
+            cycle = self._cycles.get(request.uid)
+            if self._standing_answer(request, cycle, attempt.given) is None:
+                if cycle is not None and cycle.state is CycleState.RESERVED:
+                    self._give_up(attempt, cycle)
                 for feature in attempt.features:
                     if not await feature.prepare(attempt):
                         pod = f"pod {request.namespace}/{request.name}"
@@ -145,16 +149,15 @@ class Filter:
 
     # -- decisions
 
-    def _answer(self, args: FilterArgs, attempt: Attempt | PreparedRequest | BadPod) -> bytes:
-        if isinstance(attempt, Attempt):
-            return self._decide(attempt)
-        if isinstance(attempt, BadPod):
-            return self._refuse_bad_pod(args, attempt)
-        if not attempt.needs_placement:
+    def _answer(self, args: FilterArgs, prepared: PreparedRequest | BadPod) -> bytes:
+        """Where there is nothing to decide on the ledger."""
+        if isinstance(prepared, BadPod):
+            return self._refuse_bad_pod(args, prepared)
+        if not prepared.needs_placement:
             nodes = None if args.nodes is None else [given.raw for given in decode_nodes(args.nodes)]
             return encode_filter_result(node_names=args.node_names, nodes=nodes)
         if args.nodes is not None:
-            return self._simulate(attempt.request, args.nodes)
+            return self._simulate(prepared.request, args.nodes)
         return encode_filter_result(error=NO_NODES)
 
     def _attempt(self, args: FilterArgs) -> Attempt | PreparedRequest | BadPod:
@@ -167,7 +170,7 @@ class Filter:
         return self._new_attempt(args.pod, prepared, CandidateList(args.node_names, self._candidate_lists))
 
     def _new_attempt(self, pod: Pod, prepared: PreparedRequest, named: Named) -> Attempt:
-        attempt = Attempt(pod, prepared, named, named)
+        attempt = Attempt(pod, prepared, prepared.request, named, named)
         attempt.features = [feature for feature in self._features if feature.concerns(attempt)]
         return attempt
 
@@ -178,7 +181,8 @@ class Filter:
         standing = self._standing_answer(request, cycle, attempt.given)
         if standing is not None:
             return standing
-        self._give_up(attempt)
+        if cycle is not None and cycle.state is CycleState.RESERVED:
+            self._give_up(attempt, cycle)
         for feature in attempt.features:
             bad = feature.pre_filter(attempt)
             if bad is not None:
@@ -192,44 +196,42 @@ class Filter:
                 self._leave_to_feature(cycle)
                 return self._refuse_by_feature(attempt, found, began)
         was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
+        refusals = self._cycles.unschedulable.refusals(request.uid) if was_refused else 0
         request, answer = self._select(attempt)
         if isinstance(answer, Unfinished):
-            self._report(request, answer, attempt.candidates, began)
+            self._report(attempt, request, answer, refusals, began)
             return self._finish_later(attempt)
         if isinstance(answer, Refused):
             return self._refuse(attempt, request, answer, began)
         if not was_refused:
             self._demand.note_request(request)
-        self._report(request, answer, attempt.candidates, began)
+        self._report(attempt, request, answer, refusals, began)
         prepared = attempt.prepared
         if request is not prepared.request:
             prepared = structs.replace(prepared, request=request)
         return self._place(attempt, prepared, answer.placement, partial(self._describe_success, answer))
 
-    def _give_up(self, attempt: Attempt) -> None:
+    def _give_up(self, attempt: Attempt, cycle: PodCycle) -> None:
         """kube-scheduler asks again: what was reserved for the pod is free, or a feature's again."""
-        cycle = self._cycles.get(attempt.request.uid)
-        if cycle is not None and cycle.state is CycleState.RESERVED:
-            placement = self._cycles.give_up(cycle)
-            for feature in reversed(attempt.features):
-                feature.unreserve(attempt.request, placement)
+        placement = self._cycles.give_up(cycle)
+        for feature in reversed(attempt.features):
+            feature.unreserve(attempt.request, placement)
 
     def _select(self, attempt: Attempt) -> tuple[PodRequest, Selected | Refused | Unfinished]:
-        """The first alternative that fits; if none does, what is said of the preferred one."""
-        request, answer = self._select_once(attempt)
-        for feature in attempt.features if isinstance(answer, Refused) else ():
-            if feature.post_filter(request, attempt.candidates):
-                return self._select_once(attempt)
-        return request, answer
-
-    def _select_once(self, attempt: Attempt) -> tuple[PodRequest, Selected | Refused | Unfinished]:
-        prepared = attempt.prepared
-        try:
-            next(self._selector.select_in_steps(prepared.variants, attempt.candidates, MAX_WORK))
-        except StopIteration as end:
-            found: tuple[PodRequest, Selected | Refused] = end.value
-            return found
-        return prepared.request, Unfinished()
+        """The first alternative that fits; if none does, what is said of the preferred one. A feature may make room
+        once."""
+        prepared, is_room_made = attempt.prepared, False
+        while True:
+            try:
+                next(self._selector.select_in_steps(prepared.variants, attempt.candidates, MAX_WORK))
+                return prepared.request, Unfinished()
+            except StopIteration as end:
+                request, answer = end.value
+            if isinstance(answer, Selected) or is_room_made:
+                return request, answer
+            is_room_made = any(feature.post_filter(request, attempt.candidates) for feature in attempt.features)
+            if not is_room_made:
+                return request, answer
 
     def _place(
         self, attempt: Attempt, prepared: PreparedRequest, placement: Placement, describe: Callable[[], str]
@@ -256,7 +258,7 @@ class Filter:
         """The pod fits nowhere: it is woken when it does."""
         candidates = attempt.candidates.resolve()
         is_first = self._cycles.refuse(request, candidates, others=attempt.prepared.variants[1:])
-        self._report(request, refused, attempt.candidates, began)
+        self._report(attempt, request, refused, self._cycles.unschedulable.refusals(request.uid), began)
         if is_first:
             self._demand.note_request(request)
         for feature in attempt.features:
@@ -281,13 +283,14 @@ class Filter:
 
     def _report(
         self,
+        attempt: Attempt,
         request: PodRequest,
         answer: Selected | Refused | Unfinished,
-        named: Named,
+        refusals: int,
         began: float,
     ) -> None:
-        seconds, refusals = time.perf_counter() - began, self._cycles.unschedulable.refusals(request.uid)
-        self._observer.on_filter_decision(FilterDecision(request, answer, named, refusals, seconds))
+        seconds = time.perf_counter() - began
+        self._observer.on_filter_decision(FilterDecision(request, answer, attempt.candidates, refusals, seconds))
 
     def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: Named) -> bytes | None:
         """For a pod that is, is being, or may be bound: its cards are not given up for others."""

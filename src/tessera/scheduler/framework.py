@@ -53,6 +53,7 @@ class Attempt:
 
     pod: Pod
     prepared: PreparedRequest
+    request: PodRequest
     given: Named
     """by kube-scheduler"""
     candidates: Named
@@ -61,10 +62,6 @@ class Attempt:
     """those that have a say about the pod"""
     elsewhere: Misfit | None = None
     """why the others are left out"""
-
-    @property
-    def request(self) -> PodRequest:
-        return self.prepared.request
 
     def narrow(self, candidates: Candidates, elsewhere: Misfit) -> None:
         self.candidates, self.elsewhere = candidates, elsewhere

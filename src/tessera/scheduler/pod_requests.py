@@ -18,14 +18,13 @@ from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodR
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_claims import PodClaims
-from tessera.scheduler.victim_book import group_of
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import PodReader, PolicyDefaults
 from tessera.wire import keys
 from tessera.wire.objects import Container, Pod
-from tessera.wire.pod_groups import GROUP_KEYS
+from tessera.wire.pod_groups import GROUP_KEYS, BadPodGroup, PodGroup, read_pod_group
 
 REMEMBERED = 1024
 """different pods; then all are read afresh"""
@@ -63,6 +62,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """of the pod that was read"""
     claims: PodClaims | None = None
     """None if the pod has none, or if they are left to another scheduler"""
+    group: PodGroup | BadPodGroup | None = None
+    """its gang"""
 
     @property
     def needs_placement(self) -> bool:
@@ -127,21 +128,21 @@ class RequestReader:
             known = self._known[key] = self._read(pod)
         if isinstance(known, BadPod):
             return known
-        metadata = pod.metadata
+        metadata, group = pod.metadata, read_pod_group(pod)
         request = known.request.called(
             uid=metadata.uid,
             namespace=metadata.namespace,
             name=metadata.name,
             preempts_below=None if pod.spec.preemption_policy == NEVER_PREEMPTS else pod.spec.priority or 0,
             priority=pod.spec.priority or 0,
-            group=group_of(pod),
+            group=f"{metadata.namespace}/{group.name}" if group is not None and group.name else "",
         )
         has_claims = with_claims and bool(pod.spec.resource_claims)
         asks = request.asks_for_devices or has_claims
         if asks and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
         fence = (metadata.annotations or {}).get(keys.FENCE) or (metadata.labels or {}).get(keys.FENCE, "")
-        prepared = PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence)
+        prepared = PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence, group=group)
         for join in self.joins if has_claims else ():
             joined = join(pod, prepared)
             if isinstance(joined, BadPod):
@@ -179,7 +180,8 @@ class RequestReader:
 
 
 def _is_small(pod: Pod) -> bool:
-    annotations, containers = pod.annotations, (*pod.init_containers, *pod.app_containers)
+    annotations, spec = pod.metadata.annotations or {}, pod.spec
+    containers = (*(spec.init_containers or ()), *(spec.containers or ()))
     return (
         len(containers) <= MAX_REQUESTS
         and sum(map(len, annotations.values())) <= MAX_ANNOTATION

@@ -320,3 +320,12 @@ def test_domains_are_estimated_once_for_members_of_one_shape(monkeypatch: pytest
     answer = plan_gang(built.selector, members, required=6, domains=Domains("host", {name: name for name in names}))
     assert isinstance(answer, GangPlan)
     assert len(judged) == len(members), "once for all domains, and once after each place but the last"
+
+
+def test_a_member_is_placed_on_its_own_candidates_whichever_domain_is_tried() -> None:
+    built = cluster(*(node(f"n{i}").gpu(f"n{i}-0", memory=MEMORY) for i in range(2)))
+    member = GangMember(gpu_pod("m", mem=1000).request(), built.selector.candidates(["n1"]))
+    domains = Domains("rack", {"n0": "tried first", "n1": "tried then"})
+    answer = plan_gang(built.selector, [member], required=1, domains=domains)
+    assert isinstance(answer, GangPlan)
+    assert [place.placement.node for place in answer.places] == ["n1"]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tessera.core.grants import Placement
-from tessera.core.holders import GrantState, HolderKind, is_hold, kind_of, move_hold_uid, owner_of
+from tessera.core.holders import GrantState, HolderKind, kind_of, move_hold_uid, owner_of
 from tessera.core.ledger import Ledger
 from tests.support.builders import cluster, gpu_pod, node
 
@@ -40,7 +40,6 @@ def test_kind_and_owner_are_read_from_the_uids_of_old_journals_too(uid: str, kin
 def test_a_hold_is_found_by_its_owner_and_by_the_pod_that_may_take_it() -> None:
     book = ledger()
     uid = make_hold(book)
-    assert is_hold(uid)
     assert [holder.uid for holder in book.holds.of_gang(GANG)] == [uid]
     assert [holder.uid for holder in book.holds.meant_for(HolderKind.GANG, "a", "b")] == [uid]
     assert book.holds.meant_for(HolderKind.MOVE, "a") == []

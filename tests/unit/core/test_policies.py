@@ -38,8 +38,8 @@ def test_every_policy_says_what_it_is_for() -> None:
         assert policy.name == name
         assert policy.summary
         assert "\n" not in policy.summary
-        assert policy.is_node_policy or policy.cards is not None
-    assert [name for name, policy in policies.POLICIES.items() if policy.is_node_policy] == [
+        assert policy.nodes is not None or policy.cards is not None
+    assert [name for name, policy in policies.POLICIES.items() if policy.nodes is not None] == [
         "binpack",
         "spread",
         "fragmentation",

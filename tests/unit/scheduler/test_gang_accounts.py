@@ -7,6 +7,7 @@ import pytest
 from tessera.core.devices import Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding
+from tessera.core.ledger import Ledger
 from tessera.scheduler.features.gangs.accounts import FULL_S, RESERVE_S, HoldAccounts, cards_taken
 
 CARDS, SHARE = 32, 0.1
@@ -16,7 +17,8 @@ FULL = FULL_S * CARDS
 class Accounts(HoldAccounts):
     def __init__(self) -> None:
         self.now = 0.0
-        super().__init__(lambda: self.now, lambda: CARDS, share=SHARE)
+        super().__init__(lambda: self.now, Ledger({}), share=SHARE)
+        self._cluster.card_count = CARDS
 
 
 def test_a_full_account_pays_for_all_cards_for_five_minutes() -> None:

@@ -139,9 +139,9 @@ def test_a_change_costs_only_so_many_decisions_a_shape() -> None:
     asked: list[str] = []
 
     class Counting(Selector):
-        def select_within(self, *asks: Any) -> Any:
+        def select_in_steps(self, *asks: Any) -> Any:
             asked.append("")
-            return super().select_within(*asks)
+            return super().select_in_steps(*asks)
 
     assert all_woken(world.unschedulable, Counting(world.ledger)) == []
     assert len(asked) == LISTS_AT_ONCE

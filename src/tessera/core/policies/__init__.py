@@ -26,7 +26,7 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 def node_policy(text: str) -> Policy:
     """The policy that ranks nodes; a text that names no node policy means binpack, as in HAMi."""
     policy = POLICIES.get(text, BINPACK)
-    return policy if policy.is_node_policy else BINPACK
+    return BINPACK if policy.nodes is None else policy
 
 
 def rank_nodes(ranking: Ranking) -> Floats:

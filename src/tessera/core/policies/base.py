@@ -82,10 +82,6 @@ class Policy:
     low_numa_first: bool = False
     """with numa-bind: whether the lowest NUMA node is tried first"""
 
-    @property
-    def is_node_policy(self) -> bool:
-        return self.nodes is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePolicy:

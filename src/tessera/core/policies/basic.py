@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from tessera.core.policies.base import Policy, by_score
 
 BINPACK = Policy(
     name="binpack",
     summary="fill what is already in use, keep the rest whole",
-    nodes=lambda ranking: ranking.scores,
+    nodes=attrgetter("scores"),
     cards=lambda _cards, scores: [-score for score in scores],
     orders_in_lists=True,
     low_numa_first=True,

@@ -50,6 +50,7 @@ from tessera.wire.resource_api import CORES, DRIVER, MEMORY, SHARES, ResourceCla
 MAX_VARIANTS = 32
 """combinations of alternatives of one pod: each is placed like a pod of its own"""
 UUID = full_name("uuid")
+MEMORY_NAME, CORES_NAME, SHARES_NAME = map(full_name, (MEMORY, CORES, SHARES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +179,15 @@ def _amounts(requests: Mapping[str, QuantityText]) -> tuple[int, int] | str:
         if isinstance(found, NotAQuantity) or found.value < 0:
             return f"{quoted(str(text))} of {name} is not an amount"
         match full_name(name):
-            case known if known == full_name(MEMORY):
+            case known if known == MEMORY_NAME:
                 memory = max(ceil(Fraction(found.value) / MIB), 1)
                 if memory > INT32_MAX:
                     return f"{text} of {name} is more than any card has"
-            case known if known == full_name(CORES):
+            case known if known == CORES_NAME:
                 cores = ceil(found.value)
                 if cores > WHOLE_CARD_CORES:
                     return f"{text} of {name}: a whole card is {WHOLE_CARD_CORES}"
-            case known if known == full_name(SHARES):
+            case known if known == SHARES_NAME:
                 if found.value > 1:
                     return f"{text} of {name}: a claim takes 1"
             case _:

@@ -208,7 +208,7 @@ class _Parser:
 
     def read(self) -> Node:
         found = self._expression()
-        if self._peek.kind != "end":
+        if self._tokens[self._next].kind != "end":
             raise self._unexpected()
         return found
 
@@ -218,17 +218,13 @@ class _Parser:
 
     # -- tokens
 
-    @property
-    def _peek(self) -> Token:
-        return self._tokens[self._next]
-
     def _take(self) -> Token:
-        token = self._peek
+        token = self._tokens[self._next]
         self._next += 1
         return token
 
     def _at(self, *signs: str) -> bool:
-        token = self._peek
+        token = self._tokens[self._next]
         return token.kind in ("sign", "word") and token.value in signs
 
     def _accept(self, sign: str) -> bool:
@@ -249,7 +245,7 @@ class _Parser:
         return token.value
 
     def _unexpected(self) -> Unsupported:
-        token = self._peek
+        token = self._tokens[self._next]
         if token.kind == "end":
             return Unsupported("the expression ends too early")
         return Unsupported(f"{quoted(token.value)} at character {token.place + 1} is not expected or not supported")
@@ -288,7 +284,7 @@ class _Parser:
 
     def _is_alone(self) -> bool:
         """Whether a single word, number or string is next, as in a long list."""
-        if self._peek.kind not in _SINGLE:
+        if self._tokens[self._next].kind not in _SINGLE:
             return False
         after = self._tokens[self._next + 1]
         return after.kind == "sign" and after.value in _ENDS
@@ -363,7 +359,7 @@ class _Parser:
         return tuple(found)
 
     def _primary(self) -> Node:
-        token = self._peek
+        token = self._tokens[self._next]
         if token.kind in ("number", "string"):
             self._next += 1
             return self._node(Literal(token.value if token.kind == "string" else _number(token.value)))

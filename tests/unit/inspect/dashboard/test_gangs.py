@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tessera.core.holders import held_gang, is_hold
+from tessera.core.holders import held_gang, owner_of
 from tessera.inspect.dashboard import live_state
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource, RecordedSource
@@ -163,7 +163,7 @@ async def test_places_that_are_held_name_their_gang_and_their_end() -> None:
     world.chosen(first)
     page = of_scheduler(world)
     state = await page.get("/api/state")
-    (held,) = [pod for uid, pod in state["pods"].items() if is_hold(uid)]
+    (held,) = [pod for uid, pod in state["pods"].items() if owner_of(uid) != uid]
     assert held == ["default", "g (held)", "Gang", "g", "held", None, "g", PLAN_ENDS]
     (row,) = await judged(page)
     assert row["gang"]["until"] == PLAN_ENDS

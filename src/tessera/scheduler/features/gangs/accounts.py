@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tessera.core.devices import Device
 from tessera.core.holdings import Holding
@@ -46,13 +46,19 @@ class _Account:
         return max(0.0, self.cards * now - self.started)
 
 
+class Cluster(Protocol):
+    """The ledger, as far as accounts care."""
+
+    card_count: int
+
+
 class HoldAccounts:
     """How long each namespace has held cards for gangs, and how much it may hold yet."""
 
-    def __init__(self, time: Callable[[], float], cards: Callable[[], int], *, share: float) -> None:
-        """`cards` of the cluster; `share` of them that refills an account, from 0 to 1."""
+    def __init__(self, time: Callable[[], float], cluster: Cluster, *, share: float) -> None:
+        """`share` of the cluster's cards that refills an account, from 0 to 1."""
         self._time = time
-        self._cards = cards
+        self._cluster = cluster
         self._share = share
         self._accounts: dict[str, _Account] = {}
         self._spans: dict[Hashable, _Span] = {}
@@ -103,7 +109,7 @@ class HoldAccounts:
         """When it will pay for so many cards beside what is held, at the earliest."""
         account, now = self._settled(namespace), self._time()
         short = (account.cards + cards) * RESERVE_S - account.left + account.pending(now)
-        return now + max(0.0, short) / max(self._share * self._cards(), 1e-9)
+        return now + max(0.0, short) / max(self._share * self._cluster.card_count, 1e-9)
 
     def held_by(self, namespace: str) -> float:
         """Cards."""
@@ -113,7 +119,7 @@ class HoldAccounts:
     def overdrawn(self) -> list[str]:
         """Namespaces whose accounts do not pay for what they hold. Accounts that are full again are dropped."""
         found = [namespace for namespace in sorted(self._accounts) if not self.pays_for(namespace)]
-        full = FULL_S * self._cards()
+        full = FULL_S * self._cluster.card_count
         self._accounts = {
             name: account for name, account in self._accounts.items() if account.spans or account.left < full
         }
@@ -121,7 +127,7 @@ class HoldAccounts:
 
     def _settled(self, namespace: str) -> _Account:
         """The account, refilled until now."""
-        now, cards = self._time(), self._cards()
+        now, cards = self._time(), self._cluster.card_count
         full = FULL_S * cards
         account = self._accounts.get(namespace)
         if account is None:

@@ -83,9 +83,7 @@ class Gangs(Feature):
         settings, cycles, observer = pipeline.settings, pipeline.cycles, pipeline.observer
         self._cycles = cycles
         self.labels = NodeLabels()
-        accounts = HoldAccounts(
-            pipeline.clock.monotonic, lambda: cycles.ledger.card_count, share=settings.gang_hold_percent / 100
-        )
+        accounts = HoldAccounts(pipeline.clock.monotonic, cycles.ledger, share=settings.gang_hold_percent / 100)
         self.registry = registry = GangRegistry(cycles.unschedulable.refused)
         self.holds = holds = GangHolds(pipeline.selector, cycles, self.labels, accounts)
         self.outlook = outlook = GangOutlook(cycles)
@@ -168,8 +166,9 @@ class Gangs(Feature):
 
     def concerns(self, attempt: Attempt) -> bool:
         """A member, one that was, or a pod that may come in the way of the gang whose turn it is."""
-        is_member = read_pod_group(attempt.pod) is not None or self.registry.of(attempt.request.uid) is not None
-        return is_member or self.turns.favoured is not None
+        if attempt.prepared.group is not None or self.turns.favoured is not None:
+            return True
+        return attempt.request.uid in self.registry.gang_of
 
     def takes_time(self, attempt: Attempt) -> bool:
         """Whether a gang is to be planned in slices."""
@@ -177,7 +176,7 @@ class Gangs(Feature):
         overtaken = self._overtaken(pod.metadata.uid)
         if overtaken is not None and self._is_sliced(overtaken.group, overtaken):
             return True
-        group = read_pod_group(pod)
+        group = attempt.prepared.group
         if not isinstance(group, PodGroup):
             return False
         gang = self.registry.get(pod.metadata.namespace, group.name)
@@ -193,42 +192,37 @@ class Gangs(Feature):
         was_shown, overtaken = self._is_shown(request.uid), self._overtaken(request.uid)
         if overtaken is not None:
             await self.lifecycle.plan_in_slices(overtaken, None)
-        group = read_pod_group(pod)
+        group = attempt.prepared.group
         if isinstance(group, PodGroup) and (self._is_shown(request.uid) or not was_shown):
             gang, member = self._meet(group, attempt.prepared)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = attempt.candidates.resolve()
-                if not self._follow_moves(gang, pod.workload):
+                if not self._follow_moves(gang, pod):
                     await self.lifecycle.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
     def place(self, attempt: Attempt) -> Place | Refusal | None:
-        answer = self._decide(attempt)
-        if isinstance(answer, Misfit):
-            return Refusal(answer, *self._note_refusal(attempt.request.uid, answer.text))
-        return None if isinstance(answer, Alone) else Place(*answer)
-
-    def _decide(self, attempt: Attempt) -> Placed | Misfit | Alone:
         """A member's place, or why it has none. `holds.settle` follows once the member has the place."""
         pod, request = attempt.pod, attempt.request
         overtaken = self._overtaken(request.uid)
         if overtaken is not None and not self._is_sliced(overtaken.group, overtaken):
             self.lifecycle.plan(overtaken, None)
-        group = read_pod_group(pod)
+        group = attempt.prepared.group
         if group is None:
             self.on_pod_gone(request.uid)
-            return Alone.NO_MEMBER
+            return None
         if isinstance(group, BadPodGroup):
-            return gang_misfit(group.text)
+            return self._refuse(request.uid, gang_misfit(group.text))
         gang, member = self._meet(group, attempt.prepared)
-        answer = self._decide_member(gang, group, member, pod, attempt.candidates)
+        answer = self._decide(gang, group, member, pod, attempt.candidates)
         if isinstance(answer, Misfit):
             member.is_refused = True
             if gang.is_short:
                 self.registry.note_short(gang)
-        return answer
+            return self._refuse(request.uid, answer)
+        return None if isinstance(answer, Alone) else Place(*answer)
 
-    def _decide_member(
+    def _decide(
         self, gang: Gang, group: PodGroup, member: Member, pod: Pod, named: CandidateNames
     ) -> Placed | Misfit | Alone:
         if gang.state is PLANNED and member.shared_claim:
@@ -240,7 +234,7 @@ class Gangs(Feature):
             return gang_misfit(f"gang {gang.name}: {difference}")
         if gang.state is NOMINATED and gang.wait.misfit is not None:
             return gang.wait.misfit
-        if gang.state is WAITING and not self._follow_moves(gang, pod.workload):
+        if gang.state is WAITING and not self._follow_moves(gang, pod):
             problem = self.lifecycle.plan(gang, member)
             if problem is not None:
                 return problem
@@ -254,15 +248,14 @@ class Gangs(Feature):
         placement = self.holds.take(gang, member.request, named)
         return placement or self.holds.exchange(gang, member.request, named, at_any_cost=True) or Alone.BOUND
 
-    def _note_refusal(self, uid: str, text: str) -> tuple[bool, int]:
-        """Whether the member is refused with this text for the first time, and how often it was refused in all."""
-        gang = self.registry.of(uid)
+    def _refuse(self, uid: str, misfit: Misfit) -> Refusal:
+        gang, text = self.registry.of(uid), misfit.text
         if gang is None:
-            return True, 1
+            return Refusal(misfit, is_first=True, refusals=1)
         member = gang.members[uid]
         is_first, member.text = member.text != text, text
         member.refusals += 1
-        return is_first, member.refusals
+        return Refusal(misfit, is_first, member.refusals)
 
     def post_filter(self, request: PodRequest, candidates: Named) -> bool:
         return self.turns.favoured is not None and self.turns.makes_way_for(request, candidates)
@@ -463,7 +456,7 @@ class Gangs(Feature):
             if gang.wait.is_unfinished:
                 await self.holds.prepare(gang)
             self.lifecycle.end_if_overdue(gang)
-            is_planned = gang.state is not WAITING or self._follow_moves(gang, Workload(gang.namespace))
+            is_planned = gang.state is not WAITING or self._follow_moves(gang, None)
             problem = None if is_planned else await self.lifecycle.plan_in_slices(gang, None)
             if problem is not None and gang.is_short:
                 self.registry.note_short(gang)
@@ -543,11 +536,12 @@ class Gangs(Feature):
         cycle = self._cycles.get(uid)
         return cycle is not None and cycle.is_shown
 
-    def _follow_moves(self, gang: Gang, workload: Workload) -> bool:
-        """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held."""
+    def _follow_moves(self, gang: Gang, pod: Pod | None) -> bool:
+        """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held.
+        `pod`: of the member that is asked for."""
         if not self._cycles.ledger.holds.has_moves or self.lifecycle.is_begun(gang):
             return False
-        is_held = self.holds.hold_moved(gang, workload)
+        is_held = self.holds.hold_moved(gang, Workload(gang.namespace) if pod is None else pod.workload)
         if is_held:
             self.lifecycle.begin_plan(gang)
         return is_held
@@ -578,7 +572,7 @@ class Gangs(Feature):
 
     def _join(self, group: PodGroup, prepared: PreparedRequest) -> tuple[Gang, Member]:
         request = prepared.request
-        known = self.registry.of(request.uid)
+        known = self.registry.gang_of.get(request.uid)
         if known is not None and (known.namespace, known.group.name) != (request.namespace, group.name):
             self.on_pod_gone(request.uid)
         return self.registry.join(group, prepared, now=self._cycles.clock.monotonic())

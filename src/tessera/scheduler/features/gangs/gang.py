@@ -43,7 +43,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -138,33 +138,23 @@ class Member:
 class Alone(Enum):
     """Why a pod is decided like one that belongs to no gang."""
 
-    NO_MEMBER = "it belongs to no gang"
     SPARE = "the members that must be placed together have their places"
     BOUND = "the gang is bound, and no place is held for this member"
 
 
-class Members(Mapping[str, Member]):
+class Members(dict[str, Member]):
     """By uid, in the order in which they were met."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
+        super().__init__()
         self._counts: Counter[MemberState] = Counter()
 
-    def __getitem__(self, uid: str) -> Member:
-        return self._members[uid]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
     def add(self, member: Member) -> None:
-        self._members[member.request.uid] = member
+        self[member.request.uid] = member
         self._counts[member.state] += 1
 
     def remove(self, uid: str) -> None:
-        self._counts[self._members.pop(uid).state] -= 1
+        self._counts[self.pop(uid).state] -= 1
 
     def set_state(self, member: Member, state: MemberState) -> None:
         self._counts[member.state] -= 1
@@ -172,23 +162,26 @@ class Members(Mapping[str, Member]):
         self._counts[state] += 1
 
     def count(self, *states: MemberState) -> int:
-        return sum(self._counts[state] for state in states)
+        return sum(map(self._counts.__getitem__, states))
 
     def pending(self) -> list[Member]:
-        return [member for member in self._members.values() if member.state is MemberState.PENDING]
+        return [member for member in self.values() if member.state is MemberState.PENDING]
 
     @property
     def asleep(self) -> list[Member]:
         """Those that filter refused, and that are to be woken."""
-        return [member for member in self._members.values() if member.is_refused]
+        return [member for member in self.values() if member.is_refused]
 
     def shared_claim(self) -> str:
         """A ResourceClaim that is not allocated, and not made for the member that names it; empty if there is none."""
-        return next((member.shared_claim for member in self.pending() if member.shared_claim), "")
+        for member in self.pending():
+            if member.shared_claim:
+                return member.shared_claim
+        return ""
 
     def forget_narrowed(self) -> bool:
         """Whether a plan depended on what filter calls of an earlier plan allowed; the next one does not."""
-        narrowed = [member for member in self._members.values() if member.narrowed is not None]
+        narrowed = [member for member in self.values() if member.narrowed is not None]
         for member in narrowed:
             member.narrowed = None
         return bool(narrowed)
@@ -309,20 +302,14 @@ class Gang:
     def __init__(self, namespace: str, group: PodGroup, since: float) -> None:
         self.namespace = namespace
         self.group = group
+        self.name = f"{namespace}/{group.name}"
         self.members = Members()
         self.wait = Wait(since)
         self.plan: Plan | None = None
         self.preemption = GangPreemption()
         self.outlook: Outlook | None = None
-        self._state = WAITING
-
-    @property
-    def state(self) -> GangState:
-        return self._state
-
-    @property
-    def name(self) -> str:
-        return f"{self.namespace}/{self.group.name}"
+        self.state = WAITING
+        """changed by `_apply` only"""
 
     @property
     def fitting(self) -> int | None:
@@ -332,7 +319,7 @@ class Gang:
     @property
     def is_short(self) -> bool:
         """Whether it waits for room, so that victims may help."""
-        return self._state is WAITING and self.wait.places is not None
+        return self.state is WAITING and self.wait.places is not None
 
     @property
     def priority(self) -> int:
@@ -363,7 +350,7 @@ class Gang:
     @property
     def holds_end(self) -> float:
         """When what is held for a member is free again: a plan ends its holds itself."""
-        if self._state not in (COMPLETING, WHOLE):
+        if self.state not in (COMPLETING, WHOLE):
             return math.inf
         return 0.0 if self.plan is None else self.plan.deadline
 
@@ -435,7 +422,7 @@ class Gang:
 
     def _apply(self, transition: GangTransition) -> None:
         """The one place where the state changes."""
-        if self._state not in transition.sources:
-            raise IllegalGangTransition(f"gang {self.name} is {self._state.value}: {transition.name} is not possible")
-        self._state = transition.target
+        if self.state not in transition.sources:
+            raise IllegalGangTransition(f"gang {self.name} is {self.state.value}: {transition.name} is not possible")
+        self.state = transition.target
         self.note_change()

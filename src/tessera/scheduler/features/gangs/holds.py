@@ -242,8 +242,8 @@ class GangHolds:
 
     def _pay(self, gang: Gang, hold: Holder) -> None:
         """The account pays for it from now on, if it does not already."""
-        devices = self._ledger.devices(hold.node)
-        self.accounts.open(gang.namespace, hold.uid, cards_taken(hold.holdings, devices))
+        devices = self._ledger.devices(hold.facts.node)
+        self.accounts.open(gang.namespace, hold.facts.uid, cards_taken(hold.holdings, devices))
 
     def _hand_over(self, gang: Gang, request: PodRequest, hold: Holder | None) -> None:
         """A member has got a place, for what was held or without. It is paid for until the gang is bound; a member of a
@@ -316,9 +316,11 @@ class GangHolds:
         return moves[0][1] if moves else None
 
     def _own(self, gang: Gang, request: PodRequest) -> Holder | None:
-        meant = self._ledger.holds.meant_for(HolderKind.GANG, request.uid)
-        mine = (hold for hold in meant if hold.state is GrantState.RESERVED and owner_of(hold.uid) == gang.name)
-        return next((hold for hold in mine if _is_alike(hold, request)), None)
+        for hold in self._ledger.holds.meant_for(HolderKind.GANG, request.uid):
+            is_free = hold.state is GrantState.RESERVED and owner_of(hold.uid) == gang.name
+            if is_free and _is_alike(hold, request):
+                return hold
+        return None
 
     def alike(self, gang: Gang, request: PodRequest) -> list[Holder]:
         """Holds for what this member asks for."""

@@ -418,8 +418,11 @@ class GangLifecycle:
         """Whether a member is bound, or may be."""
         if (gang.plan is not None and gang.plan.released) or gang.members.count(MemberState.BOUND):
             return True
-        cycles = (self._cycles.get(uid) for uid in gang.members)
-        return any(cycle is not None and cycle.state in IN_WRITING for cycle in cycles)
+        for uid in gang.members:
+            cycle = self._cycles.get(uid)
+            if cycle is not None and cycle.state in IN_WRITING:
+                return True
+        return False
 
     def needs_holds(self, gang: Gang) -> bool:
         """Whether a gang that is bound in part has members without a place."""

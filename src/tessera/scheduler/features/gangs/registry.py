@@ -111,7 +111,7 @@ class GangRegistry:
         """`refused`: set when something was refused that may preempt other pods."""
         self._refused = refused
         self._gangs: dict[tuple[str, str], Gang] = {}
-        self._gang_of: dict[str, Gang] = {}
+        self.gang_of: dict[str, Gang] = {}
         """by uid of a member"""
         self._unshown: dict[str, Member] = {}
         """members that only filter knows, by uid"""
@@ -124,7 +124,7 @@ class GangRegistry:
         return self._gangs.get((namespace, name))
 
     def of(self, uid: str) -> Gang | None:
-        return self._gang_of.get(uid)
+        return self.gang_of.get(uid)
 
     def __len__(self) -> int:
         return len(self._gangs)
@@ -160,7 +160,7 @@ class GangRegistry:
             gang.note_change()
             if gang.present == gang.required:
                 gang.note_complete()
-            self._gang_of[request.uid] = gang
+            self.gang_of[request.uid] = gang
             self._unshown[request.uid] = member
         elif len(gang.members) == 1 and gang.state is GangState.WAITING:
             gang.group = self.sizes.sized(request.namespace, group)
@@ -174,7 +174,7 @@ class GangRegistry:
 
     def leave(self, uid: str) -> Gang | None:
         """The gang that the pod was a member of; it is forgotten with its last member."""
-        gang = self._gang_of.pop(uid, None)
+        gang = self.gang_of.pop(uid, None)
         if gang is None:
             return None
         gang.members.remove(uid)

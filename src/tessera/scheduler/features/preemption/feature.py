@@ -42,7 +42,7 @@ class PodPreemption(Feature):
         )
 
     def concerns(self, attempt: Attempt) -> bool:
-        return self._ledger.nominations.has(attempt.request.uid)
+        return attempt.request.uid in self._ledger.nominations
 
     def place(self, attempt: Attempt) -> Place | None:
         """On the node that the pod is nominated for, if its victims have left. If they have not, or it does not fit, it
@@ -57,7 +57,7 @@ class PodPreemption(Feature):
         return self._verb.answer(body)
 
     def is_nominated(self, uid: str) -> bool:
-        return self._ledger.nominations.has(uid)
+        return uid in self._ledger.nominations
 
     def preemptors(self) -> Iterator[Preemptor]:
         return self.pods.due()
