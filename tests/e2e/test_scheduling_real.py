@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from tessera.core.devices import Device
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS, Resource
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera_lab.sandbox.nodes.cards import gpu_cards
 from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode
@@ -23,21 +20,10 @@ from tests.support.product import container, gpu_pod, pod, sidecar
 
 JOBS = Resource("batch", "v1", "jobs", True)
 NODE_POLICY = "hami.io/node-scheduler-policy"
-GPU_POLICY = "hami.io/gpu-scheduler-policy"
-T4 = "Tesla T4"
-V100 = "Tesla V100-SXM2-32GB"
 
 
 def node(name: str = "n1", count: int = 2, *, agent: AgentKind = "env") -> SimulatedNode:
     return SimulatedNode(name, gpu_cards(name, count), agent=agent)
-
-
-def placed(found: Cluster, name: str) -> tuple[str, dict[int, list[int]]]:
-    """The pod's node, and the numbers of the cards of each container that has some."""
-    thing = found.pod(name)
-    numbers = {card.uuid: card.index for card in found.fleet.nodes[node_of(thing)].cards}
-    granted = {at: [numbers[entry.uuid] for entry in entries] for at, entries in slices_of(thing, ALLOCATED)}
-    return node_of(thing), granted
 
 
 # -- shapes
@@ -150,41 +136,7 @@ async def test_the_node_policy_decides_whether_pods_share_a_node(
     async with cluster(plane, [node("n1"), node("n2")]) as found:
         wish = {NODE_POLICY: policy}
         await found.run(*(gpu_pod(name, gpu=1, mem=100, annotations=wish) for name in ("p", "q")))
-        assert (placed(found, "p")[0] == placed(found, "q")[0]) is together
-
-
-@pytest.mark.parametrize(("policy", "together"), [("binpack", True), ("spread", False)])
-async def test_the_gpu_policy_decides_whether_pods_share_a_card(
-    plane: ControlPlane, policy: str, together: bool
-) -> None:
-    async with cluster(plane, [node("n1", 4)], f"--gpu-scheduler-policy={policy}") as found:
-        await found.run(*(gpu_pod(name, gpu=1, mem=100) for name in ("p", "q")))
-        assert (placed(found, "p")[1] == placed(found, "q")[1]) is together
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "chosen"),
-    [
-        ("nvidia.com/use-gputype", "V100", [1]),
-        ("nvidia.com/nouse-gputype", "V100,A100", [0]),
-        ("nvidia.com/use-gpuuuid", "{2}", [2]),
-        ("nvidia.com/nouse-gpuuuid", "{0},{1}", [2]),
-    ],
-)
-async def test_a_pod_may_choose_its_cards_by_model_and_uuid(
-    plane: ControlPlane, key: str, value: str, chosen: list[int]
-) -> None:
-    cards = three_models()
-    wish = {key: value.format(*(card.uuid for card in cards))}
-    async with cluster(plane, [SimulatedNode("n1", cards)]) as found:
-        await found.run(gpu_pod("p", gpu=1, mem=100, annotations=wish))
-        assert placed(found, "p") == ("n1", {0: chosen})
-
-
-def three_models() -> tuple[Device, ...]:
-    """A T4, a V100 and an A100."""
-    first, second, third = gpu_cards("n1", 3)
-    return replace(first, model=T4), replace(second, model=V100), third
+        assert (node_of(found.pod("p")) == node_of(found.pod("q"))) is together
 
 
 async def test_a_namespace_gets_no_more_than_its_quota(plane: ControlPlane) -> None:

@@ -69,21 +69,22 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("agent", ["env", "answer", "hami"])
-async def test_every_container_sees_exactly_what_it_asked_for(tmp_path: Path, shape: str, agent: str) -> None:
-    manifest = SHAPES[shape]
+async def test_every_container_sees_exactly_what_it_asked_for(tmp_path: Path, agent: str) -> None:
     async with product([SimulatedNode("n1", gpu_cards("n1", 2), agent=agent)], tmp_path) as cluster:
-        await run(cluster, manifest)
-        await cluster.at_rest()
-        assert list(wrong_slices(cluster.plane)) == []
-        spec = manifest["spec"]
-        asked = [
-            int(each["resources"]["limits"].get("nvidia.com/gpu", 0))
-            for each in (*spec.get("initContainers", ()), *spec["containers"])
-        ]
-        _, cards = placed(cluster, "p")
-        assert [len(cards.get(position, ())) for position in range(len(asked))] == asked
+        for shape, manifest in SHAPES.items():
+            await run(cluster, manifest)
+            await cluster.at_rest()
+            assert list(wrong_slices(cluster.plane)) == [], shape
+            spec = manifest["spec"]
+            asked = [
+                int(each["resources"]["limits"].get("nvidia.com/gpu", 0))
+                for each in (*spec.get("initContainers", ()), *spec["containers"])
+            ]
+            _, cards = placed(cluster, "p")
+            assert [len(cards.get(position, ())) for position in range(len(asked))] == asked, shape
+            await cluster.plane.delete_pod("default", "p", grace_s=0)
+            await cluster.at_rest()
 
 
 async def test_an_init_container_that_is_done_leaves_its_room_and_the_app_keeps_its_own(tmp_path: Path) -> None:

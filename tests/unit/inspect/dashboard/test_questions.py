@@ -377,6 +377,7 @@ def test_the_nodes_of_a_gang_are_looked_at_once_and_one_at_a_time(monkeypatch: p
     assert max(after - before for before, after in pairwise([0, *between])) <= 1
 
 
+@pytest.mark.no_cover
 def test_advice_comes_in_steps_of_bounded_work() -> None:
     nodes = [node(f"n{number}").gpus(8, memory=24_000) for number in range(20)]
     tried_on = OfflineCluster(state_of(nodes, []))
