@@ -16,9 +16,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 
-from tessera.kube.backoff import Backoff
+from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.errors import ApiError, KubeError, Unreachable, is_conflict, is_throttled
-from tessera.kube.retry import retry_on_error
 
 ATTEMPTS = 4
 PAUSES = Backoff(initial=0.4, cap=3.0)

@@ -21,12 +21,11 @@ import msgspec
 import structlog
 
 from tessera.host.cards import InventoryError
-from tessera.kube.backoff import Backoff
+from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError, is_conflict, is_not_found
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import RESOURCE_SLICES
-from tessera.kube.retry import retry_on_error
 from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
 from tessera.node.fleet import Fleet
 from tessera.node.handover.pod_cache import PodCache

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import structlog
 
-from tessera.kube.backoff import Backoff
+from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.errors import KubeError, is_gone, is_invalid, is_not_found
-from tessera.kube.retry import retry_on_error
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.kube_api import KubeCluster

@@ -16,12 +16,11 @@ from datetime import UTC, datetime
 import structlog
 
 from tessera.core.devices import Device
-from tessera.kube.backoff import Backoff
+from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.resources import NODES
-from tessera.kube.retry import retry_on_error
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable, registration_text
 from tessera.node.registration.pair_scores import AskLinks, PairScoreCache

@@ -18,11 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from tessera.kube.backoff import Backoff
+from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.client import STRATEGIC_PATCH, KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS
-from tessera.kube.retry import retry_on_error
 from tessera.wire.quantity import Whole, read
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.api.pod_logs import LogLine

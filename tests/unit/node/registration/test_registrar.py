@@ -11,10 +11,10 @@ import pytest
 
 from tessera.host.cards import CardError, CardFacts, InventoryError, Links, TopologyLevel
 from tessera.kube.access import Access
+from tessera.kube.backoff import MAX_RETRY_AFTER_S
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.resources import NODES
-from tessera.kube.retry import MAX_RETRY_AFTER_S
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.health.roster import NOT_READ
 from tessera.node.registration.registrar import NodeRegistrar

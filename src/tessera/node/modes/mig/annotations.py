@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from tessera.kube.backoff import Backoff
+from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError, is_conflict
 from tessera.kube.resources import PODS
-from tessera.kube.retry import retry_on_error
 from tessera.node.handover.assignments import ObjectKey
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS

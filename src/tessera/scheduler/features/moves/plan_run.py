@@ -25,10 +25,9 @@ from tessera.core.holdings import PodFacts
 from tessera.core.relocation import Move, cards_of
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
-from tessera.kube.backoff import Backoff
+from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.errors import KubeError
 from tessera.kube.eviction import RETRY_S, EvictionAnswer, EvictionResult, evict_pod
-from tessera.kube.retry import retry_on_error
 from tessera.scheduler.features.moves.holds import PlaceHeld, asked_facts, held_facts, hold_all, release_all
 from tessera.scheduler.framework import Pipeline
 from tessera.scheduler.preemption_loop import NOT_DECIDING
