@@ -15,7 +15,7 @@ from tessera.files import reader
 from tessera.inspect.snapshots import encode_snapshot
 from tests.support.builders import node
 from tests.support.cluster_states import state_of
-from tests.support.commands import executed
+from tests.support.commands import started
 from tests.support.event_loops import in_real_time
 from tests.support.hostile_files import COMMANDS, TEXTS, archive_bomb, bomb, write_all
 
@@ -63,7 +63,7 @@ def test_a_hostile_file_is_refused_with_its_name_and_what_is_wrong(
 @in_real_time
 @pytest.mark.parametrize("name", ["unclosed json", "deep yaml", "unclosed yaml", "deep blocks"])
 async def test_what_overflowed_the_stack_of_a_process_no_longer_ends_it(files: dict[str, str], name: str) -> None:
-    async with executed("top", "--snapshot", files[name]) as command:
+    async with started("top", "--snapshot", files[name]) as command:
         assert await command.end() == 2
         assert "nested more than 100 levels deep" in command.last_words()
 
