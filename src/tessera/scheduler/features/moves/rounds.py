@@ -166,10 +166,10 @@ class Rounds:
         self._in_vain.pop(uid, None)
 
     def tick(self) -> None:
-        """Forget pods that were gone when they were refused."""
+        """Forget pods that were gone when something was noted of them."""
         cycles = self._pipeline.cycles
-        for uid in [uid for uid in self._since if cycles.get(uid) is None]:
-            del self._since[uid]
+        for uid in [uid for uid in {**self._since, **self._in_vain} if cycles.get(uid) is None]:
+            self.forget(uid)
 
     # -- rounds
 
@@ -227,7 +227,7 @@ class Rounds:
             self.figures.stops += 1
             if run.has_evicted:
                 until = self._pipeline.clock.monotonic() + LEFT_ALONE_S
-                self._in_vain |= {pod.uid: until for pod in who.pods if self._pipeline.cycles.get(pod.uid) is not None}
+                self._in_vain |= {pod.uid: until for pod in who.pods}
         return is_made
 
     # -- who waits
