@@ -10,15 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from random import Random
 
 import numpy as np
 
-from tessera_lab.simulator.cluster import SimulatedCluster
-from tessera_lab.simulator.defragmentation import NOTHING_FREED, Defragmenter, FreedCards
-from tessera_lab.simulator.saturation import place_pod
-from tessera_lab.simulator.strategies import STRATEGIES
-from tessera_lab.simulator.strategies.base import Strategy
+from tessera_lab.simulator.defragmentation import NOTHING_FREED, FreedCards
+from tessera_lab.simulator.simulation import Simulation
 from tessera_lab.simulator.traces import Trace, TraceError, TraceNode, TraceRequest
 
 SAMPLES = 200
@@ -99,11 +95,8 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     """One replay from an empty cluster. The seed matters only to random policies."""
     arrivals = _arrivals(trace, options.speed)
     trace = replace(trace, nodes=_kept(trace, options))
-    cluster = SimulatedCluster(trace.nodes, claims=trace.has_claims)
-    strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
-    defragmenter = (
-        Defragmenter(cluster, may_move=options.defragment) if options.defragment or options.compare_plans else None
-    )
+    simulation = Simulation(trace, policy, seed, defragment=options.defragment, compare_plans=options.compare_plans)
+    defragmenter = simulation.defragmenter
     freed = NOTHING_FREED
     # Traces begin with a few pods long before the rest, so the first hundredth of the arrivals is left out.
     began = arrivals[len(arrivals) // 100].at
@@ -116,28 +109,24 @@ def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECO
     coming = next(left, None)
     while coming is not None or running:
         time = min(coming.at if coming else np.inf, running[0][0] if running else np.inf)
-        clock.pass_to(time, cluster.taken, curve)
+        clock.pass_to(time, simulation.cluster.taken, curve)
         if options.compare_plans and defragmenter is not None and len(curve) * PLANS // SAMPLES > freed.plans:
             freed = freed.plus(defragmenter.compare())
         has_freed = False
         while running and running[0][0] <= time:
             _, _, row, uid, ask = heapq.heappop(running)
-            if defragmenter is not None and ask.cards:
-                row = defragmenter.row_of(uid)
-                defragmenter.remove(uid)
-            cluster.end(ask, row, uid)
+            simulation.end(ask, row, uid)
             has_freed = True
         fresh = []
         while coming is not None and coming.at <= time:
-            strategy.arrived(coming.ask)
+            simulation.strategy.arrived(coming.ask)
             fresh.append(coming)
             coming = next(left, None)
         tried = [*queue, *fresh] if has_freed else fresh
         left_over = [] if has_freed else queue
-        queue = _start(cluster, strategy, tried, time, running, waits, defragmenter) + left_over
+        queue = _start(simulation, tried, time, running, waits) + left_over
         queue.sort()
-    result = _result(clock, curve, waits, queue)
-    return result if defragmenter is None else replace(result, moves=defragmenter.moves, freed=freed)
+    return replace(_result(clock, curve, waits, queue), moves=simulation.moves, freed=freed)
 
 
 def _kept(trace: Trace, options: ChurnOptions) -> tuple[TraceNode, ...]:
@@ -147,28 +136,22 @@ def _kept(trace: Trace, options: ChurnOptions) -> tuple[TraceNode, ...]:
 
 
 def _start(
-    cluster: SimulatedCluster,
-    strategy: Strategy,
+    simulation: Simulation,
     pods: Sequence[Arrival],
     time: float,
     running: list[tuple[float, int, int, str, TraceRequest]],
     waits: list[tuple[int, float]],
-    defragmenter: Defragmenter | None = None,
 ) -> list[Arrival]:
     """Tries each pod once; returns those that do not fit. Equal requests fail together until a pod ends."""
     waiting: list[Arrival] = []
     refused: set[TraceRequest] = set()
     for pod in pods:
-        placed = None if pod.ask in refused else place_pod(cluster, strategy, pod.ask)
-        if placed is None and pod.ask not in refused and defragmenter is not None and defragmenter.make_room(pod.ask):
-            placed = place_pod(cluster, strategy, pod.ask)
+        placed = None if pod.ask in refused else simulation.place(pod.ask)
         if placed is None:
             refused.add(pod.ask)
             waiting.append(pod)
         else:
             row, uid = placed
-            if defragmenter is not None:
-                defragmenter.add(uid, pod.ask)
             heapq.heappush(running, (time + pod.lasts, pod.place, row, uid, pod.ask))
             waits.append((pod.ask.cards, time - pod.at))
     return waiting

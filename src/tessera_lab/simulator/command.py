@@ -16,10 +16,10 @@ import yaml
 
 from tessera.cli.sources import CommandError, as_ascii, ascii_only
 from tessera.services.terminal_json import encode_json
-from tessera_lab.simulator.page import results_page
 
 if TYPE_CHECKING:
     from tessera_lab.simulator.churn import ChurnOptions
+    from tessera_lab.simulator.report import SimulationReport
     from tessera_lab.simulator.runs import SimulationRun
     from tessera_lab.simulator.saturation import SaturationOptions
     from tessera_lab.simulator.traces import Trace
@@ -186,6 +186,7 @@ def command(
     """
     from tessera_lab.simulator.churn import ChurnOptions
     from tessera_lab.simulator.claims import as_claims
+    from tessera_lab.simulator.report import churn_report, results_page, saturation_report
     from tessera_lab.simulator.results import ResultsError
     from tessera_lab.simulator.runs import SimulationRun
     from tessera_lab.simulator.saturation import SaturationOptions
@@ -199,35 +200,34 @@ def command(
         if claims:
             traces = [as_claims(trace) for trace in traces]
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
+        options: SaturationOptions | ChurnOptions
         if churn:
-            report, drawn = _churns(
-                traces, work, ChurnOptions(speed, shrink, defragment=defrag, compare_plans=compare_plans), jobs, results
-            )
+            options = ChurnOptions(speed, shrink, defragment=defrag, compare_plans=compare_plans)
         else:
             options = SaturationOptions(
                 until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample, defragment=defrag
             )
-            report, drawn = _saturations(traces, work, arrivals, options, jobs, results)
+        runs = _run(traces, work, options, jobs, results)
     except (TraceError, ResultsError, OSError) as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:
         if results is not None:
             click.echo(f"interrupted; the same command goes on with the results in {results}", err=True)
         raise
+    report = churn_report(runs, traces) if churn else saturation_report(runs, traces, arrivals)
     if output == "json":
-        click.echo(encode_json(report, indent=2), nl=False)
+        click.echo(encode_json(report.figures, indent=2), nl=False)
     elif output == "yaml":
-        click.echo(yaml.safe_dump(report, sort_keys=False, width=120), nl=False)
+        click.echo(yaml.safe_dump(report.figures, sort_keys=False, width=120), nl=False)
     else:
-        _print(report, [] if churn else arrivals)
+        _print(report)
     # After the results: minutes of work must not be lost because a folder is missing.
     try:
         if plot is not None:
-            plot.write_text(drawn(traces[0].name))
+            plot.write_text(report.plot(traces[0].name))
         if html is not None:
-            heads, rows = _table(report, [] if churn else arrivals)
-            plots = [(trace.name, drawn(trace.name)) for trace in traces]
-            html.write_text(results_page(heads=heads, rows=rows, pictures=plots))
+            plots = [(trace.name, report.plot(trace.name)) for trace in traces]
+            html.write_text(results_page(heads=report.heads, rows=report.rows, pictures=plots))
     except OSError as error:
         raise CommandError(f"cannot write {error.filename}: {error.strerror}") from error
 
@@ -250,61 +250,19 @@ def _write(trace: Trace, folder: Path) -> None:
     write_trace(trace, folder / "nodes.csv", folder / "pods.csv")
 
 
-def _saturations(
+def _run(
     traces: list[Trace],
     work: list[SimulationRun],
-    arrivals: list[float],
-    options: SaturationOptions,
+    options: SaturationOptions | ChurnOptions,
     jobs: int,
     results: Path | None,
-) -> tuple[dict[str, Any], Callable[[str], str]]:
-    from tessera_lab.simulator.plot import line_plot
-    from tessera_lab.simulator.report import curves, saturation_report
+) -> list[tuple[SimulationRun, Any]]:
     from tessera_lab.simulator.results import ResultsFile
-    from tessera_lab.simulator.runs import purpose_of, run_saturations
+    from tessera_lab.simulator.runs import purpose_of, run_all
 
     kept = ResultsFile.open(results, purpose=purpose_of(traces, options))
     with _shown(len(work) - len(kept.results)) as on_done:
-        runs = run_saturations(traces, work, options, processes=jobs, kept=kept, on_done=on_done)
-
-    def drawn(trace: str) -> str:
-        lines = {name: list(enumerate(points)) for name, points in curves(runs, traces)[trace].items()}
-        return line_plot(
-            {name: [(float(x), y) for x, y in points] for name, points in lines.items()},
-            title=f"{trace}: allocated cards by requested cards",
-            x_label="requested cards, % of capacity",
-            y_label="allocated cards, %",
-            y_from=80.0,
-        )
-
-    return saturation_report(runs, traces, arrivals), drawn
-
-
-def _churns(
-    traces: list[Trace], work: list[SimulationRun], options: ChurnOptions, jobs: int, results: Path | None
-) -> tuple[dict[str, Any], Callable[[str], str]]:
-    from tessera_lab.simulator.plot import line_plot
-    from tessera_lab.simulator.report import churn_report
-    from tessera_lab.simulator.results import ResultsFile
-    from tessera_lab.simulator.runs import purpose_of, run_churns
-
-    kept = ResultsFile.open(results, purpose=purpose_of(traces, options))
-    with _shown(len(work) - len(kept.results)) as on_done:
-        runs = run_churns(traces, work, options, processes=jobs, kept=kept, on_done=on_done)
-    report = churn_report(runs, traces)
-
-    def drawn(trace: str) -> str:
-        return line_plot(
-            {
-                name: [(i / 2.0, y) for i, y in enumerate(by_trace[trace]["allocation_over_time"])]
-                for name, by_trace in report.items()
-            },
-            title=f"{trace}: allocated cards over time",
-            x_label="time, % of the span of arrivals",
-            y_label="allocated cards, %",
-        )
-
-    return report, drawn
+        return run_all(traces, work, options, processes=jobs, kept=kept, on_done=on_done)
 
 
 @contextmanager
@@ -324,26 +282,15 @@ def _shown(total: int) -> Iterator[Callable[[str], None]]:
         yield lambda _key: bar.advance(task)
 
 
-def _table(report: dict[str, Any], arrivals: list[float]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Heads and rows; of a replay if there are no arrivals."""
-    from tessera_lab.simulator.report import churn_rows, saturation_rows
-
-    if arrivals:
-        heads = ["trace", "policy", *(f"allocated at {arrival:.0%}" for arrival in arrivals)]
-        return heads, saturation_rows(report, arrivals)
-    return ["trace", "policy", "allocated %", "wait s", "p50", "p95", "waited %", "backlog"], churn_rows(report)
-
-
-def _print(report: dict[str, Any], arrivals: list[float]) -> None:
+def _print(report: SimulationReport) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     plain = ascii_only()
     table = Table(box=box.ASCII if plain else box.HEAVY_HEAD)
-    heads, rows = _table(report, arrivals)
-    for place, head in enumerate(heads):
+    for place, head in enumerate(report.heads):
         table.add_column(head, justify="left" if place < 2 else "right")
-    for row in rows:
+    for row in report.rows:
         table.add_row(*map(as_ascii, row) if plain else row)
     Console().print(table)

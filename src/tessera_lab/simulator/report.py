@@ -1,20 +1,42 @@
-"""Results of many runs as plain data: means and standard deviations, for a table, JSON or a plot."""
+"""Results of many runs: means and standard deviations as plain data, a table, plots, and a page with all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
 from statistics import fmean, stdev
 from typing import Any
 
-from tessera_lab.simulator import churn
+from tessera_lab.simulator.churn import ChurnResult
 from tessera_lab.simulator.defragmentation import FreedCards
+from tessera_lab.simulator.plot import line_plot
 from tessera_lab.simulator.runs import SimulationRun
 from tessera_lab.simulator.saturation import STEPS, SaturationResult
 from tessera_lab.simulator.traces import Trace
 
 DIGITS = 2
 
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+svg { width: 100%; height: auto; border-radius: .5rem; }
+"""
+
 Grouped = dict[str, dict[str, list[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationReport:
+    figures: dict[str, Any]
+    heads: list[str]
+    rows: list[tuple[str, ...]]
+    plot: Callable[[str], str]
+    """an SVG document for a trace"""
 
 
 def _grouped(runs: Iterable[tuple[SimulationRun, Any]], traces: Sequence[Trace]) -> Grouped:
@@ -31,10 +53,10 @@ def _figure(values: Sequence[float]) -> dict[str, float]:
 
 
 def saturation_report(
-    runs: Iterable[tuple[SimulationRun, SaturationResult]], traces: Sequence[Trace], arrivals: Sequence[float]
-) -> dict[str, Any]:
+    runs: Sequence[tuple[SimulationRun, SaturationResult]], traces: Sequence[Trace], arrivals: Sequence[float]
+) -> SimulationReport:
     """`{policy: {trace: {arrival: {allocation_percent, sd}}}}`; where pods moved, also `moves` and `bound_percent`."""
-    return {
+    figures: dict[str, Any] = {
         policy: {
             trace: {
                 **{str(arrival): _figure([result.at(arrival) for result in results]) for arrival in arrivals},
@@ -46,6 +68,24 @@ def saturation_report(
         for policy, by_trace in _grouped(runs, traces).items()
     }
 
+    def plot(trace: str) -> str:
+        means = _curves(runs, traces)[trace]
+        return line_plot(
+            {name: [(float(x), y) for x, y in enumerate(points)] for name, points in means.items()},
+            title=f"{trace}: allocated cards by requested cards",
+            x_label="requested cards, % of capacity",
+            y_label="allocated cards, %",
+            y_from=80.0,
+        )
+
+    heads = ["trace", "policy", *(f"allocated at {arrival:.0%}" for arrival in arrivals)]
+    rows = [
+        (trace, policy, *(f"{f[str(a)]['allocation_percent']:.2f} ± {f[str(a)]['sd']:.2f}" for a in arrivals))
+        for policy, by_trace in figures.items()
+        for trace, f in by_trace.items()
+    ]
+    return SimulationReport(figures, heads, rows, plot)
+
 
 def _moves(counts: Sequence[int]) -> dict[str, float]:
     return {"moves": round(fmean(counts), DIGITS)} if any(counts) else {}
@@ -55,7 +95,7 @@ def _bound(bounds: Sequence[float]) -> dict[str, float]:
     return {"bound_percent": round(fmean(bounds), DIGITS)} if bounds else {}
 
 
-def curves(
+def _curves(
     runs: Iterable[tuple[SimulationRun, SaturationResult]], traces: Sequence[Trace]
 ) -> dict[str, dict[str, list[float]]]:
     """`{trace: {policy: mean allocation at 0, 1, 2 ... per cent}}`."""
@@ -68,15 +108,41 @@ def curves(
     return found
 
 
-def churn_report(runs: Iterable[tuple[SimulationRun, churn.ChurnResult]], traces: Sequence[Trace]) -> dict[str, Any]:
+def churn_report(runs: Iterable[tuple[SimulationRun, ChurnResult]], traces: Sequence[Trace]) -> SimulationReport:
     """`{policy: {trace: {allocation_percent, wait_seconds, waited_percent, backlog}}}`."""
-    return {
+    figures = {
         policy: {trace: _churn_figures(results) for trace, results in by_trace.items()}
         for policy, by_trace in _grouped(runs, traces).items()
     }
 
+    def plot(trace: str) -> str:
+        return line_plot(
+            {
+                name: [(i / 2.0, y) for i, y in enumerate(by_trace[trace]["allocation_over_time"])]
+                for name, by_trace in figures.items()
+            },
+            title=f"{trace}: allocated cards over time",
+            x_label="time, % of the span of arrivals",
+            y_label="allocated cards, %",
+        )
 
-def _churn_figures(results: Sequence[churn.ChurnResult]) -> dict[str, Any]:
+    heads = ["trace", "policy", "allocated %", "wait s", "p50", "p95", "waited %", "backlog"]
+    rows = [
+        (
+            trace,
+            policy,
+            f"{f['allocation_percent']:.2f}",
+            *(f"{f['wait_seconds'][key]:.0f}" for key in ("mean", "p50", "p95")),
+            f"{f['waited_percent']:.1f}",
+            f"{f['backlog']:.0f}",
+        )
+        for policy, by_trace in figures.items()
+        for trace, f in by_trace.items()
+    ]
+    return SimulationReport(figures, heads, rows, plot)
+
+
+def _churn_figures(results: Sequence[ChurnResult]) -> dict[str, Any]:
     def mean(values: Iterable[float]) -> float:
         return round(fmean(values), DIGITS)
 
@@ -113,26 +179,34 @@ def _freed(plans: Sequence[FreedCards]) -> dict[str, Any]:
     }
 
 
-def saturation_rows(report: Mapping[str, Any], arrivals: Sequence[float]) -> list[tuple[str, ...]]:
-    """Trace, policy, and a cell for every arrival."""
-    return [
-        (trace, policy, *(f"{f[str(a)]['allocation_percent']:.2f} ± {f[str(a)]['sd']:.2f}" for a in arrivals))
-        for policy, by_trace in report.items()
-        for trace, f in by_trace.items()
-    ]
-
-
-def churn_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Trace, policy, allocation, waits, backlog."""
-    return [
-        (
-            trace,
-            policy,
-            f"{f['allocation_percent']:.2f}",
-            *(f"{f['wait_seconds'][key]:.0f}" for key in ("mean", "p50", "p95")),
-            f"{f['waited_percent']:.1f}",
-            f"{f['backlog']:.0f}",
-        )
-        for policy, by_trace in report.items()
-        for trace, f in by_trace.items()
-    ]
+def results_page(*, heads: Sequence[str], rows: Iterable[Sequence[str]], pictures: Sequence[tuple[str, str]]) -> str:
+    """One self-contained HTML file without scripts; `pictures` are headings with SVG documents."""
+    cells = "\n".join(
+        "<tr>" + "".join(f'<th scope="row">{escape(row[0])}</th>' if i == 0 else f"<td>{escape(cell)}</td>"
+                         for i, cell in enumerate(row)) + "</tr>"
+        for row in rows
+    )  # fmt: skip
+    drawn = "\n".join(f"<h2>{escape(heading)}</h2>\n{picture}" for heading, picture in pictures)
+    columns = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Simulated allocation</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>Simulated allocation</h1>
+<div class="wide" tabindex="0" role="region" aria-label="Results">
+<table>
+<thead><tr>{columns}</tr></thead>
+<tbody>
+{cells}
+</tbody>
+</table>
+</div>
+{drawn}
+</body>
+</html>
+"""

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tessera_lab.simulator import churn
+from tessera_lab.simulator.churn import ChurnOptions, ChurnResult, replay
 from tessera_lab.simulator.results import ResultsFile
 from tessera_lab.simulator.saturation import SaturationOptions, SaturationResult, saturate
 from tessera_lab.simulator.traces import Trace
 
-Options = SaturationOptions | churn.ChurnOptions
+Options = SaturationOptions | ChurnOptions
 Job = TypeVar("Job")
 Json = dict[str, Any]
 OnDone = Callable[[str], None]
@@ -36,32 +36,21 @@ class SimulationRun:
     seed: int
 
 
-def run_saturations(
+def run_all(
     traces: Sequence[Trace],
     jobs: Sequence[SimulationRun],
-    options: SaturationOptions,
+    options: Options,
     *,
     processes: int,
     kept: ResultsFile,
     on_done: OnDone,
-) -> list[tuple[SimulationRun, SaturationResult]]:
-    """Every run with its result, in order."""
-    found = _run(traces, jobs, options, processes=processes, kept=kept, on_done=on_done)
-    return [(job, msgspec.convert(result, SaturationResult)) for job, result in found]
-
-
-def run_churns(
-    traces: Sequence[Trace],
-    jobs: Sequence[SimulationRun],
-    options: churn.ChurnOptions,
-    *,
-    processes: int,
-    kept: ResultsFile,
-    on_done: OnDone,
-) -> list[tuple[SimulationRun, churn.ChurnResult]]:
-    """The same for churn replays."""
-    found = _run(traces, jobs, options, processes=processes, kept=kept, on_done=on_done)
-    return [(job, msgspec.convert(result, churn.ChurnResult)) for job, result in found]
+) -> list[tuple[SimulationRun, Any]]:
+    """Every run with its result, in order: a `SaturationResult` or `ChurnResult`, by the type of the options."""
+    keys = {job: f"{traces[job.trace].name} {job.policy} {job.seed}" for job in jobs}
+    work = {key: (traces[job.trace], job, options) for job, key in keys.items()}
+    run_in_processes(work, _simulate, processes=processes, kept=kept, on_done=on_done)
+    result = SaturationResult if isinstance(options, SaturationOptions) else ChurnResult
+    return [(job, msgspec.convert(kept.results[key], result)) for job, key in keys.items()]
 
 
 def purpose_of(traces: Sequence[Trace], options: Options) -> str:
@@ -94,26 +83,11 @@ def _keep(done: Future[Json], running: Mapping[Future[Json], str], kept: Results
         on_done(running[done])
 
 
-def _run(
-    traces: Sequence[Trace],
-    jobs: Sequence[SimulationRun],
-    options: Options,
-    *,
-    processes: int,
-    kept: ResultsFile,
-    on_done: OnDone,
-) -> list[tuple[SimulationRun, Json]]:
-    keys = {job: f"{traces[job.trace].name} {job.policy} {job.seed}" for job in jobs}
-    work = {key: (traces[job.trace], job, options) for job, key in keys.items()}
-    run_in_processes(work, _simulate, processes=processes, kept=kept, on_done=on_done)
-    return [(job, kept.results[key]) for job, key in keys.items()]
-
-
 def _simulate(work: tuple[Trace, SimulationRun, Options]) -> Json:
     trace, job, options = work
     if isinstance(options, SaturationOptions):
         return asdict(saturate(trace, job.policy, job.seed, options))
-    return asdict(churn.replay(trace, job.policy, job.seed, options))
+    return asdict(replay(trace, job.policy, job.seed, options))
 
 
 def _ignore_interrupts() -> None:

@@ -12,11 +12,10 @@ from random import Random
 
 import numpy as np
 
-from tessera.core.arrays import Bools, Ints
+from tessera.core.arrays import Bools
 from tessera_lab.simulator.cluster import SimulatedCluster
-from tessera_lab.simulator.defragmentation import Defragmenter, allocation_bound
-from tessera_lab.simulator.strategies import STRATEGIES
-from tessera_lab.simulator.strategies.base import Strategy
+from tessera_lab.simulator.defragmentation import allocation_bound
+from tessera_lab.simulator.simulation import Simulation
 from tessera_lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
 
 STEPS = 100
@@ -61,11 +60,10 @@ class SaturationResult:
 
 def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = PUBLISHED) -> SaturationResult:
     """One run from an empty cluster."""
-    dice = Random(f"{policy} {seed}")
-    nodes = _renamed(trace.nodes, seed) if options.shuffle_nodes else trace.nodes
-    cluster = SimulatedCluster(nodes, claims=trace.has_claims)
-    strategy = STRATEGIES[policy](cluster, trace, dice)
-    defragmenter = Defragmenter(cluster) if options.defragment else None
+    if options.shuffle_nodes:
+        trace = replace(trace, nodes=_renamed(trace.nodes, seed))
+    simulation = Simulation(trace, policy, seed, defragment=options.defragment)
+    cluster = simulation.cluster
     sampling = np.random.default_rng(seed)
     capacity = trace.capacity
     curve: list[float] = []
@@ -77,15 +75,9 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
     for pod in generate_arrivals(trace, seed, until=options.until, keep_order=options.keep_order):
         ask = pod.ask
         asks.append(ask)
-        strategy.arrived(ask)
+        simulation.strategy.arrived(ask)
         within = _sampled(cluster, options.sample, sampling) if options.sample < 1.0 else None
-        where = place_pod(cluster, strategy, ask, within)
-        if defragmenter is not None:
-            if where is None and defragmenter.make_room(ask):
-                where = place_pod(cluster, strategy, ask)
-            if where is not None:
-                defragmenter.add(where[1], ask)
-        placed = where is not None
+        placed = simulation.place(ask, within) is not None
         arrived[ask.cards] = arrived.get(ask.cards, 0) + 1
         refused[ask.cards] = refused.get(ask.cards, 0) + (not placed)
         if placed and placed_all == len(asks) - 1:
@@ -97,27 +89,9 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
         tuple(curve),
         tuple(sorted(arrived.items())),
         tuple(sorted(refused.items())),
-        0 if defragmenter is None else defragmenter.moves,
+        simulation.moves,
         allocation_bound(asks, placed_all, capacity),
     )
-
-
-def place_pod(
-    cluster: SimulatedCluster, strategy: Strategy, ask: TraceRequest, within: Bools | None = None
-) -> tuple[int, str] | None:
-    """Places a pod where the strategy wants it; returns its column and uid, or None if it does not fit."""
-    rows = cluster.fitting(ask, within)
-    if not len(rows):
-        return None
-    row = _best(cluster, strategy, ask, rows)
-    placement = strategy.cards(ask, row) if ask.cards else None
-    return row, cluster.put(ask, row, placement)
-
-
-def _best(cluster: SimulatedCluster, strategy: Strategy, ask: TraceRequest, rows: Ints) -> int:
-    preference = strategy.preference(ask, rows)
-    best = rows[preference == preference.max()]
-    return int(best[np.argmin(cluster.arrays.order.places[best])])
 
 
 def _sampled(cluster: SimulatedCluster, part: float, dice: np.random.Generator) -> Bools:

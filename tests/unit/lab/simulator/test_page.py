@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from tessera_lab.simulator.page import results_page
 from tessera_lab.simulator.plot import line_plot
+from tessera_lab.simulator.report import results_page
 
 
 def test_the_page_is_whole_and_needs_nothing_else() -> None:

@@ -9,7 +9,8 @@ from tessera.core.audit import audit
 from tessera.core.selection import Selected, Selector
 from tessera_lab.simulator.claims import as_claims
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
-from tessera_lab.simulator.saturation import SaturationOptions, place_pod, saturate
+from tessera_lab.simulator.saturation import SaturationOptions, saturate
+from tessera_lab.simulator.simulation import place_pod
 from tessera_lab.simulator.strategies import STRATEGIES
 from tessera_lab.simulator.strategies.shipped import Shipped
 from tessera_lab.simulator.synthetic import make_trace

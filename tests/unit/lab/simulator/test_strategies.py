@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from tessera_lab.simulator.cluster import SimulatedCluster
-from tessera_lab.simulator.saturation import place_pod
+from tessera_lab.simulator.simulation import place_pod
 from tessera_lab.simulator.strategies import STRATEGIES
 from tessera_lab.simulator.strategies.base import Strategy
 from tessera_lab.simulator.traces import TraceNode, TraceRequest
