@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from tessera.host.cards import CardFacts
 from tessera.host.simulated.hardware import no_cards
@@ -31,6 +30,7 @@ from tessera.node.modes.base import ContainerResponse, HostMount
 from tessera.node.modes.factory import build_mode
 from tessera.node.settings import AgentSettings, Paths
 from tessera.node.watched_value import WatchedValue
+from tessera.services.exposition import Registry
 from tessera.wire import keys
 from tessera.wire.objects import Node as NodeObject
 from tessera.wire.objects import Pod
@@ -129,7 +129,7 @@ class Node:
             cluster=self._api,
             resources=EmptyPodResources(),
             report=lambda *_: None,
-            registry=CollectorRegistry(),
+            registry=Registry(),
         )
         self._prepared = PreparedClaims(self.settings.paths.state, self.settings.paths.cdi)
         self._arbiter = Arbiter(

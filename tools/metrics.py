@@ -10,9 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
-
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.used_time import UsedTime
 from tessera.node.handover.assembly import NodeHandover
@@ -22,10 +19,8 @@ from tessera.scheduler.metrics.granted_time import GRANTED, IDLE
 from tessera.scheduler.metrics.quota_series import QUOTAS
 from tessera.scheduler.metrics.service_metrics import Metrics
 from tessera.scheduler.metrics.service_readings import add_readings
-from tessera.scheduler.metrics.text_format import Series
+from tessera.services.exposition import Family, Registry, Series
 
-ENDINGS = {"counter": "_total", "info": "_info"}
-"""that the text format adds to names"""
 UNLABELLED = frozenset({"histogram", "info"})
 """whose labels are those of the format"""
 
@@ -60,23 +55,17 @@ def agent_metrics() -> list[DescribedMetric]:
 
 
 def monitor_metrics() -> list[DescribedMetric]:
-    registry = CollectorRegistry()
-    registry.register(MonitorMetrics(lambda: ScrapeView(node="", now=0.0)))
-    registry.register(UsedTime("", MagicMock(return_value=0.0)))
+    registry = Registry()
+    registry.register(MonitorMetrics(lambda: ScrapeView(node="", now=0.0)).collect)
+    registry.register(UsedTime("", MagicMock(return_value=0.0)).collect)
     return [*_described(registry.collect())]
 
 
-def _described(families: Iterable[Metric]) -> Iterator[DescribedMetric]:
+def _described(families: Iterable[Family]) -> Iterator[DescribedMetric]:
     for family in families:
-        labels = "" if family.type in UNLABELLED else ",".join(_labels(family))
-        name = family.name + ENDINGS.get(family.type, "") + (f"{{{labels}}}" if labels else "")
-        yield DescribedMetric(name, family.type, _sentence(family.documentation))
-
-
-def _labels(family: Metric) -> Iterable[str]:
-    """As a collector declares them, or as the first series of a counter has them."""
-    declared: Iterable[str] = getattr(family, "_labelnames", ())
-    return declared or (family.samples[0].labels if family.samples else ())
+        labels = "" if family.kind in UNLABELLED else ",".join(family.labels)
+        name = family.name + (f"{{{labels}}}" if labels else "")
+        yield DescribedMetric(name, family.kind, _sentence(family.help))
 
 
 def _of_series(series: Series[Any]) -> DescribedMetric:

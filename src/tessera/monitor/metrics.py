@@ -11,15 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from tessera import __version__
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.pods import SeenPod
 from tessera.monitor.regions import DeviceUsage, Region, RegionDevice
+from tessera.services.exposition import Family, info
 from tessera.wire.errors import WireError
 from tessera.wire.mig import MigAllocation, decode_mig_allocations
 
@@ -47,14 +44,14 @@ class ScrapeView:
     cards: Sequence[CardUtilization] = ()
 
 
-class MonitorMetrics(Collector):
+class MonitorMetrics:
     """All metrics of the monitor."""
 
     def __init__(self, view: Callable[[], ScrapeView], *, legacy: bool = False) -> None:
         self._view = view
         self._legacy = legacy
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         view = self._view()
         yield _build()
         yield from _of_cards(view, legacy=self._legacy)
@@ -64,16 +61,16 @@ class MonitorMetrics(Collector):
 
 def _gauge(
     name: str, text: str, labels: Sequence[str], series: Iterable[tuple[Iterable[object], float | None]]
-) -> Metric:
+) -> Family:
     """A gauge whose series all have the label `zone`; a series without a value is left out."""
-    family = GaugeMetricFamily(name, text, labels=[*labels, "zone"])
+    family = Family("gauge", name, text, [*labels, "zone"])
     for values, value in series:
         if value is not None:
-            family.add_metric([*map(str, values), ZONE], value)
+            family.add(value, [*map(str, values), ZONE])
     return family
 
 
-def _build() -> Metric:
+def _build() -> Family:
     facts = {
         "version": __version__,
         "revision": UNKNOWN,
@@ -82,12 +79,10 @@ def _build() -> Metric:
         "compiler": sys.implementation.name,
         "platform": f"{sys.platform}/{platform.machine()}",
     }
-    family = GaugeMetricFamily("hami_build_info", "What runs.", labels=list(facts))
-    family.add_metric(list(facts.values()), 1)
-    return family
+    return info("hami_build_info", "What runs.", facts)
 
 
-def _of_cards(view: ScrapeView, *, legacy: bool) -> Iterator[Metric]:
+def _of_cards(view: ScrapeView, *, legacy: bool) -> Iterator[Family]:
     # Unlike in registrations, the prefix is added even if the name has it.
     cards = [((view.node, card.index, card.uuid, f"NVIDIA-{card.name}"), card) for card in view.cards]
     memory = [(labels, card.memory_bytes) for labels, card in cards]
@@ -106,7 +101,7 @@ def _of_cards(view: ScrapeView, *, legacy: bool) -> Iterator[Metric]:
         yield _gauge("HostCoreUtilization", "Use of the card, 0 to 100.", LEGACY_HOST, busy)
 
 
-def _of_containers(view: ScrapeView, *, legacy: bool) -> Iterator[Metric]:
+def _of_containers(view: ScrapeView, *, legacy: bool) -> Iterator[Family]:
     devices = list(_devices(view))
     used = [(labels, device.use.total) for labels, _, device in devices]
     limit = [(labels, device.limit) for labels, _, device in devices]
@@ -153,7 +148,7 @@ def _since_last_kernel(region: Region, now: float) -> float | None:
     return max(0, int(now) - last) if last > 0 else None
 
 
-def _of_mig(view: ScrapeView, *, legacy: bool) -> Iterator[Metric]:
+def _of_mig(view: ScrapeView, *, legacy: bool) -> Iterator[Family]:
     instances = list(_instances(view))
     named = [
         ((*labels, mig.mig_uuid, mig.slot.profile, mig.gpu_instance, mig.compute_instance), 1)

@@ -18,7 +18,6 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError
@@ -34,8 +33,8 @@ from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
 from tessera.monitor.used_time import UsedTime
-from tessera.services import exposition
 from tessera.services.addresses import Address
+from tessera.services.exposition import Registry
 from tessera.services.listener import Listener, health_routes, metrics_route
 from tessera.services.process import run_until, signals
 from tessera.wire.objects import Pod
@@ -109,12 +108,12 @@ class MonitorProcess:
         self._missing = "the node's pods are not known yet"
         self._logged: dict[str, str] = {}
         self._used_time = UsedTime(settings.node_name, asyncio.get_running_loop().time)
-        self.registry = CollectorRegistry()
-        self.registry.register(MonitorMetrics(self._view, legacy=settings.legacy_metrics))
-        self.registry.register(self._used_time)
+        self.registry = Registry()
+        self.registry.register(MonitorMetrics(self._view, legacy=settings.legacy_metrics).collect)
+        self.registry.register(self._used_time.collect)
         # /healthz says the same as /readyz: a monitor that cannot read the regions is of no use.
         health = health_routes(self.missing, self.missing)
-        routes = [metrics_route(partial(exposition.render, self.registry)), *health]
+        routes = [metrics_route(self.registry.render), *health]
         self._listener = Listener(settings.metrics, routes, limits=settings.limits, grace=GRACE_S)
 
     async def run(self) -> int:

@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.pods import Cards, SeenPod
 from tessera.monitor.regions import Region
+from tessera.services.exposition import Family
 from tessera.services.gpu_time import CardKey, GpuTime
 
 MAKER = "NVIDIA"
 
 
-class UsedTime(Collector):
+class UsedTime:
     """The counters of one node. Used from the event loop only."""
 
     def __init__(self, node: str, time: Callable[[], float]) -> None:
@@ -60,21 +57,23 @@ class UsedTime(Collector):
             self._time.set_share(card, uid, share=value / 100, workload=workloads[uid])
         self._counted = frozenset(percent)
 
-    def collect(self) -> Iterator[Metric]:
-        used = CounterMetricFamily(
-            "tessera_gpu_used_seconds",
+    def collect(self) -> Iterator[Family]:
+        used = Family(
+            "counter",
+            "tessera_gpu_used_seconds_total",
             "Seconds of cards that containers used, as HAMi-core measures the use of SMs.",
-            labels=["node", "namespace", "owner_kind", "owner_name", "device_type"],
+            ["node", "namespace", "owner_kind", "owner_name", "device_type"],
         )
         for sample in self._time.samples():
-            used.add_metric([self._node, *sample.key.workload, sample.key.model], sample.seconds)
-        unused = CounterMetricFamily(
-            "tessera_gpu_unused_seconds",
+            used.add(sample.seconds, [self._node, *sample.key.workload, sample.key.model])
+        unused = Family(
+            "counter",
+            "tessera_gpu_unused_seconds_total",
             "Seconds of cards that no container with HAMi-core used.",
-            labels=["node", "device_type"],
+            ["node", "device_type"],
         )
         for model, seconds in self._time.idle().items():
-            unused.add_metric([self._node, model], seconds)
+            unused.add(seconds, [self._node, model])
         yield from (used, unused)
 
 

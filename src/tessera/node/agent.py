@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from tessera.host.async_hardware import AsyncInventory
 from tessera.host.cards import Hardware
@@ -43,6 +42,7 @@ from tessera.node.reconciler import LiveAssignments, Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
 from tessera.node.static_mig import InstanceWatch, StaticMig
+from tessera.services.exposition import Registry
 
 log = structlog.get_logger(__name__)
 
@@ -69,9 +69,7 @@ class NotStarted(SharingMode):
 class Surroundings:
     """What all configurations share. Build it on the event loop that runs it."""
 
-    def __init__(
-        self, settings: AgentSettings, *, client: KubeClient, hardware: Hardware, registry: CollectorRegistry
-    ) -> None:
+    def __init__(self, settings: AgentSettings, *, client: KubeClient, hardware: Hardware, registry: Registry) -> None:
         self.client = client
         self.hardware = hardware
         self.inventory = AsyncInventory(hardware)

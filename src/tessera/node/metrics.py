@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from tessera import __version__
 from tessera.node.fleet import Fleet
-from tessera.services import exposition
 from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits
+from tessera.services.exposition import Counter, Family, Registry, counter, gauge, info
 from tessera.services.listener import Listener, health_routes, metrics_route
 
 log = structlog.get_logger(__name__)
@@ -52,58 +48,45 @@ class AgentMetrics:
     """The registry of the process. Parts of the agent add their own metrics."""
 
     def __init__(self, status: Callable[[], AgentStatus]) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(_Gauges(status))
-        reloads = Counter(
-            "tessera_agent_reloads", "Configurations that were read again.", ["result"], registry=self.registry
+        self._status = status
+        self.registry = Registry()
+        self.registry.register(self._collect)
+        self.reloads = Counter(
+            self.registry,
+            "tessera_agent_reloads_total",
+            "Configurations that were read again.",
+            label="result",
+            values=("taken", "unchanged", "refused"),
         )
         self.restarts = Counter(
-            "tessera_agent_faults", "Faults that made the agent start its parts again.", registry=self.registry
+            self.registry, "tessera_agent_faults_total", "Faults that made the agent start its parts again."
         )
-        self.reloaded = {result: reloads.labels(result) for result in ("taken", "unchanged", "refused")}
 
     def render(self) -> bytes:
-        return exposition.render(self.registry)
+        return self.registry.render()
 
-
-class _Gauges(Collector):
-    """Reads the status once per scrape, so that all gauges agree."""
-
-    def __init__(self, status: Callable[[], AgentStatus]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterable[Metric]:
+    def _collect(self) -> Iterator[Family]:
+        """Reads the status once per scrape, so that all gauges agree."""
         status = self._status()
-        healthy = GaugeMetricFamily(
-            "tessera_agent_card_healthy", "1 where the card takes new work.", labels=["uuid", "index", "model"]
+        healthy = Family(
+            "gauge", "tessera_agent_card_healthy", "1 where the card takes new work.", ["uuid", "index", "model"]
         )
         for card in status.fleet:
             facts = card.facts
-            healthy.add_metric([facts.uuid, str(facts.index), facts.name], card.healthy)
-        faults = CounterMetricFamily("tessera_agent_card_faults", "Faults of the card so far.", labels=["uuid"])
-        for uuid, count in status.faults.items():
-            faults.add_metric([uuid], count)
-        ages = GaugeMetricFamily(
-            "tessera_agent_watch_age_seconds",
-            "Seconds since the watch of a resource last said something.",
-            labels=["resource"],
-        )
-        for resource, age in status.watch_ages.items():
-            ages.add_metric([resource], age)
-        yield from (healthy, faults, ages)
-        for name, text, value in (
-            ("ready", "1 where nothing is missing.", not status.missing),
-            ("hardware_readable", "1 where the cards can be asked.", not status.fleet.problem),
-            ("kubelet_registered", "1 where kubelet can use the plugin.", status.registered),
-            ("registration_failures", "Failed writes of the node in a row.", status.registration_failures),
-        ):
-            yield GaugeMetricFamily(f"tessera_agent_{name}", text, value=value)
-        yield CounterMetricFamily(
-            "tessera_agent_events_dropped", "Events given up under pressure.", value=status.events_dropped
-        )
-        yield InfoMetricFamily(
-            "tessera_build", "What runs.", value={"version": __version__, "python": platform.python_version()}
-        )
+            healthy.add(card.healthy, [facts.uuid, str(facts.index), facts.name])
+        yield healthy
+        yield counter("tessera_agent_card_faults_total", "Faults of the card so far.", status.faults, label="uuid")
+        text = "Seconds since the watch of a resource last said something."
+        yield gauge("tessera_agent_watch_age_seconds", text, status.watch_ages, label="resource")
+        yield gauge("tessera_agent_ready", "1 where nothing is missing.", not status.missing)
+        text = "1 where the cards can be asked."
+        yield gauge("tessera_agent_hardware_readable", text, not status.fleet.problem)
+        yield gauge("tessera_agent_kubelet_registered", "1 where kubelet can use the plugin.", status.registered)
+        text = "Failed writes of the node in a row."
+        yield gauge("tessera_agent_registration_failures", text, status.registration_failures)
+        text = "Events given up under pressure."
+        yield counter("tessera_agent_events_dropped_total", text, status.events_dropped)
+        yield info("tessera_build_info", "What runs.", {"version": __version__, "python": platform.python_version()})
 
 
 async def serve(

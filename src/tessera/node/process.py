@@ -160,7 +160,7 @@ class AgentProcess:
                 continue
             failures = 1 if time() - began >= SOUND_S else failures + 1
             pause = PAUSES.delay(failures)
-            self.metrics.restarts.inc()
+            self.metrics.restarts.add()
             log.error("a part of the agent failed; restarting all parts", again_in_s=round(pause, 1), exc_info=fault)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -195,13 +195,13 @@ class AgentProcess:
             found = await asyncio.to_thread(self._reload)
         except (WireError, ValueError, OSError) as error:
             log.error("configuration not read again, the old one stays", error=str(error))
-            self.metrics.reloaded["refused"].inc()
+            self.metrics.reloads.add(value="refused")
             return
         old, self.configuration = self.configuration, found
         if (found.faults, found.warnings) != (old.faults, old.warnings):
             self._log_problems(found)
         changed = found.settings != old.settings
-        self.metrics.reloaded["taken" if changed else "unchanged"].inc()
+        self.metrics.reloads.add(value="taken" if changed else "unchanged")
         if not changed and not asked:
             await self._keep_node_file()
             return

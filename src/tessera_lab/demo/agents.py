@@ -16,7 +16,6 @@ from contextlib import aclosing
 from pathlib import Path
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from tessera.host.async_hardware import AsyncInventory
 from tessera.host.cards import Hardware
@@ -40,6 +39,7 @@ from tessera.node.reconciler import LiveAssignments, Reconciler
 from tessera.node.registration.devices import registrable
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings, Paths
+from tessera.services.exposition import Registry
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.allocation import AllocateError
 from tessera_lab.sandbox.nodes.claims import ClaimKey, Environments
@@ -87,7 +87,7 @@ class RealAgent:
             cluster=KubeCluster(client),
             resources=HeldDevices(kubelet),
             report=self._events.record,
-            registry=CollectorRegistry(),
+            registry=Registry(),
         )
         self._prepared = PreparedClaims(settings.paths.state, settings.paths.cdi)
         self._registrar = NodeRegistrar(

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from tessera.inspect.utilization import CONCURRENT, REQUEST_S, TOTAL_S, MeasuredUse, SliceKey, Utilization, read_use
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
@@ -13,7 +11,7 @@ from tessera.monitor.container_dirs import Owner
 from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import SeenPod
-from tessera.services import exposition
+from tessera.services.exposition import Registry
 from tests.support.builders import NOW, PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import Answer, Exchange, RawServer, refusal, reply, silence
@@ -90,9 +88,9 @@ async def test_what_tesseras_monitor_exports_is_understood() -> None:
     used = good(region(uuids=(GPU_A,), limits=(3 << 30,), slots=[Slot({0: (0, 0, 0, 5 << 20, 40)})]))
     card = CardUtilization(0, GPU_A, "NVIDIA A100", 7 << 20, 70, 30)
     view = ScrapeView(node="n1", now=NOW, pods=(pod,), regions={owner: used}, cards=(card,))
-    registry = CollectorRegistry()
-    registry.register(MonitorMetrics(lambda: view))
-    found, _ = await read([monitor("n1")], {"n1": reply(200, exposition.render(registry))})
+    registry = Registry()
+    registry.register(MonitorMetrics(lambda: view).collect)
+    found, _ = await read([monitor("n1")], {"n1": reply(200, registry.render())})
     assert found.slices == {SliceKey("uid-a", "c0", GPU_A): Utilization(5, 40)}
     assert found.cards == {("n1", GPU_A): Utilization(7, 70)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.monitor.container_dirs import Owner
@@ -13,7 +12,7 @@ from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import SeenPod
 from tessera.monitor.regions import Region
-from tessera.services import exposition as exposing
+from tessera.services.exposition import Registry
 from tests.unit.monitor.builders import GPU_A, GPU_B, Slot, good, region
 
 NOW = 1_700_000_000
@@ -32,10 +31,10 @@ Labels = dict[str, str]
 
 
 def shown(seen: ScrapeView, *, legacy: bool = False) -> dict[str, list[tuple[Labels, float]]]:
-    registry = CollectorRegistry()
-    registry.register(MonitorMetrics(lambda: seen, legacy=legacy))
+    registry = Registry()
+    registry.register(MonitorMetrics(lambda: seen, legacy=legacy).collect)
     found: dict[str, list[tuple[Labels, float]]] = {}
-    for family in text_string_to_metric_families(exposing.render(registry).decode()):
+    for family in text_string_to_metric_families(registry.render().decode()):
         for sample in family.samples:
             found.setdefault(sample.name, []).append((sample.labels, sample.value))
     return found

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.monitor.container_dirs import Owner
@@ -9,7 +8,7 @@ from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.pods import Cards, SeenPod
 from tessera.monitor.regions import Region
 from tessera.monitor.used_time import UsedTime
-from tessera.services import exposition
+from tessera.services.exposition import Registry
 from tessera.wire.objects import Workload
 from tests.unit.monitor.builders import GPU_A, GPU_B, Slot, good, region
 
@@ -33,8 +32,8 @@ class World:
         self.now = 0.0
         self.time = UsedTime("n1", lambda: self.now)
         self.time.on_cards([CARD])
-        self.registry = CollectorRegistry()
-        self.registry.register(self.time)
+        self.registry = Registry()
+        self.registry.register(self.time.collect)
 
     def round(self, *shown: tuple[SeenPod, Region], seconds: float = 10.0) -> None:
         pods, regions = [each for each, _ in shown], {Owner(each.uid, "main"): seen for each, seen in shown}
@@ -42,7 +41,7 @@ class World:
         self.now += seconds
 
     def text(self) -> str:
-        return exposition.render(self.registry).decode()
+        return self.registry.render().decode()
 
     def seconds(self) -> dict[str, float]:
         families = text_string_to_metric_families(self.text())

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
 from tessera.services.addresses import Address
-from tessera.services.exposition import render
 from tessera.services.listener import Listener, health_routes
 from tests.support.event_loops import in_real_time
 
@@ -38,9 +36,3 @@ async def test_a_service_tells_whether_it_lives_and_whether_it_is_ready(
 )
 def test_an_address_reads_as_in_a_url(address: Address, text: str) -> None:
     assert str(address) == text
-
-
-def test_metrics_are_rendered_without_the_time_of_their_creation() -> None:
-    registry = CollectorRegistry()
-    Counter("things", "How many.", registry=registry).inc(2)
-    assert render(registry) == b"# HELP things_total How many.\n# TYPE things_total counter\nthings_total 2.0\n"

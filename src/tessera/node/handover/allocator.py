@@ -15,7 +15,6 @@ from enum import Enum
 from typing import Protocol
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
 
 from tessera.core.grants import Span
 from tessera.kube.errors import KubeError
@@ -37,6 +36,7 @@ from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
 from tessera.node.kubelet.device_ids import preferred
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
+from tessera.services.exposition import Counter, Registry
 from tessera.wire import keys
 
 log = structlog.get_logger(__name__)
@@ -114,7 +114,7 @@ class SliceAllocator:
         writer: StatusWriter,
         verifier: Verifier,
         checkpoint: Checkpoint,
-        registry: CollectorRegistry,
+        registry: Registry,
     ) -> None:
         self.mode = mode
         """may be changed between calls"""
@@ -126,10 +126,12 @@ class SliceAllocator:
         self._verifier = verifier
         self._checkpoint = checkpoint
         self._results = Counter(
-            "tessera_agent_allocations", "Containers that kubelet asked devices for", ["result"], registry=registry
+            registry,
+            "tessera_agent_allocations_total",
+            "Containers that kubelet asked devices for",
+            label="result",
+            values=[result.value for result in Result],
         )
-        for result in Result:
-            self._results.labels(result.value)
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(MAX_CALLS)
         self._question: _Question | None = None
         self._answered = 0
@@ -289,7 +291,7 @@ class SliceAllocator:
         return AllocationRefused(f"no binding pod found on node {node} for {count} devices{reasons}")
 
     def _count(self, result: Result) -> None:
-        self._results.labels(result.value).inc()
+        self._results.add(value=result.value)
 
     # -- which container asks
 

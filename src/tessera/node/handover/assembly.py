@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
-
 from tessera.kube.client import KubeClient
 from tessera.kube.reflector import Reflector
 from tessera.node.handover.allocation_state import Allocation, AllocationState
@@ -23,6 +21,7 @@ from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import PodResources, Report, Verifier
 from tessera.node.modes.base import SharingMode
 from tessera.node.settings import AgentSettings
+from tessera.services.exposition import Counter, Registry
 
 SWEEP_S = 5.0
 """seconds between sweeps"""
@@ -39,7 +38,7 @@ class NodeHandover:
         cluster: KubeCluster,
         resources: PodResources | None,
         report: Report,
-        registry: CollectorRegistry,
+        registry: Registry,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         """`report` records an event; `resources` is None where kubelet's PodResources API is not to be asked."""
@@ -67,10 +66,12 @@ class NodeHandover:
         )
         self._watches: dict[str, Reflector[Any]] = {}
         self._repairs = Counter(
-            "tessera_agent_repairs", "Leftovers of a crash that were cleaned up", ["what"], registry=registry
+            registry,
+            "tessera_agent_repairs_total",
+            "Leftovers of a crash that were cleaned up",
+            label="what",
+            values=("handover", "lock"),
         )
-        for what in ("handover", "lock"):
-            self._repairs.labels(what)
 
     @property
     def watch_ages(self) -> dict[str, float]:
@@ -115,8 +116,8 @@ class NodeHandover:
     async def sweep(self) -> None:
         """Make up for what a crash left behind, as far as it is known for certain; forget pods that are gone."""
         ended = await self._verifier.end_late_handovers()
-        self._repairs.labels("handover").inc(ended)
-        self._repairs.labels("lock").inc(await self._writer.release_stale_lock())
+        self._repairs.add(ended, value="handover")
+        self._repairs.add(await self._writer.release_stale_lock(), value="lock")
         await self.holdings.refresh(patient=True)
         answered = self._state.uids()
         await self.checkpoint.prune(

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
 
 from tessera.kube.event_broadcaster import ObjectRef
 from tessera.node.handover.allocation_state import Allocation, AllocationState, Held
 from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.status_writer import StatusWriter
+from tessera.services.exposition import Counter, Registry
 from tessera.wire import keys
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class Verifier:
         *,
         resources: PodResources | None,
         report: Report,
-        registry: CollectorRegistry,
+        registry: Registry,
     ) -> None:
         """`resources` is None where kubelet is not to be asked; `report` records an event."""
         self._pods = pods
@@ -61,12 +61,12 @@ class Verifier:
         self._resources = resources
         self._report = report
         self._mismatches = Counter(
-            "tessera_agent_slice_mismatches",
+            registry,
+            "tessera_agent_slice_mismatches_total",
             "Containers that hold another slice than they were assigned",
-            registry=registry,
         )
         self._swaps = Counter(
-            "tessera_agent_slice_swaps", "Containers that got an equal slice instead of their own", registry=registry
+            registry, "tessera_agent_slice_swaps_total", "Containers that got an equal slice instead of their own"
         )
         self.has_asked = False
         """whether kubelet has been asked at all"""
@@ -164,14 +164,14 @@ class Verifier:
         assignment = pod.assignment(position)
         problem = self._problem(allocation, assignment, depends=self._state.depends_on_allocate(pod))
         if problem:
-            self._mismatches.inc()
+            self._mismatches.add()
             log.error("container holds another slice than it was assigned", pod=str(pod.key), problem=problem)
             ref = ObjectRef("Pod", pod.key.namespace, pod.key.name, pod.key.uid)
             self._report(ref, "Warning", REASON, f"container {pod.containers[position]} {problem}")
         elif (
             assignment is not None and allocation.assignment is not None and allocation.assignment.key != assignment.key
         ):
-            self._swaps.inc()
+            self._swaps.add()
 
     def _problem(self, allocation: Allocation, assignment: Assignment | None, *, depends: bool) -> str:
         if assignment is None:

@@ -15,7 +15,7 @@ from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import Role
-from tessera.scheduler.metrics.text_format import Series, escaped
+from tessera.services.exposition import Series, escaped
 from tessera.vendors.amd import Amd
 from tessera.wire.mig import MigAllocation
 

@@ -19,7 +19,7 @@ from tessera.scheduler.engine_view import ClaimUsers
 from tessera.scheduler.metrics import card_series, legacy_series
 from tessera.scheduler.metrics.mig_instances import MigInstances
 from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
-from tessera.scheduler.metrics.text_format import Series
+from tessera.services.exposition import Series
 
 RENDER_BYTES = 64 * 1024
 """text written between two turns of the loop: below a millisecond"""

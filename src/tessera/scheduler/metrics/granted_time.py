@@ -17,7 +17,7 @@ from tessera.core.devices import Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding
 from tessera.core.ledger import Ledger
-from tessera.scheduler.metrics.text_format import Series, escaped
+from tessera.services.exposition import Series, escaped
 from tessera.services.gpu_time import CardKey, GpuTime, Sample
 from tessera.wire.objects import Workload
 

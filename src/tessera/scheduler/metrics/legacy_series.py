@@ -8,7 +8,7 @@ Cores are what the grants have, not per cent, also where the present names norma
 from __future__ import annotations
 
 from tessera.scheduler.metrics.card_series import MIB, ZONE, CardSample, InstanceSample, SliceSample
-from tessera.scheduler.metrics.text_format import Series, escaped
+from tessera.services.exposition import Series, escaped
 
 
 def _memory_share(sample: CardSample) -> str:

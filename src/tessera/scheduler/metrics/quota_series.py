@@ -16,7 +16,7 @@ from tessera.core.device_rules import Rules
 from tessera.core.grants import Use
 from tessera.core.quota import QuotaBook, QuotaFacts
 from tessera.scheduler.metrics.card_series import ZONE
-from tessera.scheduler.metrics.text_format import Series, escaped
+from tessera.services.exposition import Series, escaped
 
 
 @dataclass(frozen=True, slots=True)

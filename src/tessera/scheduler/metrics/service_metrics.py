@@ -7,23 +7,22 @@ are in `exposition`. Names end in their unit.
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
-from prometheus_client import CollectorRegistry, Info
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tessera import __version__
 from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
 from tessera.scheduler.identity_cache import IdentityCache
-from tessera.scheduler.metrics.counters import Reader, Reading, Times
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
-from tessera.services import exposition as exposing
+from tessera.services.exposition import Family, Found, Registry, counter, gauge, info, number
 
 log = structlog.get_logger(__name__)
 
@@ -35,11 +34,34 @@ BIND_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30
 """bounds up to the extender's HTTP timeout: a bind may wait for its turn"""
 
 
+class Times:
+    """A histogram of seconds."""
+
+    def __init__(self, name: str, text: str, *, bounds: Sequence[float]) -> None:
+        self._name, self._text = name, text
+        self._bounds = (*bounds, math.inf)
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[Family]:
+        family, total = Family("histogram", self._name, self._text, ["le"]), 0
+        for bound, count in zip(self._bounds, self._counts, strict=True):
+            total += count
+            family.add(total, [number(bound)], ending="_bucket")
+        family.add(total, ending="_count")
+        family.add(self._sum, ending="_sum")
+        yield family
+
+
 class Metrics(SchedulerObserver):
     """See the module's text."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = registry = Registry()
         self._seconds = {
             "filter": Times("tessera_filter_seconds", "Time to answer a filter.", bounds=MILLISECONDS),
             "bind": Times(
@@ -50,7 +72,7 @@ class Metrics(SchedulerObserver):
         }
         self._search = Times("tessera_preemption_search_seconds", "Time to find victims.", bounds=MILLISECONDS)
         for times in (*self._seconds.values(), self._search):
-            registry.register(times)
+            registry.register(times.collect)
         self._refusals = Counter({reason.value: 0 for reason in Reason})
         self._preemptions = Counter({"nominated": 0, "no-victims": 0, "given-up": 0})
         self._evicted = 0
@@ -59,19 +81,19 @@ class Metrics(SchedulerObserver):
         """by node, what its last audit found"""
         self._reasons = IdentityCache(reasons_of, most=REMEMBERED_REFUSALS)
         self.add_counter(
-            "tessera_refusals",
+            "tessera_refusals_total",
             "Filters that found no node, by each reason that occurred.",
             lambda: self._refusals,
             label="reason",
         )
         self.add_counter(
-            "tessera_preemptions",
+            "tessera_preemptions_total",
             "Searches for victims by their result: nominated, no-victims or given-up.",
             lambda: self._preemptions,
             label="result",
         )
-        self.add_counter("tessera_victims_evicted", "Pods evicted for other pods.", lambda: self._evicted)
-        self.add_counter("tessera_api_writes", "Writes to the apiserver.", lambda: self._writes, label="verb")
+        self.add_counter("tessera_victims_evicted_total", "Pods evicted for other pods.", lambda: self._evicted)
+        self.add_counter("tessera_api_writes_total", "Writes to the apiserver.", lambda: self._writes, label="verb")
         self.add_gauge(
             "tessera_devices_overallocated",
             "Devices with more granted than they have; must be 0.",
@@ -83,28 +105,31 @@ class Metrics(SchedulerObserver):
             lambda: len(self._found(BROKEN)),
         )
         python, build = platform.python_version(), {"version": __version__, "revision": ""}
-        Info("tessera_build", "What runs.", registry=registry).info({**build, "python": python})
-        Info("hami_build", "What runs, in the labels of HAMi.", registry=registry).info(
+        ours = info("tessera_build_info", "What runs.", {**build, "python": python})
+        theirs = info(
+            "hami_build_info",
+            "What runs, in the labels of HAMi.",
             {
                 **build,
                 "build_date": "",
                 "go_version": f"python{python}",
                 "compiler": sys.implementation.name,
                 "platform": f"{sys.platform}/{platform.machine()}",
-            }
+            },
         )
+        registry.register(lambda: (ours, theirs))
 
     def observe(self, verb: str, seconds: float) -> None:
         """How long an answer took; `verb` is filter, bind, preempt or webhook."""
         self._seconds[verb].add(seconds)
 
-    def add_gauge(self, name: str, text: str, read: Reader, *, label: str = "") -> None:
+    def add_gauge(self, name: str, text: str, read: Callable[[], Found], *, label: str = "") -> None:
         """A value that is read when it is scraped."""
-        self.registry.register(Reading(GaugeMetricFamily, name, text, read, label=label))
+        self.registry.register(lambda: [gauge(name, text, read(), label=label)])
 
-    def add_counter(self, name: str, text: str, read: Reader, *, label: str = "") -> None:
+    def add_counter(self, name: str, text: str, read: Callable[[], Found], *, label: str = "") -> None:
         """A total since the start that is read when it is scraped."""
-        self.registry.register(Reading(CounterMetricFamily, name, text, read, label=label))
+        self.registry.register(lambda: [counter(name, text, read(), label=label)])
 
     # -- what the pipeline reports
 
@@ -147,7 +172,7 @@ class Metrics(SchedulerObserver):
 
     def render(self) -> bytes:
         """Text format 0.0.4, some kilobytes."""
-        return exposing.render(self.registry)
+        return self.registry.render()
 
 
 def reasons_of(refused: Refused) -> tuple[Reason, ...]:

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
@@ -16,6 +15,7 @@ from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.checkpoint import FILE
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.settings import AgentSettings, Paths
+from tessera.services.exposition import Registry
 from tessera.wire import keys
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.objects import annotations_of, uid_of
@@ -58,7 +58,7 @@ async def test_a_bound_pod_is_handed_over(tmp_path: Path, locked: bool) -> None:
             cluster=KubeCluster(plane.client),
             resources=Resources(),
             report=lambda *_: None,
-            registry=CollectorRegistry(),
+            registry=Registry(),
         )
         running = asyncio.create_task(handover.run(plane.client))
         await create_bound(plane, "p", A, B)

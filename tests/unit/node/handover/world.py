@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.kube.event_broadcaster import ObjectRef
 from tessera.node.handover.allocation_state import Held
@@ -21,6 +21,7 @@ from tessera.node.handover.checkpoint import Checkpoint, Record
 from tessera.node.handover.kube_api import Annotations, KubeCluster
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.settings import AgentSettings
+from tessera.services.exposition import Registry
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
 from tests.support.builders import node as node_builder
@@ -263,7 +264,7 @@ class HandoverNode:
         self.mode = Mode()
         self.events: list[tuple[str, str, str]] = []
         """pod, reason and message"""
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self.checkpoint = MemoryCheckpoint(earlier)
         settings = AgentSettings(node_name=NODE, pass_device_specs=not downward_api)
         self.agent = NodeHandover(
@@ -309,7 +310,9 @@ class HandoverNode:
         return list(self.agent.allocator.prefer(list(available), list(must), count))
 
     def count(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"tessera_agent_{name}_total", labels) or 0.0
+        found = text_string_to_metric_families(self.registry.render().decode())
+        wanted = f"tessera_agent_{name}_total", labels
+        return sum(sample.value for family in found for sample in family.samples if sample[:2] == wanted)
 
     async def at_rest(self, seconds: float = 20.0) -> None:
         """Time for everything that happens behind the answers; fake time only."""
