@@ -18,7 +18,6 @@ project = "Tessera"
 author = "The Tessera Authors"
 version = release = __version__
 extensions = ["myst_parser"]
-exclude_patterns = ["conf.py"]
 # Links in pages name headings as GitHub does.
 myst_heading_anchors = 4
 html_theme = "furo"
