@@ -9,8 +9,7 @@ from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import VENDOR
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import VENDOR, SimulatedNode
 
 MEASURED, LOADED = "measured", "loaded"
 """namespaces"""

@@ -22,8 +22,7 @@ from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of
 from tests.e2e.cluster import make_namespace
 from tests.e2e.control_plane import ControlPlane

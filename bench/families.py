@@ -30,8 +30,7 @@ from bench.measurement import progress
 from tessera_lab.simulator.churn import ChurnOptions, replay
 from tessera_lab.simulator.families import FAMILIES
 from tessera_lab.simulator.plot import line_plot, plot_grid
-from tessera_lab.simulator.results import Progress, ResultsError, ResultsFile
-from tessera_lab.simulator.runs import run_in_processes
+from tessera_lab.simulator.runs import Progress, ResultsError, ResultsFile, run_in_processes
 from tessera_lab.simulator.saturation import SaturationOptions, saturate
 from tessera_lab.simulator.traces import Trace, TraceError, read_trace
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import mixed_pods, product
 

@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from tessera_lab.simulator.synthetic import write_trace
-from tessera_lab.simulator.traces import WHOLE, Trace, TraceError, TracePod, read_trace
+from tessera_lab.simulator.traces import WHOLE, Trace, TraceError, TracePod, read_trace, write_trace
 
 SEED = 7
 CPU_PODS = (0.05, 0.20, 0.25)

@@ -19,8 +19,7 @@ from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.fleet import SimulatedFleet
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedFleet, SimulatedNode
 from tessera_lab.sandbox.objects import JSON_ACCESSOR, condition_of, node_of, phase_of
 from tests.contract.client import Answer, Client, client, read_kubeconfig
 from tests.e2e.cluster_check import replayed, use_of, wrong_slices

@@ -20,8 +20,7 @@ from tessera.wire.quantity import Whole, read
 from tessera.wire.resource_api import ResourceClaim, ResourceSlice
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera_lab.sandbox.nodes.cards import A100_MEMORY
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import A100_MEMORY, SimulatedNode
 from tessera_lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tests.support.claim_scheduler import holders
 from tests.support.visible_devices import in_visible_order

@@ -24,9 +24,7 @@ from tessera.wire.device_config import load_device_config
 from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.resource_api import MANAGED
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.fleet import SimulatedFleet
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedFleet, SimulatedNode, gpu_cards
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, apply, install
 from tests.e2e.cluster import end_tasks, make_namespace

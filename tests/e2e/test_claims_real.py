@@ -18,9 +18,8 @@ from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLI
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera.wire.resource_api import API_VERSION, DRIVER, ResourceClaim
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.claims import ClaimKey, Environments
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.containers import ClaimKey, Environments
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of, uid_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed

@@ -13,8 +13,7 @@ import yaml
 from tessera.kube.errors import ApiError, is_not_found
 from tessera.kube.resources import DEPLOYMENTS, LEASES
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane

@@ -8,8 +8,7 @@ import ssl
 import aiohttp
 import pytest
 
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane

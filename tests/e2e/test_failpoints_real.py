@@ -11,8 +11,7 @@ from grpc import aio
 from tessera.core.audit import audit
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed
 from tests.e2e.control_plane import ControlPlane

@@ -10,8 +10,7 @@ from tessera.core.audit import audit
 from tessera.kube.resources import POD_GROUPS, PODS
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import condition_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed

@@ -9,8 +9,7 @@ from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, slices_of
-from tessera_lab.sandbox.nodes.cards import VENDOR, gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import VENDOR, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of, node_of, uid_of
 from tests.e2e.cluster import cluster
 from tests.e2e.control_plane import ControlPlane

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.support.product import gpu_pod

@@ -12,8 +12,7 @@ from tessera.kube.errors import ApiError
 from tessera.kube.resources import POD_DISRUPTION_BUDGETS, Resource
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane

@@ -14,9 +14,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import PODS
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.fleet import SimulatedFleet
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedFleet, SimulatedNode, gpu_cards
 from tests.e2e.chart_install import ChartInstall, install
 from tests.e2e.cluster import make_namespace
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane

@@ -21,8 +21,7 @@ import trustme
 from tessera.wire.registration import encode_registration_json
 from tessera_lab.sandbox.api.kinds import PODS
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import REGISTER, SimulatedNode
+from tessera_lab.sandbox.nodes.node import REGISTER, SimulatedNode, gpu_cards
 from tests.support.commands import scheduler
 from tests.support.json_patches import patched
 from tests.support.scheduler_process import Caller, calling, trusting, write_pair

@@ -11,9 +11,8 @@ import yaml
 
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
 from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import has_ended, node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.conftest import Tell

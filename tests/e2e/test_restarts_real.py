@@ -13,8 +13,7 @@ from tessera.core.audit import audit
 from tessera.kube.resources import SECRETS
 from tessera.services.addresses import Address
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.cluster_check import replayed

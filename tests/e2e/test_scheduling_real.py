@@ -9,9 +9,8 @@ import pytest
 
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS, Resource
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.cards import gpu_cards
 from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
-from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane

@@ -6,8 +6,7 @@ from typing import Any
 
 from tessera.kube.resources import PODS
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, VISIBLE
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of, uid_of
 from tests.e2e.cluster import cluster
 from tests.e2e.control_plane import ControlPlane

@@ -11,8 +11,7 @@ import pytest
 
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of, node_of
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
 from tests.e2e.cluster import Cluster, cluster

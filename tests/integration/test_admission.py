@@ -10,8 +10,7 @@ import pytest
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import RESOURCE_QUOTAS
 from tessera.scheduler.settings import PrivilegedMode
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.product import Json, container, gpu_pod, pod, product
 
 DENIED = 'admission webhook "vgpu.hami.io" denied the request: '

@@ -9,8 +9,7 @@ from tessera.scheduler.metrics.service_metrics import Metrics
 from tessera.scheduler.service import AUDIT_NODES, AUDIT_NODES_WHEN_BUSY, BUSY, audited_at_once
 from tessera.scheduler.settings import Settings
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.event_loops import on_uvloop
 from tests.support.scheduler_process import EXTENDER_ONLY, running, until
 

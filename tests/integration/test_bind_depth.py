@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tessera.scheduler import http_api
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.event_loops import in_real_time
 from tests.support.product import gpu_pod, product
 

@@ -28,12 +28,12 @@ from tessera.inspect.state import ClusterState, Setup
 from tessera.inspect.usage import card_usage
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera_lab.demo import manifests
+from tessera_lab.demo import story
 from tessera_lab.demo.cluster import DemoCluster, demo_cluster
 from tessera_lab.sandbox.api.faults import Fail
 
 US = "tests"
-MANIFEST = yaml.safe_dump_all([manifests.CLAIM_TEMPLATE, {**manifests.CLAIMANT, "metadata": {"name": "more"}}])
+MANIFEST = yaml.safe_dump_all([story.CLAIM_TEMPLATE, {**story.CLAIMANT, "metadata": {"name": "more"}}])
 
 
 @pytest.fixture
@@ -76,13 +76,11 @@ async def no_pause(_seconds: float) -> None:
 async def test_claims_are_seen_from_the_wait_for_a_template_to_the_end(cluster: DemoCluster) -> None:
     async with followed(cluster) as live:
         own = cluster.page_source()
-        await cluster.apply(
-            {**manifests.CLAIMANT, "spec": {**manifests.CLAIMANT["spec"], "schedulerName": "hami-scheduler"}}
-        )
+        await cluster.apply({**story.CLAIMANT, "spec": {**story.CLAIMANT["spec"], "schedulerName": "hami-scheduler"}})
         await cluster.until(lambda: [pod.name for pod in live.waiting()] == ["embed"], "the wait")
         (waits,) = live.waiting()
         assert waits.problem == "the claim gpu of template small-gpu does not exist yet"
-        await cluster.apply(manifests.CLAIM_TEMPLATE)
+        await cluster.apply(story.CLAIM_TEMPLATE)
         await cluster.until(lambda: cluster.plane.phase("default", "embed") == "Running", "the pod")
         await cluster.until(lambda: live.view.ledger.state() == cluster.ledger.state(), "the same ledger")
         [name] = [found.claim.metadata.name for found in live.view.claims()]
@@ -100,8 +98,8 @@ async def test_claims_are_seen_from_the_wait_for_a_template_to_the_end(cluster: 
 
 
 async def test_commands_answer_about_claims_of_a_live_cluster(cluster: DemoCluster) -> None:
-    await cluster.apply(manifests.CLAIM_TEMPLATE)
-    await cluster.apply(manifests.CLAIMANT)
+    await cluster.apply(story.CLAIM_TEMPLATE)
+    await cluster.apply(story.CLAIMANT)
     await cluster.until(lambda: cluster.plane.phase("default", "embed") == "Running", "the pod")
     async with reader(cluster) as client:
         found = OfflineCluster(await collect(client, source="demo", now=time.time))

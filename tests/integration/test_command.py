@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from tessera.cli import main
 from tessera_lab.sandbox.api.server import ApiServer
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.commands import OWN_PORTS, ended, scheduler
 from tests.support.product import gpu_pod
 from tests.support.scheduler_process import calling, trusting, write_pair

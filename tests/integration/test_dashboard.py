@@ -36,8 +36,7 @@ from tessera.scheduler.settings import Listeners, Settings
 from tessera.wire.journal import Record
 from tessera_lab.sandbox.api.faults import Drop, Fail
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.builders import NOW, node
 from tests.support.builders import gpu_pod as builders_pod
 from tests.support.event_loops import in_real_time

@@ -19,15 +19,14 @@ import yaml
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import EVENTS, NODES, PODS
-from tessera_lab.demo import manifests
+from tessera_lab.demo import story
 from tessera_lab.demo.cluster import CannotStart, DemoCluster, DemoError, demo_cluster
 from tessera_lab.demo.machines import CARDS_FILE
 from tessera_lab.demo.runner import ENDED, DemoPlan, run_demo
-from tessera_lab.demo.screens import DemoStarted
+from tessera_lab.demo.screens import CardView, ClusterView, DemoStarted, take_view
 from tessera_lab.demo.story import STORY
-from tessera_lab.demo.view import CardView, ClusterView, take_view
 from tessera_lab.sandbox.api.kinds import DEPLOYMENTS, RESOURCE_CLAIMS
-from tessera_lab.sandbox.controllers.plan import active_pods
+from tessera_lab.sandbox.controllers.workloads import active_pods
 from tests.support.commands import executed
 
 Json = dict[str, Any]
@@ -112,7 +111,7 @@ async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
 
 
 async def test_slices_are_handed_over_by_the_real_agent(cluster: DemoCluster) -> None:
-    await cluster.apply(manifests.NOTEBOOK)
+    await cluster.apply(story.NOTEBOOK)
     await cluster.until(lambda: cluster.plane.phase("default", "notebook") == "Running", "the notebook")
     pod = cluster.plane.pod("default", "notebook")
     assert pod is not None
@@ -131,8 +130,8 @@ async def test_slices_are_handed_over_by_the_real_agent(cluster: DemoCluster) ->
 
 
 async def test_a_claim_is_made_allocated_prepared_and_leaves_nothing_behind(cluster: DemoCluster) -> None:
-    await cluster.apply(manifests.CLAIM_TEMPLATE)
-    await cluster.apply(manifests.CLAIMANT)
+    await cluster.apply(story.CLAIM_TEMPLATE)
+    await cluster.apply(story.CLAIMANT)
     await cluster.until(lambda: cluster.plane.phase("default", "embed") == "Running", "the pod")
     pod = cluster.plane.pod("default", "embed")
     assert pod is not None
@@ -152,7 +151,7 @@ async def test_a_claim_is_made_allocated_prepared_and_leaves_nothing_behind(clus
 
 
 async def test_every_container_of_an_ascend_pod_gets_its_own_chips(cluster: DemoCluster) -> None:
-    pod = manifests.pod("two", {"huawei.com/Ascend910B3": 1})
+    pod = story.pod("two", {"huawei.com/Ascend910B3": 1})
     (first,) = pod["spec"]["containers"]
     pod["spec"]["containers"] = [first, {**first, "name": "other"}]
     await cluster.apply(pod)
@@ -167,7 +166,7 @@ async def test_a_card_that_breaks_takes_no_pods(cluster: DemoCluster, tmp_path: 
     text = yaml.safe_load(file.read_text()) | {"events": [{"card": 0, "xid": 79, "lost": "GPU is lost"}]}
     file.write_text(yaml.safe_dump(text))
     await cluster.until(lambda: take_view(cluster).card("l4-1", 0).state == "unhealthy", "the card to be unhealthy")
-    for pod in manifests.CHATS:
+    for pod in story.CHATS:
         await cluster.apply(pod)
     await cluster.until(lambda: take_view(cluster).card("l4-1", 1).used_mib == 20000, "the pods on the other card")
     assert take_view(cluster).card("l4-1", 0).slices == ()
@@ -176,8 +175,8 @@ async def test_a_card_that_breaks_takes_no_pods(cluster: DemoCluster, tmp_path: 
 # -- as a user, with kubectl where there is one
 
 
-PENDING = manifests.pod("large", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 90000})
-SMALL = manifests.pod("small", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000})
+PENDING = story.pod("large", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 90000})
+SMALL = story.pod("small", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000})
 
 
 class Kubectl:
@@ -283,8 +282,8 @@ CHAT: Json = {
         "replicas": 2,
         "selector": {"matchLabels": {"app": "chat"}},
         "template": {
-            "metadata": {"labels": {"app": "chat"}, "annotations": manifests.CHATS[0]["metadata"]["annotations"]},
-            "spec": manifests.CHATS[0]["spec"],
+            "metadata": {"labels": {"app": "chat"}, "annotations": story.CHATS[0]["metadata"]["annotations"]},
+            "spec": story.CHATS[0]["spec"],
         },
     },
 }

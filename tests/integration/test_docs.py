@@ -40,8 +40,8 @@ from tessera.kube.resources import (
 from tessera.vendors.registry import build_vendors
 from tessera.wire.keys import DRA_DRIVER
 from tessera_lab.demo.cluster import RESOURCES, SWITCHES, DemoCluster, demo_cluster
+from tessera_lab.demo.screens import take_view
 from tessera_lab.demo.story import STORY
-from tessera_lab.demo.view import take_view
 from tessera_lab.sandbox.api.api_state import RequestContext
 from tessera_lab.sandbox.api.kinds import WORKLOADS as WORKLOAD_KINDS
 from tessera_lab.sandbox.api.request_url import RequestTarget

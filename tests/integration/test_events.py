@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tessera_lab.sandbox.api.faults import Fail
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.product import Json, Product, gpu_pod, product
 
 US = "hami-scheduler"

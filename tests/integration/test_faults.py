@@ -15,8 +15,7 @@ from tessera_lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera_lab.sandbox.api.kinds import NODES as NODE_KIND
 from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera_lab.sandbox.api.kinds import ResourceKind
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Product, gpu_pod, product

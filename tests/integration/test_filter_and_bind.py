@@ -13,8 +13,7 @@ import pytest
 from tessera.core.devices import Device
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Json, Product, container, gpu_pod, pod, product, sidecar

@@ -12,8 +12,7 @@ from tessera.kube.resources import NODES
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tessera_lab.sandbox.api.store import StoreChange
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Json, Product, container, gpu_pod, mixed_pods, pod, product

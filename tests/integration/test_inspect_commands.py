@@ -33,8 +33,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS
 from tessera_lab.sandbox.api.faults import Fail
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.commands import started
 from tests.support.product import Product, container, gpu_pod, pod, product, sidecar
 

@@ -21,8 +21,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import PODS
 from tessera.wire import keys
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.product import Product, container, gpu_pod, pod, product
 
 Json = dict[str, Any]

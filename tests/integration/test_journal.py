@@ -17,8 +17,7 @@ from tessera.inspect.journal_source import FileSource
 from tessera.scheduler.settings import JournalSettings
 from tessera.wire.journal import Bind, Denied, Placed, Record, Refused, Start, TookOver, Woken, decode_record
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.journals import assert_same_ledger, decide_again, replayed
 from tests.support.product import Product, gpu_pod, product

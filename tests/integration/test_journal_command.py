@@ -23,8 +23,7 @@ from tessera.wire.journal import Placed, Record, Released, Start, decode_record
 from tessera_lab.demo.cluster import SERVICE
 from tessera_lab.sandbox.api.faults import Fail
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.journals import decide_again
 from tests.support.product import Product, gpu_pod, product
 

@@ -17,8 +17,7 @@ from tessera_lab.sandbox.api.faults import Hold
 from tessera_lab.sandbox.api.kinds import DEVICE_CLASSES as CLASS_KIND
 from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera_lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
 from tests.support.features import claims_of
 from tests.support.product import Product, gpu_pod, leadership, product

@@ -22,8 +22,7 @@ from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.admission import SAMPLES
 from tests.support.event_loops import in_fake_time, on_uvloop
 from tests.support.product import gpu_pod

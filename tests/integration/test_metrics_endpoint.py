@@ -21,8 +21,7 @@ from tessera.scheduler.settings import Settings
 from tessera.wire import keys
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import A100, A100_MEMORY, gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import A100, A100_MEMORY, SimulatedNode, gpu_cards
 from tests.support.event_loops import on_uvloop
 from tests.support.logs import Logs, captured
 from tests.support.product import Product, gpu_pod, product

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.product import gpu_pod, product
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.kube.resources import NAMESPACES, RESOURCE_QUOTAS
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.product import Product, container, gpu_pod, pod, product, sidecar
 
 MEMORY, CORES = "limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"

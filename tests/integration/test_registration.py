@@ -12,8 +12,7 @@ import pytest
 from tessera.kube.resources import NODES
 from tessera.wire.registration import encode_requesting
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
+from tessera_lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of
 from tests.support.product import Json, Product, gpu_pod, product
 

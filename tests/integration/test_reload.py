@@ -19,8 +19,7 @@ from tessera.scheduler.process import Process
 from tessera.services import process as service_process
 from tessera.wire.journal import Start
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.event_loops import on_uvloop
 from tests.support.journals import assert_same_ledger, records_of, replayed

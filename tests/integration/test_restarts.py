@@ -11,8 +11,7 @@ import pytest
 from tessera_lab.sandbox.api.faults import Fail, Hold
 from tessera_lab.sandbox.api.kinds import PODS
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.ledger_replay import wrong_slices

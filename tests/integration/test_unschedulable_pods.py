@@ -13,8 +13,7 @@ from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
 from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Fail, Hold
 from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of
 from tests.support.product import Product, gpu_pod, product
 

@@ -23,9 +23,7 @@ import aiohttp
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import MUTATING_WEBHOOKS, NODES, PODS, Resource
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.fleet import SimulatedFleet
-from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedFleet, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import phase_of
 from tests.e2e.cluster import end_tasks, make_namespace, webhook_configuration
 from tests.e2e.cluster_check import Scrape, wrong_slices

@@ -21,9 +21,8 @@ from pathlib import Path
 from tessera.inspect.dashboard.server import serve_page
 from tessera.kube.errors import KubeError
 from tessera_lab.demo.cluster import DemoCluster, DemoError, demo_cluster
-from tessera_lab.demo.screens import DemoStarted, Screen
+from tessera_lab.demo.screens import ClusterView, DemoStarted, Screen, take_view
 from tessera_lab.demo.story import STORY
-from tessera_lab.demo.view import ClusterView, take_view
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 LOOK_S = 0.2

@@ -1,12 +1,12 @@
 """The demo's story: small steps on the running cluster, each followed by a line or two about what happened.
 
-A step waits for what it tells about; if that does not happen in time, the step fails (`DemoError`). Why a pod waits is
-told by the functions behind `tessera explain`.
+The objects are written as a user would write them. A step waits for what it tells about; if that does not happen in
+time, the step fails (`DemoError`). Why a pod waits is told by the functions behind `tessera explain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from tessera.inspect.explanation import explain
@@ -14,11 +14,106 @@ from tessera.inspect.verdicts import FitsNowhere
 from tessera.kube.errors import ApiError
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import decode_mig_allocations
-from tessera_lab.demo import manifests
 from tessera_lab.demo.cluster import DemoCluster, DemoError
-from tessera_lab.demo.view import CardView, ClusterView, short_name, take_view
+from tessera_lab.demo.screens import CardView, ClusterView, short_name, take_view
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.objects import annotations_of, condition_of, name_of, namespace_of
+
+IMAGE = "registry.example/app:1"
+"""never pulled: the demo runs no containers"""
+
+
+def pod(
+    name: str, limits: Mapping[str, int], *, namespace: str = "default", annotations: Mapping[str, str] | None = None
+) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "annotations": dict(annotations or {})},
+        "spec": {
+            "containers": [
+                {
+                    "name": "main",
+                    "image": IMAGE,
+                    "resources": {"limits": {key: str(value) for key, value in limits.items()}},
+                }
+            ]
+        },
+    }
+
+
+CLAIM_TEMPLATE: Json = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "small-gpu", "namespace": "default"},
+    "spec": {
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "gpu",
+                        "exactly": {
+                            "deviceClassName": "gpu.tessera.io",
+                            "selectors": [
+                                {"cel": {"expression": "device.attributes['gpu.tessera.io'].model.contains('L4')"}}
+                            ],
+                            "capacity": {"requests": {"memory": "2000Mi", "cores": "10"}},
+                        },
+                    }
+                ]
+            }
+        }
+    },
+}
+CLAIMANT: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "embed",
+        "namespace": "default",
+        "annotations": {"hami.io/gpu-scheduler-policy": "binpack"},
+    },
+    "spec": {
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "small-gpu"}],
+        "containers": [{"name": "main", "image": IMAGE, "resources": {"claims": [{"name": "gpu"}]}}],
+    },
+}
+CHATS = tuple(
+    pod(
+        f"chat-{number}",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 5000, "nvidia.com/gpucores": 20},
+        annotations={"nvidia.com/use-gputype": "L4", "hami.io/gpu-scheduler-policy": "binpack"},
+    )
+    for number in range(1, 5)
+)
+NOTEBOOK = pod(
+    "notebook", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 20000}, annotations={"nvidia.com/use-gputype": "H100"}
+)
+_FOUR_H100 = {"nvidia.com/gpu": 4, "nvidia.com/gpucores": 100}
+_TOGETHER = {"nvidia.com/use-gputype": "H100", "hami.io/gpu-scheduler-policy": "topology-aware"}
+TRAINER = pod("train-1", _FOUR_H100, annotations=_TOGETHER)
+GREEDY = pod("train-2", _FOUR_H100, annotations=_TOGETHER)
+ISOLATED = pod("scoring", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9000}, annotations={"nvidia.com/vgpu-mode": "mig"})
+ASCEND = pod("ocr", {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 12000})
+
+TEAM = "students"
+TEAM_NAMESPACE: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}}
+TEAM_LIMIT_MIB = 30000
+TEAM_QUOTA: Json = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "gpu-memory", "namespace": TEAM},
+    "spec": {"hard": {"limits.nvidia.com/gpumem": str(TEAM_LIMIT_MIB)}},
+}
+HOMEWORKS = tuple(
+    pod(
+        f"homework-{number}",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 20000},
+        namespace=TEAM,
+        annotations={"nvidia.com/use-gputype": "A100"},
+    )
+    for number in (1, 2)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +127,7 @@ class Step:
 
 
 async def _share(cluster: DemoCluster) -> list[str]:
-    await _run_pods(cluster, *manifests.CHATS)
+    await _run_pods(cluster, *CHATS)
     cards = _cards_of(take_view(cluster), "chat-1")
     one = cards[0]
     return [
@@ -43,26 +138,26 @@ async def _share(cluster: DemoCluster) -> list[str]:
 
 
 async def _claim(cluster: DemoCluster) -> list[str]:
-    await cluster.apply(manifests.CLAIM_TEMPLATE)
-    await _run_pods(cluster, manifests.CLAIMANT)
+    await cluster.apply(CLAIM_TEMPLATE)
+    await _run_pods(cluster, CLAIMANT)
     card = _cards_of(take_view(cluster), "embed")[0]
     limit = _environment(cluster, "embed")["CUDA_DEVICE_MEMORY_LIMIT_0"]
     return [f"It shares {_describe(card)} with the inference pods, limited to {limit} by its claim."]
 
 
 async def _notebook(cluster: DemoCluster) -> list[str]:
-    await _run_pods(cluster, manifests.NOTEBOOK)
+    await _run_pods(cluster, NOTEBOOK)
     return [f"It runs on {_describe(_cards_of(take_view(cluster), 'notebook')[0])}."]
 
 
 async def _train(cluster: DemoCluster) -> list[str]:
-    await _run_pods(cluster, manifests.TRAINER)
+    await _run_pods(cluster, TRAINER)
     cards = _cards_of(take_view(cluster), "train-1")
     return [f"It runs on cards {_numbers(cards)} of {cards[0].node}: one NVLink group, away from the notebook."]
 
 
 async def _isolate(cluster: DemoCluster) -> list[str]:
-    await _run_pods(cluster, manifests.ISOLATED)
+    await _run_pods(cluster, ISOLATED)
     pod = cluster.plane.pod("default", "scoring")
     (made,) = decode_mig_allocations(annotations_of(pod or {"metadata": {}})[MIG_ALLOCATIONS])
     card = _cards_of(take_view(cluster), "scoring")[0]
@@ -70,23 +165,23 @@ async def _isolate(cluster: DemoCluster) -> list[str]:
 
 
 async def _ascend(cluster: DemoCluster) -> list[str]:
-    await _run_pods(cluster, manifests.ASCEND)
+    await _run_pods(cluster, ASCEND)
     card = _cards_of(take_view(cluster), "ocr")[0]
     size = next(one.memory_mib for one in card.slices if one.pod == "ocr")
     return [f"It got {size} MiB of {_describe(card)}: this chip is only split into fixed sizes."]
 
 
 async def _greedy(cluster: DemoCluster) -> list[str]:
-    await _create_unschedulable(cluster, manifests.GREEDY)
+    await _create_unschedulable(cluster, GREEDY)
     return ["train-2 stays pending. `tessera explain train-2` says why:", *await _why(cluster, "train-2")]
 
 
 async def _quota(cluster: DemoCluster) -> list[str]:
-    await cluster.apply(manifests.TEAM_NAMESPACE)
-    await cluster.apply(manifests.TEAM_QUOTA)
+    await cluster.apply(TEAM_NAMESPACE)
+    await cluster.apply(TEAM_QUOTA)
     quotas, counted = cluster.ledger.quotas, cluster.ledger.rules["NVIDIA"].quota_memory
-    await cluster.until(lambda: quotas.limit(manifests.TEAM, counted) is not None, "the quota to be known")
-    first, second = manifests.HOMEWORKS
+    await cluster.until(lambda: quotas.limit(TEAM, counted) is not None, "the quota to be known")
+    first, second = HOMEWORKS
     await _run_pods(cluster, first)
     try:
         await cluster.apply(second)
@@ -111,7 +206,7 @@ STORY = (
     Step("Another vendor, the same scheduler: a pod requests 12000 MiB of an Ascend 910B3.", _ascend),
     Step("A second training pod requests four whole H100s, but only three are free.", _greedy, picture=True),
     Step(
-        f"Namespace students has a quota of {manifests.TEAM_LIMIT_MIB} MiB; two pods request 20000 MiB each.",
+        f"Namespace students has a quota of {TEAM_LIMIT_MIB} MiB; two pods request 20000 MiB each.",
         _quota,
     ),
     Step("The notebook is deleted, which frees a fourth H100.", _room),

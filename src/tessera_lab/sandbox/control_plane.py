@@ -27,8 +27,7 @@ from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
 from tessera_lab.sandbox.api.store import StoreChange
 from tessera_lab.sandbox.controllers.loop import ControllerLoop
-from tessera_lab.sandbox.nodes.fleet import SimulatedFleet
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedFleet, SimulatedNode
 from tessera_lab.sandbox.objects import phase_of
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
 from tessera_lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, SchedulerProfile, SchedulingLoop

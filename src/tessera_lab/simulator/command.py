@@ -187,8 +187,7 @@ def command(
     from tessera_lab.simulator.churn import ChurnOptions
     from tessera_lab.simulator.claims import as_claims
     from tessera_lab.simulator.report import churn_report, results_page, saturation_report
-    from tessera_lab.simulator.results import ResultsError
-    from tessera_lab.simulator.runs import SimulationRun
+    from tessera_lab.simulator.runs import ResultsError, SimulationRun
     from tessera_lab.simulator.saturation import SaturationOptions
     from tessera_lab.simulator.traces import TraceError
 
@@ -233,8 +232,7 @@ def command(
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:
-    from tessera_lab.simulator.synthetic import make_trace
-    from tessera_lab.simulator.traces import read_trace
+    from tessera_lab.simulator.traces import make_trace, read_trace
 
     if synthetic is not None:
         return [make_trace(nodes=synthetic)]
@@ -244,7 +242,7 @@ def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> 
 
 
 def _write(trace: Trace, folder: Path) -> None:
-    from tessera_lab.simulator.synthetic import write_trace
+    from tessera_lab.simulator.traces import write_trace
 
     folder.mkdir(parents=True, exist_ok=True)
     write_trace(trace, folder / "nodes.csv", folder / "pods.csv")
@@ -257,8 +255,7 @@ def _run(
     jobs: int,
     results: Path | None,
 ) -> list[tuple[SimulationRun, Any]]:
-    from tessera_lab.simulator.results import ResultsFile
-    from tessera_lab.simulator.runs import purpose_of, run_all
+    from tessera_lab.simulator.runs import ResultsFile, purpose_of, run_all
 
     kept = ResultsFile.open(results, purpose=purpose_of(traces, options))
     with _shown(len(work) - len(kept.results)) as on_done:
@@ -271,7 +268,7 @@ def _shown(total: int) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import Progress as ProgressBar
 
-    from tessera_lab.simulator.results import Progress
+    from tessera_lab.simulator.runs import Progress
 
     console = Console(stderr=True)
     if not console.is_terminal or ascii_only():

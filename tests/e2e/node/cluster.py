@@ -22,7 +22,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.resources import DEVICE_CLASSES, MUTATING_WEBHOOKS, NODES, PODS
 from tessera.wire.resource_api import API_VERSION, DRIVER
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes.fleet import SimulatedFleet
+from tessera_lab.sandbox.nodes.node import SimulatedFleet
 from tessera_lab.sandbox.objects import containers_of, uid_of
 from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration

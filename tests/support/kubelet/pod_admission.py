@@ -18,8 +18,8 @@ from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.mig import decode_mig_allocations
 from tessera.wire.pod_devices import decode_pod_devices
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.nodes import pod_statuses
-from tessera_lab.sandbox.nodes.environments import container_environment
+from tessera_lab.sandbox.nodes import kubelet
+from tessera_lab.sandbox.nodes.containers import container_environment
 from tessera_lab.sandbox.objects import containers_of, is_sidecar, name_of, uid_of
 from tests.support.agent import ALLOCATED, NODE, AgentNode
 
@@ -165,11 +165,11 @@ class Admission:
     # -- what it reports
 
     async def _run(self, pod: Json) -> None:
-        await self._report(pod, pod_statuses.running(pod, at=AT, address="127.0.0.1"))
+        await self._report(pod, kubelet.running(pod, at=AT, address="127.0.0.1"))
 
     async def _reject(self, pod: Json, problem: str) -> None:
         self._release(pod)
-        await self._report(pod, pod_statuses.rejected(pod, problem, at=AT))
+        await self._report(pod, kubelet.rejected(pod, problem, at=AT))
 
     async def _report(self, pod: Json, status: Json) -> None:
         path = PODS.path("default", name_of(pod), "status")

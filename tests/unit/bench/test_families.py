@@ -7,7 +7,7 @@ import pytest
 
 from bench import families
 from bench.families import ARRIVALS, FEWEST, OURS, SEEDS, SIMPLE, WAITING, FamilyRun, plotted, verdicts
-from tessera_lab.simulator.results import ResultsFile
+from tessera_lab.simulator.runs import ResultsFile
 
 
 def runs_and_results(

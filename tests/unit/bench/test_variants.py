@@ -6,8 +6,7 @@ from random import Random
 import pytest
 
 from bench.variants import by_kind, demand, variants, with_cpu_pods, with_models, with_several, with_shared
-from tessera_lab.simulator.synthetic import make_trace
-from tessera_lab.simulator.traces import TracePod
+from tessera_lab.simulator.traces import TracePod, make_trace
 
 TRACE = make_trace(nodes=60, seed=5)
 CONSTRAINED = [pod for pod in TRACE.pods if pod.ask.models]

@@ -14,7 +14,7 @@ import msgspec
 
 from tessera_lab.sandbox.api.kinds import REPLICA_SETS, Json
 from tessera_lab.sandbox.api.shapes import WorkloadSpec
-from tessera_lab.sandbox.controllers.plan import (
+from tessera_lab.sandbox.controllers.workloads import (
     Change,
     Plan,
     PlannedEvent,

@@ -39,11 +39,16 @@ from tessera_lab.sandbox.controllers.garbage_collector import (
     owner_key,
     owner_references,
 )
-from tessera_lab.sandbox.controllers.job import plan_job
-from tessera_lab.sandbox.controllers.plan import Plan, PlannedEvent, Planner, make_condition
-from tessera_lab.sandbox.controllers.replica_set import plan_replica_set
 from tessera_lab.sandbox.controllers.resource_claim import ResourceClaimController
-from tessera_lab.sandbox.controllers.stateful_set import plan_stateful_set
+from tessera_lab.sandbox.controllers.workloads import (
+    Plan,
+    PlannedEvent,
+    Planner,
+    make_condition,
+    plan_job,
+    plan_replica_set,
+    plan_stateful_set,
+)
 from tessera_lab.sandbox.objects import is_being_deleted, name_of, namespace_of, uid_of
 
 PLANNERS: Mapping[ResourceKind, Planner] = {

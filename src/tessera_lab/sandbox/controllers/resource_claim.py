@@ -22,7 +22,7 @@ from tessera_lab.sandbox.api.request_url import RequestTarget
 from tessera_lab.sandbox.api.store import StoreChange, Stored
 from tessera_lab.sandbox.api.verbs import Verbs
 from tessera_lab.sandbox.controllers.garbage_collector import GarbageCollector, ObjectKey, key_of, owner_references
-from tessera_lab.sandbox.controllers.plan import PlannedEvent, copied
+from tessera_lab.sandbox.controllers.workloads import PlannedEvent, copied
 from tessera_lab.sandbox.objects import has_ended, is_being_deleted, node_of, uid_of
 
 PROTECTION = "resource.kubernetes.io/delete-protection"

@@ -9,10 +9,16 @@ from types import MappingProxyType
 
 from tessera_lab.simulator.cluster import SimulatedCluster
 from tessera_lab.simulator.strategies.base import Strategy, StrategyFactory
+from tessera_lab.simulator.strategies.baselines import (
+    BestFit,
+    DotProduct,
+    FirstFit,
+    GpuClustering,
+    GpuPacking,
+    RandomChoice,
+)
 from tessera_lab.simulator.strategies.fgd import FragmentationGradientDescent
-from tessera_lab.simulator.strategies.packing import GpuClustering, GpuPacking
 from tessera_lab.simulator.strategies.shipped import RandomTieBreak, Shipped
-from tessera_lab.simulator.strategies.simple import BestFit, DotProduct, FirstFit, RandomChoice
 from tessera_lab.simulator.traces import Trace
 
 

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import yaml
 
 from tessera_lab.demo.live import draw_picture
-from tessera_lab.demo.screens import DemoStarted, DocumentScreen, PlainScreen
-from tessera_lab.demo.view import CardView, ClusterView, SliceView
+from tessera_lab.demo.screens import CardView, ClusterView, DemoStarted, DocumentScreen, PlainScreen, SliceView
 
 STARTED = DemoStarted("http://127.0.0.1:1", "/k", "/f", 0.5, ("export KUBECONFIG=/k", "kubectl get pods"))
 EMPTY = CardView("n1", 0, "L4", "hami-core", 23034, 0, 100, 0, "", ())

@@ -16,8 +16,7 @@ from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Fail
 from tessera_lab.sandbox.api.server import ServerOptions
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.node import SimulatedNode
+from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.scheduling.loop import SchedulingLoop
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender

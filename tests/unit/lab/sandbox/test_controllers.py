@@ -29,8 +29,7 @@ from tessera_lab.sandbox.api.store import StoreChange
 from tessera_lab.sandbox.api.verbs import MERGE_PATCH
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.controllers.deployment import plan_deployment
-from tessera_lab.sandbox.controllers.job import RUN_S
-from tessera_lab.sandbox.controllers.plan import active_pods, is_ready, owner_reference, template_hash
+from tessera_lab.sandbox.controllers.workloads import RUN_S, active_pods, is_ready, owner_reference, template_hash
 from tessera_lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
 from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tessera_lab.sandbox.objects import condition_of, name_of, phase_of, uid_of

@@ -22,10 +22,9 @@ from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera_lab.sandbox.api.faults import Drop, Fail, Hold
 from tessera_lab.sandbox.api.server import ServerOptions
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.device_ids import card_of
+from tessera_lab.sandbox.nodes.allocation import card_of
 from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
-from tessera_lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
+from tessera_lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode, gpu_cards
 from tests.support.event_loops import in_fake_time, in_real_time
 
 Json = dict[str, Any]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tessera_lab.sandbox.nodes.cards import gpu_cards
-from tessera_lab.sandbox.nodes.device_ids import DeviceIds, Unavailable, card_of
-from tessera_lab.sandbox.nodes.environments import container_environment, expand_references
+from tessera_lab.sandbox.nodes.allocation import DeviceIds, Unavailable, card_of
+from tessera_lab.sandbox.nodes.containers import container_environment, expand_references
+from tessera_lab.sandbox.nodes.node import gpu_cards
 
 POD: dict[str, Any] = {
     "metadata": {

@@ -9,7 +9,7 @@ import pytest
 
 from tessera_lab.sandbox.api.server import ServerOptions
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tessera_lab.sandbox.nodes.container_logs import describe_limits
+from tessera_lab.sandbox.nodes.containers import describe_limits
 from tessera_lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
 from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.contract.client import Client, client

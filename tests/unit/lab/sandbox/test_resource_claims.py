@@ -13,7 +13,7 @@ from tessera_lab.sandbox.api.kinds import RESOURCE_CLAIMS as CLAIM_KIND
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.controllers.resource_claim import POD_CLAIM, PROTECTION
 from tessera_lab.sandbox.nodes.allocation import AllocateError
-from tessera_lab.sandbox.nodes.claims import ClaimDriver, ClaimKey, Environments
+from tessera_lab.sandbox.nodes.containers import ClaimDriver, ClaimKey, Environments
 from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tests.support.event_loops import in_fake_time

@@ -13,8 +13,7 @@ from tessera_lab.simulator.saturation import SaturationOptions, saturate
 from tessera_lab.simulator.simulation import place_pod
 from tessera_lab.simulator.strategies import STRATEGIES
 from tessera_lab.simulator.strategies.shipped import Shipped
-from tessera_lab.simulator.synthetic import make_trace
-from tessera_lab.simulator.traces import TraceRequest
+from tessera_lab.simulator.traces import TraceRequest, make_trace
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 EVERY = pytest.mark.parametrize("policy", list(STRATEGIES))

@@ -5,8 +5,16 @@ from pathlib import Path
 import pytest
 
 from tessera_lab.simulator.saturation import generate_arrivals
-from tessera_lab.simulator.synthetic import make_trace, write_trace
-from tessera_lab.simulator.traces import TraceError, TraceNode, TraceRequest, read_nodes, read_pods, read_trace
+from tessera_lab.simulator.traces import (
+    TraceError,
+    TraceNode,
+    TraceRequest,
+    make_trace,
+    read_nodes,
+    read_pods,
+    read_trace,
+    write_trace,
+)
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 

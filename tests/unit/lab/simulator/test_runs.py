@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera_lab.simulator.results import QUIET_S, Progress, ResultsError, ResultsFile, spoken
+from tessera_lab.simulator.runs import QUIET_S, Progress, ResultsError, ResultsFile, spoken
 
 
 def test_results_are_there_after_an_interrupt(tmp_path: Path) -> None:

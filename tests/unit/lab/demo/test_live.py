@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tessera_lab.demo.bars import MAX_WAITING, Palette, draw_bar, draw_cluster
-from tessera_lab.demo.view import CardView, ClusterView, SliceView, WaitingView, short_model
+from tessera_lab.demo.live import MAX_WAITING, Palette, draw_bar, draw_cluster
+from tessera_lab.demo.screens import CardView, ClusterView, SliceView, WaitingView, short_model
 
 
 def card(*slices: SliceView, memory: int = 1000, node: str = "n", index: int = 0, state: str = "") -> CardView:
