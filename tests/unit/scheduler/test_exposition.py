@@ -9,8 +9,7 @@ from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import Role
-from tessera.scheduler.metrics.exposition import Exposition
-from tessera.scheduler.metrics.mig_instances import MigInstances
+from tessera.scheduler.metrics.exposition import Exposition, MigInstances
 from tests.support.builders import A100, A100_40GB, Cluster, cluster, gpu_pod, node, pod
 from tests.support.metric_samples import samples, shown
 

@@ -9,17 +9,18 @@ of those: what is held of others changes nothing that the ledger logs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.scheduler.engine_view import ClaimUsers
-from tessera.scheduler.metrics import card_series, legacy_series
-from tessera.scheduler.metrics.mig_instances import MigInstances
+from tessera.scheduler.metrics import card_series
 from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
 from tessera.services.exposition import Series
+from tessera.wire.errors import WireError
+from tessera.wire.mig import MigAllocation, decode_mig_allocations
 
 RENDER_BYTES = 64 * 1024
 """text written between two turns of the loop: below a millisecond"""
@@ -39,9 +40,9 @@ class Exposition:
         self._users_of = users_of
         self.instances = MigInstances(self.touch)
         """to be told the MIG annotation of every pod"""
-        self._cards = card_series.CARDS + (legacy_series.CARDS if legacy else ())
-        self._mig = card_series.INSTANCES + (legacy_series.INSTANCES if legacy else ())
-        self._slices = card_series.SLICES + (legacy_series.SLICES if legacy else ())
+        self._cards = card_series.CARDS + (card_series.LEGACY_CARDS if legacy else ())
+        self._mig = card_series.INSTANCES + (card_series.LEGACY_INSTANCES if legacy else ())
+        self._slices = card_series.SLICES + (card_series.LEGACY_SLICES if legacy else ())
         self._quotas = QUOTAS + (LEGACY_QUOTAS if legacy else ())
         self._blocks: dict[str, Blocks] = {}
         self._stale: set[str] = set()
@@ -144,3 +145,46 @@ def _chunks(blocks: Iterable[bytes]) -> Iterable[bytes]:
                 piece, size = [], 0
     if piece:
         yield b"".join(piece)
+
+
+class MigInstances:
+    """MIG instances that exist, by node: what agents add to a pod's reservations once Allocate has made the instance.
+
+    Only metrics want to know them: the ledger counts an instance from its reservation. It is fed with the annotation of
+    every pod that is seen, and tells `on_change` the node whose instances are others now.
+    """
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._pods: dict[str, tuple[str, str]] = {}
+        """uid -> node and text"""
+        self._nodes: dict[str, dict[str, tuple[MigAllocation, ...]]] = {}
+
+    def put(self, uid: str, *, node: str, text: str) -> None:
+        """A pod on a node with this annotation; an empty text has no instances."""
+        if self._pods.get(uid, ("", "")) == (node if text else "", text):
+            return
+        self.drop(uid)
+        if not text:
+            return
+        self._pods[uid] = (node, text)
+        try:
+            found = tuple(one for one in decode_mig_allocations(text) if one.mig_uuid is not None)
+        except WireError:
+            found = ()  # the pod informer reports it and blocks the node
+        if found:
+            self._nodes.setdefault(node, {})[uid] = found
+            self._on_change(node)
+
+    def drop(self, uid: str) -> None:
+        """The pod is gone or has ended."""
+        node, _ = self._pods.pop(uid, ("", ""))
+        of_node = self._nodes.get(node, {})
+        if of_node.pop(uid, None) is not None:
+            if not of_node:
+                del self._nodes[node]
+            self._on_change(node)
+
+    def on(self, node: str) -> list[MigAllocation]:
+        """In order of pods."""
+        return [one for _, found in sorted(self._nodes.get(node, {}).items()) for one in found]
