@@ -44,8 +44,7 @@ from tessera_lab.demo.screens import take_view
 from tessera_lab.demo.story import STORY
 from tessera_lab.sandbox.api.api_state import RequestContext
 from tessera_lab.sandbox.api.kinds import WORKLOADS as WORKLOAD_KINDS
-from tessera_lab.sandbox.api.request_url import RequestTarget
-from tessera_lab.sandbox.api.selectors import EVERYTHING
+from tessera_lab.sandbox.api.requests import EVERYTHING, RequestTarget
 from tessera_lab.sandbox.api.shapes import DeleteOptions
 from tessera_lab.sandbox.objects import condition_of, name_of, phase_of
 

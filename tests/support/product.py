@@ -22,7 +22,7 @@ from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
 from tessera.scheduler.process import Process
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Leadership, Settings, TlsFiles
-from tessera_lab.sandbox.api.request_log import LoggedRequest
+from tessera_lab.sandbox.api.faults import LoggedRequest
 from tessera_lab.sandbox.api.server import ServerOptions
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import SimulatedNode

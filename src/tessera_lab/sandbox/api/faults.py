@@ -1,18 +1,59 @@
 """Injected faults for tests: the next matching requests fail, lose their response, wait, or are cut off.
 
 Rules are used up in the order in which they were added. Nothing is random: a test says what goes wrong, and when.
+
+The log holds the latest requests, for tests that count API calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tessera_lab.sandbox.api.api_state import ApiState
 from tessera_lab.sandbox.api.kinds import ResourceKind
-from tessera_lab.sandbox.api.watches import Watcher
+from tessera_lab.sandbox.api.lists_and_watches import Watcher
+
+KEPT = 10_000
+"""how many requests are kept"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """One request and the status of its response; 0 if the connection was cut."""
+
+    method: str
+    path: str
+    query: str
+    status: int
+    agent: str = ""
+    """the User-Agent"""
+
+    @property
+    def writes(self) -> bool:
+        return self.method not in ("GET", "HEAD")
+
+
+class RequestLog:
+    """The latest requests, oldest first. A watch is added when it ends."""
+
+    def __init__(self) -> None:
+        self._seen: deque[LoggedRequest] = deque(maxlen=KEPT)
+
+    def note(self, seen: LoggedRequest) -> None:
+        self._seen.append(seen)
+
+    def clear(self) -> None:
+        self._seen.clear()
+
+    def __iter__(self) -> Iterator[LoggedRequest]:
+        return iter(tuple(self._seen))
+
+    def __len__(self) -> int:
+        return len(self._seen)
 
 
 @dataclass(frozen=True, slots=True)

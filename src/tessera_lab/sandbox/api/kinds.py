@@ -1,7 +1,7 @@
 """The resources that the embedded API server serves, and how they differ.
 
 A kind that is added here can be stored, listed, watched and discovered. Rules about its content are in `defaults`,
-`validation` and `tables`.
+`validation` and `responses`.
 """
 
 from __future__ import annotations

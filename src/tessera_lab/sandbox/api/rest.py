@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tessera_lab.sandbox.api import discovery, pod_logs, protobuf, request_url, service_proxy
+from tessera_lab.sandbox.api import discovery, protobuf, requests, subresources
 from tessera_lab.sandbox.api.admission import ApiUser
 from tessera_lab.sandbox.api.api_state import RequestContext
 from tessera_lab.sandbox.api.errors import (
@@ -26,19 +26,34 @@ from tessera_lab.sandbox.api.errors import (
     unauthorized,
     unsupported_media,
 )
-from tessera_lab.sandbox.api.faults import ApiFaults, Delay, Drop, Fail, Fault, Hold, LoseAnswer
+from tessera_lab.sandbox.api.faults import (
+    ApiFaults,
+    Delay,
+    Drop,
+    Fail,
+    Fault,
+    Hold,
+    LoggedRequest,
+    LoseAnswer,
+    RequestLog,
+)
 from tessera_lab.sandbox.api.kinds import LOG, SCALE, Json, ReviewKind
-from tessera_lab.sandbox.api.lists import ListQuery
-from tessera_lab.sandbox.api.request_bodies import convert, decode_json, decode_yaml, without_nulls
-from tessera_lab.sandbox.api.request_log import LoggedRequest, RequestLog
-from tessera_lab.sandbox.api.request_url import RequestTarget, resolve_path
-from tessera_lab.sandbox.api.response_forms import ResponseForm, choose_form
-from tessera_lab.sandbox.api.scale import make_scale
-from tessera_lab.sandbox.api.selectors import FieldRequirement, ObjectSelector
+from tessera_lab.sandbox.api.lists_and_watches import ListQuery, Watcher, WatchScope
+from tessera_lab.sandbox.api.requests import (
+    FieldRequirement,
+    ObjectSelector,
+    RequestTarget,
+    convert,
+    decode_json,
+    decode_yaml,
+    resolve_path,
+    without_nulls,
+)
+from tessera_lab.sandbox.api.responses import ResponseForm, choose_form
 from tessera_lab.sandbox.api.shapes import DeleteOptions
 from tessera_lab.sandbox.api.store import ENCODE, Stored
+from tessera_lab.sandbox.api.subresources import make_scale
 from tessera_lab.sandbox.api.verbs import APPLY_PATCH, PATCHES, Verbs
-from tessera_lab.sandbox.api.watches import Watcher, WatchScope
 
 HEALTH = ("/healthz", "/livez", "/readyz")
 BODIES = ("application/json", "application/yaml", protobuf.MEDIA)
@@ -119,14 +134,14 @@ class Rest:
         user = self._user(request)
         if request.path in HEALTH:
             return web.Response(text="ok")
-        if service_proxy.is_service_proxy(request.path):
-            return await service_proxy.pass_on(request, self._verbs.cluster.services)
+        if subresources.is_service_proxy(request.path):
+            return await subresources.pass_on(request, self._verbs.cluster.services)
         target = resolve_path(request.path)
         if target is None:
             if request.method != "GET":
                 raise method_not_allowed()
             return _json(discovery.document(request.path))
-        call = RequestContext(user=user, dry_run=request_url.parse_dry_run(request.query), options=_options(request))
+        call = RequestContext(user=user, dry_run=requests.parse_dry_run(request.query), options=_options(request))
         if isinstance(target, ReviewKind):
             if request.method != "POST":
                 raise method_not_allowed()
@@ -155,17 +170,17 @@ class Rest:
 
     async def _collection(self, request: web.Request, target: RequestTarget, form: ResponseForm) -> web.StreamResponse:
         query = request.query
-        selector = request_url.parse_selector(target.kind, query)
-        if request_url.parse_flag(query, "watch"):
+        selector = requests.parse_selector(target.kind, query)
+        if requests.parse_flag(query, "watch"):
             return await self._watch(request, WatchScope(target.kind, target.namespace, selector, form.one))
         page = self._verbs.list(
             ListQuery(
                 target.kind,
                 target.namespace,
                 selector,
-                limit=request_url.parse_limit(query),
+                limit=requests.parse_limit(query),
                 token=query.get("continue", ""),
-                version=request_url.parse_whole_number(query, "resourceVersion"),
+                version=requests.parse_whole_number(query, "resourceVersion"),
                 exact=query.get("resourceVersionMatch") == "Exact",
             )
         )
@@ -177,7 +192,7 @@ class Rest:
         options = await _delete_options(request)
         call.dry_run = call.dry_run or "All" in options.dry_run
         if not target.name:
-            selector = request_url.parse_selector(target.kind, request.query)
+            selector = requests.parse_selector(target.kind, request.query)
             page = await self._verbs.delete_all(target, selector, options, call)
             return _bytes(form.many(target.kind, page), call)
         done = await self._verbs.delete(target, options, call)
@@ -185,20 +200,20 @@ class Rest:
 
     async def _watch(self, request: web.Request, scope: WatchScope) -> web.StreamResponse:
         query = request.query
-        asked_s = request_url.parse_whole_number(query, "timeoutSeconds")
-        version = request_url.parse_whole_number(query, "resourceVersion")
+        asked_s = requests.parse_whole_number(query, "timeoutSeconds")
+        version = requests.parse_whole_number(query, "resourceVersion")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         # The watch is opened before the headers are sent: the client must see every change from then on.
         hub = self._verbs.cluster.hub
         watcher = hub.open(
             scope,
             version=version,
-            initial_events=request_url.parse_flag(query, "sendInitialEvents"),
+            initial_events=requests.parse_flag(query, "sendInitialEvents"),
             agent=request.headers.get("User-Agent", ""),
         )
         try:
             await response.prepare(request)
-            every_s = self._pace.bookmark_every_s if request_url.parse_flag(query, "allowWatchBookmarks") else None
+            every_s = self._pace.bookmark_every_s if requests.parse_flag(query, "allowWatchBookmarks") else None
             await self._stream(response, watcher, float(asked_s or self._pace.timeout_s), every_s)
             if watcher.aborted:
                 return _cut(request)
@@ -232,15 +247,15 @@ class Rest:
     async def _log(self, request: web.Request, target: RequestTarget) -> web.StreamResponse:
         cluster, query = self._verbs.cluster, request.query
         pod = self._verbs.get(target)
-        container = pod_logs.choose_container(pod.object, query)
-        lines = pod_logs.select_lines(pod.object, container, query, cluster.read_log)
+        container = subresources.choose_container(pod.object, query)
+        lines = subresources.select_lines(pod.object, container, query, cluster.read_log)
         if not pod.object["spec"].get("nodeName"):
             return web.Response(status=204)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         try:
             await response.prepare(request)
             await response.write("".join(lines).encode())
-            if request_url.parse_flag(query, "follow"):
+            if requests.parse_flag(query, "follow"):
                 await self._follow_log(response, pod, container, query)
             await response.write_eof()
         except ConnectionError:
@@ -253,7 +268,7 @@ class Rest:
         """Sends what the container writes from now on, until the pod has ended or is gone."""
         cluster = self._verbs.cluster
         query = {"timestamps": query.get("timestamps", "")}
-        sent = len(pod_logs.select_lines(pod.object, container, query, cluster.read_log))
+        sent = len(subresources.select_lines(pod.object, container, query, cluster.read_log))
         name = ObjectSelector(fields=(FieldRequirement("metadata.name", equal=True, value=pod.name),))
         watcher = cluster.hub.open(WatchScope(pod.kind, pod.namespace, name), version=cluster.store.version)
         try:
@@ -261,7 +276,7 @@ class Rest:
                 now = cluster.store.get(pod.kind, pod.namespace, pod.name)
                 if now is None or now.uid != pod.uid:
                     return
-                lines = pod_logs.select_lines(now.object, container, query, cluster.read_log)
+                lines = subresources.select_lines(now.object, container, query, cluster.read_log)
                 await response.write("".join(lines[sent:]).encode())
                 sent = len(lines)
                 if now.object["status"].get("phase") in ("Succeeded", "Failed"):
@@ -314,7 +329,7 @@ async def _delete_options(request: web.Request) -> DeleteOptions:
     options = convert(without_nulls(decoded), DeleteOptions)
     if options.kind != "DeleteOptions":
         raise bad_request(f"a DELETE takes DeleteOptions, not {options.kind!r}")
-    asked_s = request_url.parse_whole_number(request.query, "gracePeriodSeconds")
+    asked_s = requests.parse_whole_number(request.query, "gracePeriodSeconds")
     if asked_s is None:
         return options
     return DeleteOptions(

@@ -17,15 +17,13 @@ from types import TracebackType
 import yaml
 from aiohttp import web
 
-from tessera_lab.sandbox.api.admission import ApiUser
+from tessera_lab.sandbox.api.admission import ApiUser, Resolver
 from tessera_lab.sandbox.api.api_state import ApiState
 from tessera_lab.sandbox.api.certificates import Certificates, for_loopback
-from tessera_lab.sandbox.api.faults import ApiFaults
+from tessera_lab.sandbox.api.faults import ApiFaults, RequestLog
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.api.request_log import RequestLog
 from tessera_lab.sandbox.api.rest import DEFAULT_TIMINGS, Rest, WatchTimings
 from tessera_lab.sandbox.api.verbs import Verbs
-from tessera_lab.sandbox.api.webhook_client import Resolver
 
 MAX_BODY = 3 * 1024 * 1024
 """bytes of a request; kube-apiserver's own limit"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tessera_lab.sandbox.api import binding, deletion, writes
+from tessera_lab.sandbox.api import writes
 from tessera_lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera_lab.sandbox.api.errors import (
     FieldProblem,
@@ -20,14 +20,12 @@ from tessera_lab.sandbox.api.errors import (
     success,
 )
 from tessera_lab.sandbox.api.kinds import BINDING, EVICTION, LOG, SCALE, Json, ReviewKind
-from tessera_lab.sandbox.api.lists import Lister, ListQuery, StoredPage
+from tessera_lab.sandbox.api.lists_and_watches import Lister, ListQuery, StoredPage
 from tessera_lab.sandbox.api.patches import apply_json_patch, merge, merge_strategic
-from tessera_lab.sandbox.api.request_bodies import convert, read_object, without_nulls
-from tessera_lab.sandbox.api.request_url import RequestTarget
-from tessera_lab.sandbox.api.scale import scaled
-from tessera_lab.sandbox.api.selectors import ObjectSelector
+from tessera_lab.sandbox.api.requests import ObjectSelector, RequestTarget, convert, read_object, without_nulls
 from tessera_lab.sandbox.api.shapes import DeleteOptions, Eviction
 from tessera_lab.sandbox.api.store import Stored
+from tessera_lab.sandbox.api.subresources import scaled
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -57,7 +55,7 @@ class Verbs:
     async def create(self, target: RequestTarget, body: Any, call: RequestContext) -> Stored | Json:
         """Creates an object, or a binding or eviction, which return a Status."""
         if target.subresource == BINDING:
-            await binding.bind(self.cluster, target.namespace, target.name, body, call=call)
+            await writes.bind(self.cluster, target.namespace, target.name, body, call=call)
             return success(target.kind, name=target.name, uid="", code=201)
         if target.subresource == EVICTION:
             await self._evict(target, body, call)
@@ -102,9 +100,7 @@ class Verbs:
         """The object if its kind returns it or it still exists; otherwise a Status."""
         if target.subresource:
             raise method_not_allowed()
-        done = await deletion.delete(
-            self.cluster, target.kind, target.namespace, target.name, options=options, call=call
-        )
+        done = await writes.delete(self.cluster, target.kind, target.namespace, target.name, options=options, call=call)
         if done.gone and not target.kind.returns_deleted:
             return success(target.kind, name=target.name, uid=done.stored.uid)
         return done.stored
@@ -118,7 +114,7 @@ class Verbs:
         for each in page.items:
             if self.cluster.store.get(each.kind, each.namespace, each.name) is None:
                 continue
-            done = await deletion.delete(self.cluster, each.kind, each.namespace, each.name, options=options, call=call)
+            done = await writes.delete(self.cluster, each.kind, each.namespace, each.name, options=options, call=call)
             deleted.append(done.stored)
         return StoredPage(deleted, self.cluster.store.version)
 
@@ -156,7 +152,7 @@ class Verbs:
         pod = self.cluster.store.get(target.kind, target.namespace, target.name)
         if pod is not None:
             self.cluster.budgets.check_eviction(pod)
-        await deletion.delete(
+        await writes.delete(
             self.cluster,
             target.kind,
             target.namespace,

@@ -1,28 +1,42 @@
-"""Creates and changes objects, with optimistic concurrency.
+"""Creates, changes, binds and deletes objects, with optimistic concurrency.
 
 Invariant: nothing is awaited between the last read of the stored object and the write. If the object changed while
 admission was awaited, the change is applied again to the new state, or refused as a conflict.
+
+    delete a bound pod, grace > 0      -> deletionTimestamp is set; the node deletes again with grace 0
+    delete an object with finalizers   -> deletionTimestamp is set; the update that removes the last one removes it
+    delete anything else               -> removed; a namespace after its content
+
+Dependents are left to the garbage collector (`controllers`): a request that says what happens to them
+(`propagationPolicy`) adds the finalizer that the collector acts on. A binding is one write that sets the pod's node and
+adds annotations and labels; its uid is a precondition, and whether the node exists is not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from tessera_lab.sandbox.api import creation, validation
+from tessera_lab.sandbox.api import defaults, validation
 from tessera_lab.sandbox.api.admission import Attributes
 from tessera_lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera_lab.sandbox.api.defaults import set_defaults
 from tessera_lab.sandbox.api.errors import (
     FieldProblem,
+    StatusError,
     already_exists,
     bad_request,
     conflict,
     failed_precondition,
+    forbidden,
     invalid,
     not_found,
     unknown_error,
 )
-from tessera_lab.sandbox.api.kinds import JOBS, NAMESPACES, PODS, STATUS, Json, ResourceKind
+from tessera_lab.sandbox.api.kinds import BINDING, JOBS, KINDS, NAMESPACES, PODS, STATUS, Json, ResourceKind
+from tessera_lab.sandbox.api.requests import convert, without_nulls
+from tessera_lab.sandbox.api.shapes import Binding, DeleteOptions
 from tessera_lab.sandbox.api.store import Stored, make_stored
 
 MAX_ATTEMPTS = 8
@@ -50,7 +64,7 @@ async def create(
     for key in ("uid", "creationTimestamp"):
         metadata.pop(key, None)
     set_defaults(kind, content)
-    creation.run_builtin_admission(kind, content, store=cluster.store, identities=cluster.identities)
+    defaults.run_builtin_admission(kind, content, store=cluster.store, identities=cluster.identities)
     attributes = Attributes(
         "CREATE", kind, namespace, name, content, dry_run=call.dry_run, user=call.user, options=call.options
     )
@@ -63,18 +77,18 @@ def _store_new(cluster: ApiState, kind: ResourceKind, namespace: str, content: J
     set_defaults(kind, content)
     metadata = content["metadata"]
     _place(kind, metadata, namespace)
-    creation.assign_identity(kind, content, identities=cluster.identities)
+    defaults.assign_identity(kind, content, identities=cluster.identities)
     generated = not metadata.get("name")
     for _ in range(MAX_ATTEMPTS if generated else 1):
         if generated:
-            metadata["name"] = creation.generate_name(metadata["generateName"], cluster.identities)
+            metadata["name"] = defaults.generate_name(metadata["generateName"], cluster.identities)
             set_defaults(kind, content)
         if cluster.store.get(kind, namespace, metadata["name"]) is None:
             break
     else:
         raise already_exists(kind, metadata["name"])
     if kind is JOBS:
-        creation.generate_job_selector(content)
+        defaults.generate_job_selector(content)
     problems = validation.find_problems(kind, content)
     if problems:
         raise invalid(kind, metadata["name"], problems)
@@ -132,7 +146,7 @@ def restore_fixed_fields(current: Stored, content: Json, subresource: str) -> No
         content["spec"] = old["spec"]
     set_defaults(kind, content)
     if kind is PODS and subresource != STATUS:
-        creation.add_default_tolerations(content["spec"])
+        defaults.add_default_tolerations(content["spec"])
 
 
 def check_precondition(current: Stored, *, uid: str | None, version: str | None) -> None:
@@ -209,3 +223,197 @@ def _attributes(current: Stored, content: Json, subresource: str, call: RequestC
         user=call.user,
         options=call.options,
     )
+
+
+KEPT_NAMESPACES = ("default", "kube-system", "kube-public")
+ORPHAN = "orphan"
+FOREGROUND = "foregroundDeletion"
+"""finalizers that keep an object until its dependents are freed of it, or are gone"""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """The object after the request: `gone`, or still being deleted."""
+
+    stored: Stored
+    gone: bool
+
+
+async def delete(
+    cluster: ApiState, kind: ResourceKind, namespace: str, name: str, *, options: DeleteOptions, call: RequestContext
+) -> Deletion:
+    """Deletes one object."""
+    current = cluster.store.get(kind, namespace, name)
+    if current is None:
+        raise not_found(kind, name)
+    if kind is NAMESPACES and name in KEPT_NAMESPACES:
+        raise forbidden(kind, name, "this namespace may not be deleted")
+    check_precondition(current, uid=options.preconditions.uid, version=options.preconditions.resource_version)
+    attributes = Attributes(
+        "DELETE", kind, namespace, name, None, old=current.object, dry_run=call.dry_run, user=call.user
+    )
+    await cluster.admit(attributes, call)
+    current = cluster.store.get(kind, namespace, name)
+    if current is None:
+        raise not_found(kind, name)
+    check_precondition(current, uid=options.preconditions.uid, version=options.preconditions.resource_version)
+    return remove(cluster, current, options, dry_run=call.dry_run)
+
+
+def remove(cluster: ApiState, current: Stored, options: DeleteOptions, *, dry_run: bool = False) -> Deletion:
+    """Removes the object, or marks it if that has to wait."""
+    if current.kind is NAMESPACES:
+        return _remove_namespace(cluster, current, dry_run=dry_run)
+    grace = _grace_s(current, options)
+    finalizers = _finalizers(current, options)
+    marked = _marked(cluster, current, grace, finalizers)
+    if grace == 0 and not finalizers:
+        if dry_run:
+            return Deletion(current, gone=True)
+        if current.kind is PODS and marked is not None:
+            # kube-apiserver marks a pod before it removes it: watchers see both writes.
+            current = cluster.store.put(PODS, marked)
+        return Deletion(cluster.store.remove(current), gone=True)
+    if marked is None:
+        return Deletion(current, gone=False)
+    if dry_run:
+        return Deletion(make_stored(current.kind, marked, current.version), gone=False)
+    return Deletion(cluster.store.put(current.kind, marked), gone=False)
+
+
+def _grace_s(current: Stored, options: DeleteOptions) -> int:
+    """Seconds that the pod may still run; what no kubelet runs is removed at once."""
+    spec, status = current.object.get("spec", {}), current.object.get("status", {})
+    if current.kind is not PODS or not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
+        return 0
+    asked = options.grace_period_seconds
+    if asked is None:
+        pending: int | None = current.object["metadata"].get("deletionGracePeriodSeconds")
+        asked = pending if pending is not None else spec.get("terminationGracePeriodSeconds", 30)
+    return asked if asked >= 0 else 1
+
+
+def _finalizers(current: Stored, options: DeleteOptions) -> list[str]:
+    """The finalizers for this deletion: what it says about dependents replaces what was said before."""
+    held: list[str] = current.object["metadata"].get("finalizers", [])
+    policy = options.propagation_policy
+    if policy is None:
+        orphans = current.kind.orphans_by_default and "deletionTimestamp" not in current.object["metadata"]
+        return [*held, ORPHAN] if orphans and not {ORPHAN, FOREGROUND} & set(held) else held
+    added = {"Orphan": [ORPHAN], "Foreground": [FOREGROUND]}.get(policy, [])
+    return [each for each in held if each not in (ORPHAN, FOREGROUND)] + added
+
+
+def _marked(cluster: ApiState, current: Stored, grace: int, finalizers: list[str]) -> Json | None:
+    """The object with a deletion timestamp; None if that changes nothing."""
+    pending = current.object["metadata"].get("deletionGracePeriodSeconds")
+    if pending is not None and pending <= grace and finalizers == current.object["metadata"].get("finalizers", []):
+        return None
+    marked = current.copy()
+    metadata = marked["metadata"]
+    if finalizers:
+        metadata["finalizers"] = finalizers
+    else:
+        metadata.pop("finalizers", None)
+    if pending is not None and pending <= grace:
+        return marked
+    if pending is None:
+        metadata["deletionTimestamp"] = cluster.identities.timestamp(after_s=grace)
+    else:
+        asked = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp() - pending
+        metadata["deletionTimestamp"] = datetime.fromtimestamp(asked + grace, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata["deletionGracePeriodSeconds"] = grace
+    if "generation" in metadata:
+        metadata["generation"] += 1
+    return marked
+
+
+def _remove_namespace(cluster: ApiState, current: Stored, *, dry_run: bool) -> Deletion:
+    marked = current.copy()
+    if "deletionTimestamp" not in marked["metadata"]:
+        marked["metadata"]["deletionTimestamp"] = cluster.identities.timestamp()
+        marked["status"] = {"phase": "Terminating"}
+    if dry_run:
+        return Deletion(make_stored(NAMESPACES, marked, current.version), gone=False)
+    stored = cluster.store.put(NAMESPACES, marked)
+    for kind in KINDS:
+        if kind.namespaced:
+            for held in cluster.store.list(kind, current.name):
+                remove(cluster, held, DeleteOptions(propagation_policy="Background"))
+    return Deletion(stored, gone=cluster.store.get(NAMESPACES, "", current.name) is None)
+
+
+async def bind(cluster: ApiState, namespace: str, name: str, body: object, *, call: RequestContext) -> Stored:
+    """Assigns the pod to the binding's target."""
+    content = without_nulls(body)
+    binding = _checked(content, namespace, name)
+    attributes = Attributes(
+        "CREATE",
+        PODS,
+        namespace,
+        name,
+        content,
+        subresource=BINDING,
+        dry_run=call.dry_run,
+        user=call.user,
+        options=call.options,
+        subresource_kind=("v1", "Binding"),
+    )
+    admitted = await cluster.admit(attributes, call)
+    binding = _checked(admitted, namespace, name)
+    return _assign(cluster, namespace, name, binding, dry_run=call.dry_run)
+
+
+def _checked(content: object, namespace: str, name: str) -> Binding:
+    binding = convert(content, Binding)
+    metadata, target = binding.metadata, binding.target
+    if metadata.name != name or metadata.namespace not in ("", namespace):
+        raise bad_request("name in URL does not match name in Binding object")
+    if target.kind not in ("", "Node"):
+        raise unknown_error(f'target.kind: Unsupported value: "{target.kind}": supported values: "Node", "<empty>"')
+    if not target.name:
+        raise unknown_error("target.name: Required value")
+    return binding
+
+
+def _assign(cluster: ApiState, namespace: str, name: str, binding: Binding, *, dry_run: bool) -> Stored:
+    current = cluster.store.get(PODS, namespace, name)
+    if current is None:
+        raise not_found(PODS, name)
+    try:
+        check_precondition(current, uid=binding.metadata.uid or None, version=binding.metadata.resource_version or None)
+    except StatusError as error:
+        why = error.message.partition(": ")[2]
+        place = f"Key: /registry/pods/{namespace}/{name}, ResourceVersion: 0"
+        text = f"StorageError: invalid object, Code: 4, {place}, AdditionalErrorMsg: {why}"
+        raise conflict(PODS, name, text) from error
+    refusal = _refusal(current)
+    if refusal is not None:
+        raise refusal
+    if dry_run:
+        return current
+    pod = current.copy()
+    metadata: Json = pod["metadata"]
+    for key, added in (("annotations", binding.metadata.annotations), ("labels", binding.metadata.labels)):
+        if added:
+            metadata[key] = metadata.get(key, {}) | added
+    pod["spec"]["nodeName"] = binding.target.name
+    _mark_scheduled(pod["status"], cluster.identities.timestamp())
+    return cluster.store.put(PODS, pod)
+
+
+def _refusal(current: Stored) -> StatusError | None:
+    spec, metadata, why = current.object["spec"], current.object["metadata"], ""
+    if "deletionTimestamp" in metadata:
+        why = f"pod {current.name} is being deleted, cannot be assigned to a host"
+    elif spec.get("nodeName"):
+        why = f'pod {current.name} is already assigned to node "{spec["nodeName"]}"'
+    elif spec.get("schedulingGates"):
+        why = f"pod {current.name} has non-empty .spec.schedulingGates"
+    return conflict(PODS, current.name, why, subresource=BINDING) if why else None
+
+
+def _mark_scheduled(status: Json, timestamp: str) -> None:
+    others = [each for each in status.get("conditions", ()) if each.get("type") != "PodScheduled"]
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp}
+    status["conditions"] = [*others, scheduled]

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from tessera_lab.sandbox.api import writes
 from tessera_lab.sandbox.api.api_state import RequestContext
-from tessera_lab.sandbox.api.deletion import FOREGROUND, ORPHAN
 from tessera_lab.sandbox.api.kinds import KINDS, Json, ResourceKind
-from tessera_lab.sandbox.api.request_url import RequestTarget
+from tessera_lab.sandbox.api.requests import RequestTarget
 from tessera_lab.sandbox.api.shapes import DeleteOptions, Preconditions
 from tessera_lab.sandbox.api.store import Store, StoreChange, Stored
 from tessera_lab.sandbox.api.verbs import Verbs
+from tessera_lab.sandbox.api.writes import FOREGROUND, ORPHAN
 from tessera_lab.sandbox.objects import is_being_deleted
 
 ObjectKey = tuple[ResourceKind, str, str]

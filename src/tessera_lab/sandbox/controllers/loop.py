@@ -27,7 +27,7 @@ from tessera_lab.sandbox.api.kinds import (
     Json,
     ResourceKind,
 )
-from tessera_lab.sandbox.api.request_url import RequestTarget
+from tessera_lab.sandbox.api.requests import RequestTarget
 from tessera_lab.sandbox.api.store import StoreChange, Stored
 from tessera_lab.sandbox.api.verbs import MERGE_PATCH, Verbs
 from tessera_lab.sandbox.controllers.deployment import plan_deployment

@@ -18,7 +18,7 @@ from tessera_lab.sandbox.api import writes
 from tessera_lab.sandbox.api.api_state import RequestContext
 from tessera_lab.sandbox.api.errors import StatusError
 from tessera_lab.sandbox.api.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, STATUS, Json
-from tessera_lab.sandbox.api.request_url import RequestTarget
+from tessera_lab.sandbox.api.requests import RequestTarget
 from tessera_lab.sandbox.api.store import StoreChange, Stored
 from tessera_lab.sandbox.api.verbs import Verbs
 from tessera_lab.sandbox.controllers.garbage_collector import GarbageCollector, ObjectKey, key_of, owner_references

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tessera_lab.sandbox.api.creation import SUFFIX_LETTERS
+from tessera_lab.sandbox.api.defaults import SUFFIX_LETTERS
 from tessera_lab.sandbox.api.kinds import PODS, Json
 from tessera_lab.sandbox.api.shapes import JobSpec, WorkloadSpec
 from tessera_lab.sandbox.api.store import DECODE

@@ -17,7 +17,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.resources import RESOURCE_CLAIMS
 from tessera.wire.resource_api import ResourceClaim
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.api.pod_logs import LogLine
+from tessera_lab.sandbox.api.subresources import LogLine
 from tessera_lab.sandbox.nodes.allocation import AllocateError
 from tessera_lab.sandbox.objects import annotations_of, name_of, namespace_of, node_of, uid_of
 

@@ -24,7 +24,7 @@ from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS
 from tessera.wire.quantity import Whole, read
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.api.pod_logs import LogLine
+from tessera_lab.sandbox.api.subresources import LogLine
 from tessera_lab.sandbox.nodes.allocation import AllocateError, DeviceIds, SimulatedPlugin, Unavailable
 from tessera_lab.sandbox.nodes.containers import ClaimDriver, NodeClaims, container_environment, container_log
 from tessera_lab.sandbox.objects import (

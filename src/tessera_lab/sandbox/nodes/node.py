@@ -32,7 +32,7 @@ from tessera.wire.registration import (
     encode_reported,
 )
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.api.pod_logs import LogLine
+from tessera_lab.sandbox.api.subresources import LogLine
 from tessera_lab.sandbox.nodes.allocation import DeviceIds, HamiPlugin, SimulatedPlugin, TesseraAgent
 from tessera_lab.sandbox.nodes.containers import ClaimDriver
 from tessera_lab.sandbox.nodes.kubelet import ADDRESS, ContainerView, Kubelet, KubeletFaults, KubeletTimings

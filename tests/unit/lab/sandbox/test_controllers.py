@@ -23,7 +23,7 @@ from tessera_lab.sandbox.api.kinds import (
     STATEFUL_SETS,
     ResourceKind,
 )
-from tessera_lab.sandbox.api.request_url import RequestTarget
+from tessera_lab.sandbox.api.requests import RequestTarget
 from tessera_lab.sandbox.api.shapes import DeleteOptions
 from tessera_lab.sandbox.api.store import StoreChange
 from tessera_lab.sandbox.api.verbs import MERGE_PATCH

@@ -5,14 +5,20 @@ from typing import Any
 import pytest
 
 from tessera.wire.quantity import NotAQuantity
-from tessera_lab.sandbox.api.creation import quality_of_service
-from tessera_lab.sandbox.api.defaults import canonical_quantity
+from tessera_lab.sandbox.api.defaults import canonical_quantity, quality_of_service
 from tessera_lab.sandbox.api.errors import StatusError, status_error
 from tessera_lab.sandbox.api.kinds import EVENTS, NODES, PODS, Json
-from tessera_lab.sandbox.api.request_bodies import MAX_DEPTH, decode_json, decode_yaml, read_object
-from tessera_lab.sandbox.api.selectors import field_text, parse_fields, parse_labels
+from tessera_lab.sandbox.api.requests import (
+    MAX_DEPTH,
+    decode_json,
+    decode_yaml,
+    field_text,
+    parse_fields,
+    parse_labels,
+    read_object,
+)
+from tessera_lab.sandbox.api.responses import format_age, format_duration
 from tessera_lab.sandbox.api.store import History
-from tessera_lab.sandbox.api.tables import format_age, format_duration
 from tessera_lab.sandbox.api.validation import is_extended_resource
 
 

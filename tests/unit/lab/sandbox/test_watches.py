@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 
-from tessera_lab.sandbox.api import watches
+from tessera_lab.sandbox.api import lists_and_watches
 from tessera_lab.sandbox.api.kinds import CONFIG_MAPS, PODS, Json
-from tessera_lab.sandbox.api.selectors import FieldRequirement, ObjectSelector
+from tessera_lab.sandbox.api.lists_and_watches import Watcher, WatchHub, WatchScope
+from tessera_lab.sandbox.api.requests import FieldRequirement, ObjectSelector
 from tessera_lab.sandbox.api.store import Store
-from tessera_lab.sandbox.api.watches import Watcher, WatchHub, WatchScope
 
 
 def pod(name: str, node: str = "") -> Json:
@@ -61,7 +61,7 @@ async def test_other_namespaces_and_kinds_are_not_heard() -> None:
 async def test_a_watcher_that_never_reads_is_ended() -> None:
     store = Store(history_length=100)
     watcher = WatchHub(store).open(WatchScope(PODS), version=None)
-    for index in range(watches.MAX_PENDING + 1):
+    for index in range(lists_and_watches.MAX_PENDING + 1):
         watcher.push("ADDED", b'{"metadata":{"name":"%d"}}' % index)
     assert watcher.ended
-    assert len(heard(watcher)) == watches.MAX_PENDING
+    assert len(heard(watcher)) == lists_and_watches.MAX_PENDING

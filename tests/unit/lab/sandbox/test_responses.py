@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tessera_lab.sandbox.api.kinds import KINDS, Json, ResourceKind
+from tessera_lab.sandbox.api.responses import pod_state, table
 from tessera_lab.sandbox.api.store import make_stored
-from tessera_lab.sandbox.api.tables import pod_state, table
 
 NOW = 1_800_000_000.0
 THEN = "2027-01-15T07:59:00Z"
