@@ -146,7 +146,7 @@ class PreemptionLoop:
 
     async def nominate(self, preemptor: Preemptor) -> Nominated | None:
         """The victims for which it is nominated now; None if it is not."""
-        preemptor.is_due = False
+        preemptor.is_due, first = False, self._clock.monotonic()
         for _ in range(ATTEMPTS):
             self._evictor.book.forget_overdue()
             demand = preemptor.demand() if self._is_ready() else None
@@ -169,7 +169,8 @@ class PreemptionLoop:
             if nominated is not None:
                 self._before_evict()
                 return nominated
-        preemptor.postpone(self._clock.monotonic() + AGAIN_S)
+        now = self._clock.monotonic()
+        preemptor.postpone(now + AGAIN_S + SEARCH_PAUSE * (now - first))
         preemptor.is_due = True
         return None
 

@@ -11,8 +11,11 @@ import pytest
 from msgspec import structs
 
 from tessera.core.audit import audit
+from tessera.core.gang_trial import Placed
+from tessera.core.grants import Grant, Placement
 from tessera.core.preemption import Demand, Preemption, Search, VictimSet
 from tessera.core.quota import QuotaFacts
+from tessera.core.victims import Cost
 from tessera.scheduler import preemption_loop
 from tessera.scheduler.features.gangs import nominations
 from tessera.scheduler.features.gangs.gang import Gang, GangState
@@ -622,3 +625,22 @@ async def test_of_a_gang_and_a_pod_that_want_the_same_victims_the_higher_priorit
     running.cancel()
     nominated = {str(each.meant_for or each.uid).removeprefix("uid-") for each in cluster.ledger.nominations.all()}
     assert sorted(nominated) == expected
+
+
+async def test_members_are_nominated_for_the_places_that_were_found_in_whatever_order() -> None:
+    """The small one fits on both cards, and would take the one that the large one needs."""
+    cluster = GangCluster(node("n1").gpu("n1-0", memory=40_000).gpu("n1-1", memory=20_000))
+    await cluster.runs(low("a", mem=40_000), low("b", mem=20_000))
+    small, large = (high(f"g-{mem}", mem=mem).in_gang("g", 2) for mem in (15_000, 35_000))
+    cluster.refuse_all([small, large])
+    uuids = {small.name: "n1-1", large.name: "n1-0"}
+    places = []
+    for pod in (small, large):
+        grant = Grant(uuids[pod.name], "NVIDIA", 15_000 if pod is small else 35_000, 0)
+        places.append(Placed(pod.request(), Placement("n1", {"NVIDIA": ((grant,),)})))
+    found = VictimSet(Cost(), ("uid-a", "uid-b"), (), tuple(places))
+    assert await gangs_of(cluster.engine).nominations.nominate(
+        cluster.gang(), found, changed=frozenset(), priority=1000, seconds=60.0, searched=0.0
+    )
+    held = {str(each.meant_for): list(each.holdings) for each in cluster.ledger.nominations.all()}
+    assert held == {uid(pod): [uuids[pod.name]] for pod in (small, large)}

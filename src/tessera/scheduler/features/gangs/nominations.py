@@ -14,10 +14,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
+from tessera.core.audit import overcommitments
 from tessera.core.grants import Placement
 from tessera.core.holders import GrantState
+from tessera.core.holdings import PodFacts
 from tessera.core.ledger import facts_of
 from tessera.core.preemption import VictimSet
+from tessera.core.relocation import cards_of
 from tessera.core.requests import PodRequest
 from tessera.core.victims import PodTraits
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState
@@ -52,10 +55,20 @@ class GangNominations:
 
     # -- nominate
 
-    async def nominate(self, gang: Gang, found: VictimSet, *, priority: int, seconds: float, searched: float) -> bool:
+    async def nominate(
+        self,
+        gang: Gang,
+        found: VictimSet,
+        *,
+        changed: frozenset[str],
+        priority: int,
+        seconds: float,
+        searched: float,
+    ) -> bool:
         """For all places, in slices; False, and there is no nomination, if victims or places are not what they were.
 
-        `seconds`: for which they are held beyond the victims' grace.
+        `changed`: nodes that are not as the search has seen them. `seconds`: for which places are held beyond the
+        victims' grace.
         """
         self._holds.release(gang)
         gone = frozenset((*found.victims, *found.leaving))
@@ -67,7 +80,8 @@ class GangNominations:
         )
         nodes: list[str] = []
         for number, (request, placement) in enumerate(found.places, 1):
-            if not self._nominate_one(gang, request, placement.node, gone, deadline=nomination.deadline):
+            known = None if placement.node in changed else placement
+            if not self._nominate_one(gang, request, placement.node, known, gone, deadline=nomination.deadline):
                 break
             nodes.append(placement.node)
             if number % MEMBERS_AT_ONCE == 0:
@@ -109,13 +123,26 @@ class GangNominations:
         return True
 
     def _nominate_one(
-        self, gang: Gang, request: PodRequest, node: str, gone: frozenset[str], *, deadline: float
+        self,
+        gang: Gang,
+        request: PodRequest,
+        node: str,
+        known: Placement | None,
+        gone: frozenset[str],
+        *,
+        deadline: float,
     ) -> bool:
+        """`known`: the place that the search has found, if its node is as it was. Another one might take what was meant
+        for the next member."""
         ledger = self._ledger
         held = ledger.name_hold(gang.name, request)
-        placement = ledger.fit_without(held, node, gone)
-        if not isinstance(placement, Placement):
-            return False
+        if known is not None and self._is_free(facts_of(held, known), gone):
+            placement = known
+        else:
+            fitting = ledger.fit_without(held, node, gone)
+            if not isinstance(fitting, Placement):
+                return False
+            placement = fitting
         cards = {grant.uuid for grants in placement.grants.values() for each in grants for grant in each}
         here = [entry for entry in ledger.pods_on(node) if entry.facts.uid in gone]
         if not ledger.quotas.limits_anything:
@@ -125,6 +152,15 @@ class GangNominations:
         facts = facts_of(held, placement)
         ledger.nominate(facts, victims, deadline=deadline, request=held, meant_for=request.uid)
         return True
+
+    def _is_free(self, facts: PodFacts, gone: frozenset[str]) -> bool:
+        """Whether nothing else has a part of the place once these pods have left."""
+        with self._ledger.begin() as trial:
+            for entry in self._ledger.pods_on(facts.node):
+                if entry.facts.uid in gone:
+                    trial.remove(entry.facts.uid)
+            trial.put(facts, GrantState.RESERVED)
+            return not any(overcommitments(self._ledger, facts.node, cards_of(facts)))
 
     def show(self, gang: Gang) -> None:
         """The victims leave: kube-scheduler is told where the members go, as far as they are still nominated."""

@@ -79,21 +79,25 @@ class GangPreemptor(Preemptor):
         self._nominations.report_none(self._gang, seconds)
 
     async def nominate(self, found: VictimSet, seconds: float) -> Nominated | None:
-        gang = self._gang
-        is_done = not self._has_changed(found) and await self._nominations.nominate(
-            gang, found, priority=self.priority, seconds=self._pipeline.settings.nomination_s, searched=seconds
+        gang, changed = self._gang, self._changed_nodes()
+        entries = [self._ledger.pod(uid) for uid in found.victims]
+        if changed is None or any(entry is None or entry.facts.node in changed for entry in entries):
+            return None  # Perhaps not all of them have to leave any more.
+        is_done = await self._nominations.nominate(
+            gang,
+            found,
+            changed=changed,
+            priority=self.priority,
+            seconds=self._pipeline.settings.nomination_s,
+            searched=seconds,
         )
         return Nominated(gang.preemption.nomination, found.victims) if is_done else None
 
-    def _has_changed(self, found: VictimSet) -> bool:
-        """Whether a node of the victims is not as it was: then perhaps not all of them have to leave."""
-        ledger = self._ledger
-        rows = ledger.arrays.changed_since(self._position)
-        if rows is None:
-            return True
-        changed = {ledger.arrays.names[row] for row in rows}
-        entries = (ledger.pod(uid) for uid in found.victims)
-        return any(entry is None or entry.facts.node in changed for entry in entries)
+    def _changed_nodes(self) -> frozenset[str] | None:
+        """Nodes that are not as they were when the search began; None if that is not known."""
+        arrays = self._ledger.arrays
+        rows = arrays.changed_since(self._position)
+        return None if rows is None else frozenset(arrays.names[row] for row in rows)
 
     def is_nominated(self, nomination: object) -> bool:
         return self._gang.state is GangState.NOMINATED and self._gang.preemption.nomination is nomination
