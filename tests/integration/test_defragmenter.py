@@ -73,19 +73,6 @@ async def test_a_waiting_pod_gets_the_card_that_one_move_frees(tmp_path: Path) -
         assert lease["metadata"]["annotations"][ANNOTATION].count(",") == 0, "one eviction is recorded"
 
 
-async def test_the_budget_holds_over_a_restart(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, evictions_per_hour=1)
-    async with product([node("n1", 1), node("n2", 1)], tmp_path, scheduling=False, defrag=settings) as cluster:
-        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {"holderIdentity": ""}}
-        spent = {"name": LEASE, "annotations": {ANNOTATION: f"[{2**40}]"}}
-        await cluster.plane.client.create(LEASES.path("default"), {**lease, "metadata": spent})
-        await cluster.start_scheduling()
-        before = await fragment(cluster)
-        await cluster.until(lambda: figures(cluster).waiting, what="a round in which it waits")
-        await cluster.until(lambda: sum(figures(cluster).rounds.values()) > 5, what="some rounds")
-        assert (uid_of(cluster, "small"), uid_of(cluster, "large")) == before
-
-
 async def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     settings = replace(SETTINGS, dry_run=True)
     async with product([node("n1", 1), node("n2", 1)], tmp_path, defrag=settings) as cluster:
@@ -109,18 +96,6 @@ async def test_another_pod_does_not_take_the_card_that_one_member_of_the_gang_ne
         await cluster.until(lambda: figures(cluster).moves, what="the end of the round")
         assert figures(cluster).moves == 1
         await cluster.refused("other")
-
-
-async def test_a_waiting_gang_gets_the_cards_that_two_moves_free(tmp_path: Path) -> None:
-    names = ("n1", "n2", "n3", "n4")
-    async with product([node(name, 1) for name in names], tmp_path, defrag=SETTINGS) as cluster:
-        for number in range(len(names)):
-            await deploy(cluster, f"d{number}", mem=20_000 + number)
-        await create_gang(cluster)
-        await cluster.running_pods("m0", "m1")
-        await cluster.until(lambda: figures(cluster).moves, what="the end of the round")
-        assert figures(cluster).moves == 2
-        assert not has_holds(cluster)
 
 
 async def create_gang(cluster: Product) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +176,12 @@ ENDS: dict[str, Callable[[Story], Coroutine[Any, Any, None]]] = {
 }
 
 
+# At the other moments the plugin is really killed, below.
+CASES = [("plugin", "during"), *product(("kubelet", "scheduler"), MOMENTS)]
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("who", ENDS)
+@pytest.mark.parametrize(("who", "moment"), CASES)
 async def test_whoever_ends_at_whatever_moment_every_container_gets_its_own_slice(
     tmp_path: Path, who: str, moment: str, way: str
 ) -> None:
