@@ -26,7 +26,6 @@ from tessera import __version__
 from tessera.core.arrays import CardArrays, NameOrder
 from tessera.core.demand_forecast import DemandForecast
 from tessera.core.devices import NodeFacts
-from tessera.core.grants import Placement
 from tessera.core.holders import GrantState
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
@@ -39,8 +38,12 @@ from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.journal_ring import (
     DECISION_BYTES,
+    DEVICE_BYTES,
     ENTRY_BYTES,
+    FORECAST_BYTES,
+    LIMIT_BYTES,
     NOTE_BYTES,
+    POD_BYTES,
     REASON_BYTES,
     DecisionEntry,
     Entry,
@@ -50,7 +53,7 @@ from tessera.scheduler.journal_ring import (
     Reasons,
     SharedAsk,
     StateEntry,
-    state_bytes,
+    pod_bytes,
 )
 from tessera.scheduler.observer import (
     BindDecision,
@@ -265,54 +268,48 @@ class Journal(SchedulerObserver):
         self.tell(self._record_bind_decision, event, self._mask_of_node(event.node))
 
     def _record_decision(self, time: float, event: FilterDecision) -> None:
-        request, answer = event.request, event.answer
+        request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
         ask, size = self._ask(request, time)
         if isinstance(answer, Selected):
             if event.refusals:
                 self._refused.pop(request.uid, None)
             mask, new = self._mask_of_choice(event.candidates, answer)
-            self._add_decision(time, event, ask, mask, answer.placement, size + new + ask.granted_bytes)
+            entry = DecisionEntry(time, _ref(request), ask, mask, self._changed, took, answer.placement)
+            self.add(entry, size + new + ask.granted_bytes)
             return
         mask = self._masks.of(event.candidates.resolve())
         if isinstance(answer, Refused):
             self._add_refused(time, event, RefusalKey(ask, mask, answer.reason_counts), size)
         else:
-            self._add_decision(time, event, ask, mask, None, size)
+            self.add(DecisionEntry(time, _ref(request), ask, mask, self._changed, took, None), size)
 
     def _record_bind_decision(self, time: float, event: BindDecision, mask: CandidateMask) -> None:
-        ask, size = self._ask(event.request, time)
+        request, answer = event.request, event.answer
+        ask, size = self._ask(request, time)
         size += len(mask.mask or b"")
-        if isinstance(event.answer, Misfit):
-            self._add_decision(time, event, ask, mask, ((event.answer.text, 1),), size + REASON_BYTES, at_bind=True)
+        pod, took = _ref(request), int(event.seconds * 1e6)
+        if isinstance(answer, Misfit):
+            reasons = ((answer.text, 1),)
+            refused = DecisionEntry(time, pod, ask, mask, self._changed, took, reasons, at_bind=True)
+            self.add(refused, size + REASON_BYTES)
         else:
-            self._refused.pop(event.request.uid, None)
-            self._add_decision(time, event, ask, mask, event.answer, size + ask.granted_bytes, at_bind=True)
+            self._refused.pop(request.uid, None)
+            placed = DecisionEntry(time, pod, ask, mask, self._changed, took, answer, at_bind=True)
+            self.add(placed, size + ask.granted_bytes)
 
     def _add_refused(self, time: float, event: FilterDecision, key: RefusalKey, size: int) -> None:
         uid, (ask, mask, reasons) = event.request.uid, key
         known = self._refused.get(uid)
         if known is not None and known[0] > self._recorded.base.sequence and known[1] == key:
             return
+        pod, took = _ref(event.request), int(event.seconds * 1e6)
+        # Positions, not names: this is done for every refused pod.
+        entry = DecisionEntry(time, pod, ask, mask, self._changed, took, reasons, False, event.refusals, event.of_gang)
         # A mask may be the entry's own: lists that nodes' labels narrow come and go.
-        size += REASON_BYTES * len(reasons) + len(mask.mask or b"")
-        self._add_decision(time, event, ask, mask, reasons, size, refusals=event.refusals, of_gang=event.of_gang)
+        self.add(entry, size + REASON_BYTES * len(reasons) + len(mask.mask or b""))
         self._refused[uid] = self._recorded.sequence, key
         if len(self._refused) > REFUSED_PODS:
             del self._refused[next(iter(self._refused))]
-
-    def _add_decision(
-        self,
-        time: float,
-        event: FilterDecision | BindDecision,
-        ask: SharedAsk,
-        mask: CandidateMask,
-        answer: Placement | Reasons | None,
-        size: int,
-        **more: Any,
-    ) -> None:
-        """`more`: further fields of the entry."""
-        pod, took = _ref(event.request), int(event.seconds * 1e6)
-        self.add(DecisionEntry(time, pod, ask, mask, self._changed, took, answer, **more), size)
 
     def _ask(self, request: PodRequest, time: float) -> tuple[SharedAsk, int]:
         """What a pod asks for, which pods that differ in name alone share, and the bytes of a decision about it,
@@ -323,7 +320,7 @@ class Journal(SchedulerObserver):
             # Requests of the same shape refer to the newest number.
             self._asks.clear()
             entry = StateEntry(time, ForecastRecord, self._forecasts, (request.forecast,))
-            self.add_change(entry, state_bytes(ForecastRecord, request.forecast))
+            self.add_change(entry, FORECAST_BYTES)
         known, shape = self._asks.get(id(request.containers)), request.shape
         is_known = known is not None and known.containers is request.containers
         if known is not None and is_known and (known.shape is shape or known.shape == shape):
@@ -345,11 +342,13 @@ class Journal(SchedulerObserver):
             return self._masks.of(candidates), 0
         if candidates.resolved is not None:
             return self._masks.of(candidates.resolved), 0
-        nodes, absent = 0, tuple[int, ...]()
+        nodes = 0
+        absent: tuple[int, ...] = ()
         if chosen.absent:
             ranked = chosen.ranked
             free = self._free_columns(ranked.order)
-            nodes, absent = len(ranked.order.names) - free, tuple([int(ranked.places[i]) - free for i in chosen.absent])
+            nodes = len(ranked.order.names) - free
+            absent = tuple([int(ranked.places[i]) - free for i in chosen.absent])
         key = candidates.estimated_count, nodes, absent
         known = self._searched.get(key)
         if known is not None:
@@ -527,22 +526,38 @@ class LedgerRecorder:
         self._add_change = journal.add_change
 
     def on_node(self, name: str, facts: NodeFacts | None) -> None:
-        self._tell(self._record, NodeRecord, name, *(() if facts is None else (facts,)))
+        if facts is None:
+            self._tell(self._record, NodeRecord, name)
+        else:
+            self._tell(self._record, NodeRecord, name, (facts,), DEVICE_BYTES * len(facts.devices))
 
     def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
-        self._tell(self._record, NominationRecord, facts.uid, *(() if victims is None else (facts, victims)))
+        if victims is None:
+            self._tell(self._record, NominationRecord, facts.uid)
+        else:
+            self._tell(self._record, NominationRecord, facts.uid, (facts, victims), pod_bytes(facts))
 
     def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
-        self._tell(self._record, PodRecord, facts.uid, *(() if state is None else (facts, state, observed)))
+        if state is None:
+            self._tell(self._record, PodRecord, facts.uid)
+            return
+        # If not observed, the grants are the decision's, and a binding is about what was reserved: they count there.
+        size = pod_bytes(facts) if observed else 0 if state is GrantState.BOUND else POD_BYTES
+        self._tell(self._record, PodRecord, facts.uid, (facts, state, observed), size)
 
     def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
-        self._tell(self._record, QuotaRecord, (namespace, name), *(() if facts is None else (facts,)))
+        if facts is None:
+            self._tell(self._record, QuotaRecord, (namespace, name))
+        else:
+            self._tell(self._record, QuotaRecord, (namespace, name), (facts,), LIMIT_BYTES * len(facts.limits))
 
     def on_host(self, name: str, free: HostRequest | None) -> None:
-        self._tell(self._record, HostRecord, name, *(() if free is None else (free,)))
+        self._tell(self._record, HostRecord, name, () if free is None else (free,))
 
-    def _record(self, time: float, kind: type[StateRecord], name: Name, *value: Any) -> None:
-        self._add_change(StateEntry(time, kind, name, value), state_bytes(kind, *value))
+    def _record(
+        self, time: float, kind: type[StateRecord], name: Name, value: tuple[Any, ...] = (), size: int = 0
+    ) -> None:
+        self._add_change(StateEntry(time, kind, name, value), ENTRY_BYTES + size)
 
 
 def _searched_mask(count: int, nodes: int, absent: tuple[int, ...]) -> CandidateMask:

@@ -21,17 +21,14 @@ from typing import Any
 import msgspec
 
 from tessera.core.grants import Placement
-from tessera.core.holders import GrantState
+from tessera.core.holdings import PodFacts
 from tessera.core.requests import Constraint, PodRequest
 from tessera.wire import journal
 from tessera.wire.cel import AllOf
 from tessera.wire.journal import (
     CandidateMask,
     ForecastRecord,
-    HostRecord,
-    NodeRecord,
     Note,
-    QuotaRecord,
     Start,
     StateRecord,
 )
@@ -158,23 +155,10 @@ Entry = StateEntry | DecisionEntry | Note | Start
 """After `Start` the configuration is another one, and a reading shows the state with it."""
 
 
-def state_bytes(kind: type[StateRecord], *value: Any) -> int:
-    """Bytes of a `StateEntry`."""
-    if not value:
-        return ENTRY_BYTES
-    facts, *more = value
-    if kind is NodeRecord:
-        return ENTRY_BYTES + DEVICE_BYTES * len(facts.devices)
-    if kind is QuotaRecord:
-        return ENTRY_BYTES + LIMIT_BYTES * len(facts.limits)
-    if kind is ForecastRecord:
-        return FORECAST_BYTES
-    if kind is HostRecord or more == [GrantState.BOUND, False]:
-        return ENTRY_BYTES  # A binding is about what was reserved, which is counted there.
-    if more == [GrantState.RESERVED, False]:
-        return ENTRY_BYTES + POD_BYTES  # The grants are those of the decision.
+def pod_bytes(facts: PodFacts) -> int:
+    """Bytes of what a pod holds."""
     grants = [len(container) for containers in facts.grants.values() for container in containers]
-    return ENTRY_BYTES + POD_BYTES + GRANT_BYTES * sum(grants)
+    return POD_BYTES + GRANT_BYTES * sum(grants)
 
 
 class JournalState:
