@@ -1,6 +1,6 @@
 """Has the scheduler make the moves of a plan, and shows how far they are.
 
-The scheduler makes them as long as the request lasts: whoever interrupts the command stops them before the next step.
+The scheduler makes them as long as the request lasts: they end before the next step when the command is interrupted.
 The same plan can be asked for again at any time. If its moves are being made, they are followed; if they were stopped,
 they go on, and moves whose pod is gone are done.
 """
