@@ -162,7 +162,7 @@ class SimulatedClaims:
         statuses = []
         for each in own:
             if each.get("resourceClaimName"):
-                self._cluster.borrow_claim(f"{metadata['namespace']}/{each['resourceClaimName']}")
+                self._cluster.copy_claim(f"{metadata['namespace']}/{each['resourceClaimName']}")
                 continue
             template = self._cluster.templates.get(f"{metadata['namespace']}/{each.get('resourceClaimTemplateName')}")
             if template is None:
@@ -186,7 +186,7 @@ class SimulatedClaims:
         view, request = self._cluster.view, prepared.request
         if prepared.claims is None:
             return
-        self._cluster.borrow_pool(placement.node)
+        self._cluster.copy_pool(placement.node)
         pool = view.pools[placement.node]
         for use in prepared.claims.uses:
             record = view.claim(use.key, use.uid)

@@ -95,8 +95,8 @@ class OfflineCluster(InspectedCluster):
         super().__init__(EngineView(self._engine), state, settings)
         self.templates: dict[str, ResourceClaimTemplate] = {}
         """by namespace/name"""
-        self._lender: EngineView | None = None
-        """for a trial: where pools, claims and labels are taken from"""
+        self._origin: EngineView | None = None
+        """for a fork: where pools, claims and labels are taken from"""
         self._simulated: list[PodRequest] = []
         claims = self._claims = self._engine.feature(Claims)
         self.handlers: dict[Resource, tuple[type[Any], InformerHandler[Any]]] = {
@@ -221,40 +221,41 @@ class OfflineCluster(InspectedCluster):
         """Plugins that do not answer a handshake in time are gone, though no object changes."""
         self._engine.nodes.tick()
 
-    def begin_trial(self) -> OfflineCluster:
-        """The same cluster, to try pods on: its nodes are copied with `Ledger.copy_node`, and nothing that happens to
-        it changes this one. What simulated pods take of hosts is not counted there."""
+    def fork(self) -> OfflineCluster:
+        """The same cluster, for questions that last: between two decisions other requests are served, and a transaction
+        must not stay open for so long. Nodes are copied with `Ledger.copy_node`, and nothing that happens to the copy
+        changes this one. What simulated pods take of hosts is not counted there."""
         empty = replace(self.state, nodes=(), pods=(), quotas=(), others={}, dra=ClaimObjects())
-        trial = OfflineCluster(empty, settings=self.settings)
-        trial.borrow(self.view, self.nodes, self.templates)
-        trial.pods, trial.documents = self.pods, self.documents
-        return trial
+        fork = OfflineCluster(empty, settings=self.settings)
+        fork.fork_from(self.view, self.nodes, self.templates)
+        fork.pods, fork.documents = self.pods, self.documents
+        return fork
 
-    def borrow(
-        self, lender: EngineView, nodes: dict[str, Json], templates: Mapping[str, ResourceClaimTemplate]
+    def fork_from(
+        self, origin: EngineView, nodes: dict[str, Json], templates: Mapping[str, ResourceClaimTemplate]
     ) -> None:
         """Know what another engine knows beside its cards; pools and claims are taken over one by one, where they
         matter."""
-        self._lender = lender
+        self._origin = origin
         # The device configuration may have been read again since the settings were.
         self._engine.vendors.clear()
-        self._engine.vendors.update(lender.vendors)
+        self._engine.vendors.update(origin.vendors)
         self.nodes = nodes
         self.templates.update(templates)
-        self.ledger.quotas = lender.ledger.quotas.copy()
-        for name, found in lender.device_classes.items():
+        self.ledger.quotas = origin.ledger.quotas.copy()
+        for name, found in origin.device_classes.items():
             self._claims.classes.put(name, found)
 
-    def borrow_pool(self, node: str) -> None:
-        pool = self._lender.pools.get(node) if self._lender is not None else None
+    def copy_pool(self, node: str) -> None:
+        pool = self._origin.pools.get(node) if self._origin is not None else None
         if pool is not None and node not in self.view.pools:
             self._claims.pools.take_over(pool)
 
-    def borrow_claim(self, key: str) -> None:
-        found = self._lender.claim(key) if self._lender is not None else None
+    def copy_claim(self, key: str) -> None:
+        found = self._origin.claim(key) if self._origin is not None else None
         if found is not None and self.view.claim(key) is None:
             for device in found.claim.devices_of(DRIVER):
-                self.borrow_pool(device.pool)
+                self.copy_pool(device.pool)
             self.update_claim(found.claim)
 
     def add_host_load(self, key: str, node: str, ask: HostRequest) -> None:
@@ -273,7 +274,7 @@ class OfflineCluster(InspectedCluster):
         self._engine.pods.drop(key)
 
     def domains(self, topology: str) -> Domains | None:
-        return (self._lender or self.view).domains(topology)
+        return (self._origin or self.view).domains(topology)
 
 
 def _read(document: Json, kind: type[T]) -> T:

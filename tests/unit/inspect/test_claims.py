@@ -275,7 +275,7 @@ async def test_a_trial_knows_the_claims_of_the_cluster_and_changes_nothing() -> 
     [template] = read_claim_manifests(MANIFEST, file="f", namespace="default")
     world = cluster([], [held(resource_claim("team"), "n2-0")], templates=[template])
     before = world.ledger.state()
-    trial = world.begin_trial()
+    trial = world.fork()
     for name in world.ledger.node_names():
         trial.ledger.copy_node(name, world.ledger)
     assert simulated(trial, MANIFEST.partition("---\n")[2]).fits_in_all == 6

@@ -146,17 +146,17 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
         raise InspectionError(f"the manifest has {copies} pods; at most {MAX_COPIES} are tried here: {INSTEAD}")
     pause = Allowance(pause, MAX_S, INSTEAD)
     beside = await asyncio.to_thread(read_claim_manifests, text, file="the manifest", namespace="default")
-    trial = await source.begin_trial()
+    fork = await source.fork()
     for document in beside:
-        trial.put_manifest(document)
+        fork.put_manifest(document)
     ledger = source.view.ledger
     async for name in in_steps(ledger.node_names(), pause):
-        trial.ledger.copy_node(name, ledger)
-    gangs = await _finish(simulate_gangs_in_steps(trial, manifests, work=MAX_WORK), pause, what="the manifest")
+        fork.ledger.copy_node(name, ledger)
+    gangs = await _finish(simulate_gangs_in_steps(fork, manifests, work=MAX_WORK), pause, what="the manifest")
     found = []
     for manifest in manifests:
         most = MAX_COPIES if manifest is manifests[-1] else 0
-        steps = simulate_in_steps(trial, manifest, most=most, explain=False, work=MAX_WORK)
+        steps = simulate_in_steps(fork, manifest, most=most, explain=False, work=MAX_WORK)
         found.append(await _finish(steps, pause, what=f"the pod {manifest.name}"))
     last = found[-1]
     # Of a gang that does not fit as a whole no member is placed.

@@ -198,14 +198,14 @@ class EngineSource(PageSource):
         state = self.view.state_of(pod.metadata.uid)
         return PodAnswer(found, state.name.lower() if state is not None else "")
 
-    async def begin_trial(self) -> OfflineCluster:
+    async def fork(self) -> OfflineCluster:
         now = time.time()
         if now - self._nodes_at > NODES_S:
             self._nodes, self._nodes_at = await self._list_nodes(), now
             self._templates = await self._list_templates() if self._service.settings.dra else {}
-        trial = OfflineCluster(ClusterState("the scheduler", now), settings=self._service.settings)
-        trial.borrow(self.view, self._nodes, self._templates)
-        return trial
+        fork = OfflineCluster(ClusterState("the scheduler", now), settings=self._service.settings)
+        fork.fork_from(self.view, self._nodes, self._templates)
+        return fork
 
     async def _list_templates(self) -> dict[str, ResourceClaimTemplate]:
         """By namespace and name. None where they may not be listed: then a manifest has to bring its own."""

@@ -127,8 +127,8 @@ class PageSource(ABC):
         """None if there is no such pod now."""
 
     @abstractmethod
-    async def begin_trial(self) -> OfflineCluster:
-        """For pods that do not exist; `OfflineCluster.begin_trial` says more. Raises InspectionError."""
+    async def fork(self) -> OfflineCluster:
+        """For pods that do not exist; `OfflineCluster.fork` says more. Raises InspectionError."""
 
 
 class FixedSource(PageSource):
@@ -162,9 +162,9 @@ class FixedSource(PageSource):
         key = f"{namespace}/{name}"
         return PodAnswer(explain(self.cluster, key)) if key in self.cluster.pods else None
 
-    async def begin_trial(self) -> OfflineCluster:
+    async def fork(self) -> OfflineCluster:
         self.cluster.state.require_nodes()
-        return self.cluster.begin_trial()
+        return self.cluster.fork()
 
 
 class PendingPods:
