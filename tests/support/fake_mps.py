@@ -103,6 +103,11 @@ save(found)
 """
 
 
+def program_text(python: str, script: Path) -> str:
+    """The program, for this interpreter; `script` is the folder that says what it does."""
+    return SCRIPT.format(python=python, script=script, sigterm=signal.SIGTERM)
+
+
 class FakeMps:
     """One node's program, and what became of it. `close` ends the daemons it began."""
 
@@ -111,7 +116,7 @@ class FakeMps:
         self._script = folder / "script"
         self._script.mkdir()
         program = self._path = folder / "mps-control"
-        program.write_text(SCRIPT.format(python=sys.executable, script=self._script, sigterm=signal.SIGTERM))
+        program.write_text(program_text(sys.executable, self._script))
         program.chmod(0o755)
         self.program = MpsProgram((str(program),), {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "7"}, PATIENT_S)
 

@@ -18,7 +18,7 @@ from tests.e2e.node.control_plane import NODE
 from tests.e2e.node.release import CARDS, SPLIT, VALUES, Release
 from tests.e2e.node.test_release_real import deployment, installed, running
 from tests.e2e.replica import until
-from tests.support.fake_mps import SCRIPT, is_running
+from tests.support.fake_mps import is_running, program_text
 
 TENANT = "e2e-mps"
 ROOT = Path("/run/tessera/mps")
@@ -42,7 +42,7 @@ def put_program() -> None:
     for folder in (PROGRAMS, SCRIPTED):
         folder.mkdir(parents=True)
     program = PROGRAMS / "nvidia-cuda-mps-control"
-    program.write_text(SCRIPT.format(python="/usr/bin/python3", script=SCRIPTED))
+    program.write_text(program_text("/usr/bin/python3", SCRIPTED))
     program.chmod(0o755)
 
 
