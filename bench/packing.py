@@ -20,7 +20,7 @@ from statistics import median
 from time import process_time
 
 from bench.core import REPEATED_SHAPES, SEED, Cluster, build, make_pod, settle
-from bench.filter import CHECKED, LIMIT_S, MAX_RATIO, Figures, start
+from bench.filter import CHECKED, LIMIT_S, MAX_RATIO_SMALL, Figures, start
 from bench.measurement import Budget, progress, side_by_side, table
 from bench.processes import BenchmarkProcesses, Failure, Size
 from tessera.core.demand_history import DemandHistory
@@ -101,7 +101,7 @@ def budgets_of(figures: Figures) -> list[Budget]:
     return [
         Budget("fragmentation / binpack, a decision in the core", figures["core_times_binpack"], MAX_TIMES_BINPACK),
         Budget("fragmentation / binpack, a call", figures["times_binpack"], MAX_CALL_TIMES_BINPACK),
-        Budget("fragmentation / echo, 1000 nodes", figures["fragmentation_ratio"], MAX_RATIO),
+        Budget("fragmentation / echo, 1000 nodes", figures["fragmentation_ratio"], MAX_RATIO_SMALL),
     ]
 
 
