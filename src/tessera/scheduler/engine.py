@@ -96,7 +96,7 @@ class Engine:
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.request_reader = RequestReader(self.vendors, settings.policies, self._demand)
-        self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
+        self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims, is_binding=self._is_binding)
         self.budgets = BudgetInformer(self.victims)
         self.preemption = Preemption(self.selector, self.victims)
         self.evictor = Evictor(api, self.victims, observer=observer)
@@ -242,6 +242,9 @@ class Engine:
     def waiting_groups(self) -> Iterable[WaitingGroup]:
         """What waits for room beside single pods."""
         return (each for groups in methods(self.features, Feature.waiting_groups) for each in groups())
+
+    def _is_binding(self, group: str) -> bool:
+        return any(is_binding(group) for is_binding in methods(self.features, Feature.is_binding))
 
     def preemptors(self) -> Iterable[Preemptor]:
         """What was refused since it was looked at last, and may preempt."""

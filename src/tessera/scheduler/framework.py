@@ -262,6 +262,10 @@ class Feature:
         """Whether victims leave for the pod."""
         return False
 
+    def is_binding(self, group: str) -> bool:
+        """Whether pods of this group, by namespace and name, are being bound: then none of it may be evicted."""
+        return False
+
     def is_ours_claim(self, claim: ResourceClaim) -> bool:
         """Whether this scheduler, or an earlier one, may have been about to write the claim."""
         return False

@@ -93,7 +93,7 @@ class Preemptor(ABC):
 
     @abstractmethod
     def evicts_as(self) -> tuple[PodRequest, str] | None:
-        """The pod for which victims are evicted, and its gang; None if nobody waits any more."""
+        """The pod for which victims are evicted, and its gang; None if none of its pods waits any more."""
 
     @abstractmethod
     def on_evicted(self) -> None:

@@ -23,6 +23,7 @@ from tessera.wire.pod_groups import read_pod_group
 
 OPTED_OUT = f"annotation {keys.PREEMPTIBLE} is false"
 STUCK = "it was to leave, and did not in time"
+BINDING = "other members of its gang are being bound"
 DEFAULT_GRACE_S = 30
 """of a pod that does not say how long it may take to end"""
 LEAVING_S = 60.0
@@ -38,8 +39,12 @@ class _KnownPod(NamedTuple):
 class VictimBook:
     """`PodBook` of one scheduler. Used from the event loop only."""
 
-    def __init__(self, *, time: Callable[[], float], on_change: Callable[[str], None]) -> None:
-        """`time` in seconds, monotonic; `on_change` gets the node of a pod of which something is new."""
+    def __init__(
+        self, *, time: Callable[[], float], on_change: Callable[[str], None], is_binding: Callable[[str], bool]
+    ) -> None:
+        """`time` in seconds, monotonic; `on_change` gets the node of a pod of which something is new; `is_binding`:
+        whether members of a group are being bound, which this book does not know yet."""
+        self._is_binding = is_binding
         self._time = time
         self._on_change = on_change
         self._pods: dict[str, _KnownPod] = {}
@@ -150,6 +155,8 @@ class VictimBook:
         if known is None:
             return None
         traits = known.traits
+        if traits.group and not traits.protection and self._is_binding(traits.group):
+            traits = traits._replace(protection=BINDING)
         if not (self._evicted or self._spared or self._stuck):
             return traits
         if uid in self._stuck:

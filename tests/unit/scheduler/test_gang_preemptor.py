@@ -22,7 +22,7 @@ from tessera.scheduler.features.gangs.gang import Gang, GangState
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
-from tests.support.fake_cluster import OK, refused
+from tests.support.fake_cluster import OK, Step, refused
 from tests.support.features import gangs_of, preempt_for, preemption_loop_of, tick_gangs
 from tests.support.stepwise_scheduler import assert_cycles_match, uid
 from tests.unit.scheduler.test_gang_coordinator import bind_all, woken
@@ -644,3 +644,27 @@ async def test_members_are_nominated_for_the_places_that_were_found_in_whatever_
     )
     held = {str(each.meant_for): list(each.holdings) for each in cluster.ledger.nominations.all()}
     assert held == {uid(pod): [uuids[pod.name]] for pod in (small, large)}
+
+
+async def test_a_member_is_no_victim_while_another_one_is_being_bound() -> None:
+    cluster = GangCluster(node("n1").gpus(1), node("n2").gpus(1))
+    members = [low(f"m-{number}").in_gang("m", 2) for number in (0, 1)]
+    cluster.create(*members)
+    nodes = [cluster.chosen(pod) for pod in members]
+    found: list[VictimSet | None] = []
+
+    def one_is_shown() -> None:
+        """Of two Bindings the first has arrived."""
+        cluster.watch()
+        important = high().request()
+        candidates = cluster.engine.selector.candidates(["n1", "n2"])
+        found.append(cluster.engine.preemption.find_for_pod(important, priority=1000, candidates=candidates))
+
+    cluster.api.script("bind", OK, Step(meanwhile=one_is_shown))
+    assert await asyncio.gather(*map(cluster.bound, members, nodes)) == ["", ""]
+    assert found == [None]
+    cluster.watch()
+    candidates = cluster.engine.selector.candidates(["n1", "n2"])
+    both = cluster.engine.preemption.find_for_pod(high().request(), priority=1000, candidates=candidates)
+    assert both is not None
+    assert both.victims == ("uid-m-0", "uid-m-1")

@@ -27,7 +27,10 @@ class Book(VictimBook):
     def __init__(self, *pods: PodBuilder) -> None:
         self.at = 0.0
         self.changed: list[str] = []
-        super().__init__(time=lambda: self.at, on_change=self.changed.append)
+        self.binding: set[str] = set()
+        super().__init__(
+            time=lambda: self.at, on_change=self.changed.append, is_binding=lambda group: group in self.binding
+        )
         self.put(*pods)
 
     def put(self, *pods: PodBuilder) -> None:
@@ -153,6 +156,14 @@ def test_the_members_of_a_group_are_known_together() -> None:
     assert list(book.members("default/train")) == ["uid-b"]
     book.drop_pod("uid-b")
     assert list(book.members("default/train")) == []
+
+
+def test_no_pod_of_a_group_is_a_victim_while_another_one_is_being_bound() -> None:
+    book = Book(gpu_pod("a").in_gang("g", 2).on("n1", "n1-0,NVIDIA,1,0:;"))
+    book.binding = {"default/g"}
+    assert book.traits_of(["uid-a"])[0].protection == "other members of its gang are being bound"
+    book.binding = set()
+    assert book.traits_of(["uid-a"])[0].protection == ""
 
 
 def test_traits_of_a_pod() -> None:

@@ -324,6 +324,14 @@ class Gangs(Feature):
         if gang is not None and gang.state is WAITING:
             self.holds.release(gang)
 
+    def is_binding(self, group: str) -> bool:
+        """A member whose Binding is on its way has devices, and the API does not show its node yet."""
+        namespace, _, name = group.partition("/")
+        gang = self.registry.get(namespace, name)
+        if gang is None or not gang.members.count(MemberState.PENDING):
+            return False
+        return any(self._cycles.ledger.pod(member.request.uid) is not None for member in gang.members.pending())
+
     def is_nominated(self, uid: str) -> bool:
         gang = self.registry.of(uid)
         return gang is not None and gang.state is NOMINATED
