@@ -21,14 +21,14 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
-from tessera.core import topology
-from tessera.core.devices import HAMI_CORE, Device, NodeFacts
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Grant, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
-from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.fit import topology
+from tessera.core.fit.fit import fit_pod
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import HAMI_CORE, Device, NodeFacts
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request, Role
+from tessera.core.search.selection import Candidates, Refused, Selected, Selector
 from tessera.vendors.base import Switches
 from tessera.vendors.claims import ClaimAsk, read_claim, with_claims, with_published
 from tessera.vendors.drafts import BadPod

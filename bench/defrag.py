@@ -24,16 +24,16 @@ import structlog
 from bench.core import CARD_MEMORY, NVIDIA, SHARERS, make_node, make_pod
 from bench.measurement import progress
 from bench.preemption import Book
-from tessera.core.defragmentation import plan_room, plan_whole_cards
-from tessera.core.devices import MIG, MigPlacement, MigProfile, MigSlot, NodeFacts
-from tessera.core.grants import Grant, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.move_planner import Goal
-from tessera.core.relocation import MovablePod
-from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
-from tessera.core.steps import Steps, finish
-from tessera.core.victims import PodTraits
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import MIG, MigPlacement, MigProfile, MigSlot, NodeFacts
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request, Role
+from tessera.core.search import Steps, finish
+from tessera.core.search.defragmentation import copy_in_steps, plan_room, plan_whole_cards
+from tessera.core.search.move_planner import Goal
+from tessera.core.search.relocation import MovablePod
+from tessera.core.search.victims import PodTraits
 from tessera.scheduler.features.moves.rounds import collector_paused
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
@@ -146,7 +146,7 @@ def _run_steps(filled: Filled, devices: int, *, write: Callable[[str], None]) ->
 
 
 def _measure_steps(filled: Filled, devices: int, *, write: Callable[[str], None]) -> bool:
-    ledger, seconds = _measure("copy", filled.ledger.copy_in_steps(), write)
+    ledger, seconds = _measure("copy", copy_in_steps(filled.ledger), write)
     one = replace(four_copies(devices, percent=100, cores=100), count=1)
     _, longest = _measure("plan in steps", plan_room(ledger, filled.book, filled.movable, one), write)
     return max(seconds, longest) > STEP_BUDGET_S

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.devices import HAMI_CORE, Device
+from tessera.core.model.devices import HAMI_CORE, Device
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
 from tessera.wire import keys

@@ -33,7 +33,7 @@ from bench.hostile_gangs import HostileGang, gangs
 from bench.hostile_questions import large_pods, question_costs
 from bench.hostile_selectors import selector_costs
 from bench.measurement import Budget, progress, table
-from tessera.core.quota import QuotaFacts
+from tessera.core.fit.quota import QuotaFacts
 from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import click
 
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.grants import Grant, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.requests import Role
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.requests import Role
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime
 from tessera.vendors.base import Switches

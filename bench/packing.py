@@ -23,8 +23,8 @@ from bench.core import REPEATED_SHAPES, SEED, Cluster, build, make_pod, settle
 from bench.filter import CHECKED, LIMIT_S, MAX_RATIO_SMALL, Figures, start
 from bench.measurement import Budget, progress, side_by_side, table
 from bench.processes import BenchmarkProcesses, Failure, Size
-from tessera.core.demand_history import DemandHistory
-from tessera.core.selection import Selected
+from tessera.core.policies.demand_history import DemandHistory
+from tessera.core.search.selection import Selected
 
 AHEAD, PLAIN = "fragmentation", "binpack"
 ROUNDS, BATCH = 9, 40

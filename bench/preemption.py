@@ -18,14 +18,14 @@ from time import process_time
 
 from bench.core import CARD_MEMORY, NVIDIA, make_node
 from bench.measurement import percentile, progress
-from tessera.core.devices import NodeFacts
-from tessera.core.grants import Grant, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, facts_of
-from tessera.core.preemption import Demand, Preemption, VictimSet
-from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
-from tessera.core.selection import Candidates, Selector
-from tessera.core.victims import PodTraits
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger, facts_of
+from tessera.core.model.devices import NodeFacts
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.requests import ContainerRequest, PodRequest, Request, Role
+from tessera.core.search.preemption import Demand, Preemption, VictimSet
+from tessera.core.search.selection import Candidates, Selector
+from tessera.core.search.victims import PodTraits
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import re2
 
 from bench.measurement import Budget, table
-from tessera.core.devices import Attribute, Published
+from tessera.core.model.devices import Attribute, Published
 from tessera.wire.cel import Selector, compile_selector, values
 from tessera.wire.cel.costs import MAX_COST
 from tessera.wire.cel.selectors import RequestSelectors

@@ -1,7 +1,7 @@
 """Mutation testing of the modules that keep promises: changes one thing in the source and runs the tests that guard it.
 
     python -m tools.mutation                       all modules
-    python -m tools.mutation core/ledger core/fit  some of them; core/ledger:120 = one line
+    python -m tools.mutation core/ledger core/fit  those of some folders, or some of them; core/fit/fit:120 = one line
     python -m tools.mutation --sample 50           50 mutants of each module, evenly spread
 
 A mutant that no test notices is a survivor: a missing test, or a change that no caller can see. The second kind is
@@ -41,22 +41,20 @@ PRELOADED = ("aiohttp", "msgspec", "numpy", "structlog")
 """imported once, before the forks"""
 
 GUARDED_BY: Mapping[str, Sequence[str]] = {
-    "core/ledger": ("unit/core/test_ledger.py", "unit/core/test_audit.py", "unit/core/test_holdings.py",
-                    "unit/core/test_quota.py", "unit/core/test_mig_selection.py", "unit/core/test_sharing_rules.py"),
-    "core/fit": ("unit/core/test_check_order.py", "unit/core/test_effective_use.py", "unit/core/test_numa_binding.py",
-                 "unit/core/test_sharing_rules.py", "unit/core/test_selection.py", "unit/core/test_quota.py"),
-    "core/card_rules/pods_per_card": ("unit/core/test_pods_per_card.py", "property/core/test_card_rules.py"),
-    "core/transaction": ("property/core/test_transactions.py",),
-    "core/arrays": ("unit/core/test_arrays.py", "unit/core/test_audit.py", "unit/core/test_ledger.py",
-                    "unit/core/test_holdings.py", "unit/core/test_quota.py", "unit/core/test_mig_selection.py",
-                    "unit/core/test_check_order.py", "unit/core/test_fragmentation.py",
-                    "unit/core/test_fragmentation_mig.py", "unit/scheduler/test_host_resources.py",
-                    "unit/core/test_selection.py"),
-    "core/holders": ("unit/core/test_holders.py", "unit/core/test_ledger.py"),
-    "core/nominations": ("unit/core/test_nominations.py", "unit/core/test_audit.py",
-                         "unit/scheduler/test_preemptor.py", "unit/scheduler/test_preemptor_races.py"),
-    "core/node_victims": ("unit/scheduler/test_preemptor.py",
-                          "unit/scheduler/test_preemptor_races.py", "unit/inspect/test_preemption.py"),
+    "core/ledger/ledger": ("unit/core/ledger", "unit/core/fit/test_quota.py", "unit/core/fit/test_sharing_rules.py",
+                           "unit/core/search/test_mig_selection.py"),
+    "core/fit/fit": ("unit/core/fit", "unit/core/model/test_grants.py", "unit/core/search/test_selection.py"),
+    "core/fit/card_rules/pods_per_card": ("unit/core/fit/test_pods_per_card.py",
+                                          "property/core/fit/test_card_rules.py"),
+    "core/ledger/transaction": ("property/core/ledger/test_transactions.py",),
+    "core/model/arrays": ("unit/core/model", "unit/core/ledger", "unit/core/fit", "unit/core/policies",
+                          "unit/core/search/test_mig_selection.py", "unit/core/search/test_selection.py",
+                          "unit/scheduler/test_host_resources.py"),
+    "core/ledger/holders": ("unit/core/ledger/test_holders.py", "unit/core/ledger/test_ledger.py"),
+    "core/ledger/nominations": ("unit/core/ledger", "unit/scheduler/test_preemptor.py",
+                                "unit/scheduler/test_preemptor_races.py"),
+    "core/search/node_victims": ("unit/scheduler/test_preemptor.py",
+                                 "unit/scheduler/test_preemptor_races.py", "unit/inspect/test_preemption.py"),
     "scheduler/features/preemption/preemptor": ("unit/scheduler/test_preemptor.py", "unit/scheduler/test_evictor.py",
                                                 "unit/scheduler/test_preemptor_races.py"),
     "scheduler/preemption_loop": ("unit/scheduler/test_preemption_loop.py", "unit/scheduler/test_preemptor.py",
@@ -68,7 +66,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
     "scheduler/victim_book": ("unit/scheduler/test_victim_book.py",
                                                   "unit/scheduler/test_preemptor.py",
                                                   "unit/scheduler/test_preemptor_races.py"),
-    "core/matching": ("unit/core/test_matching.py",),
+    "core/search/gang_trial": ("unit/core/search/test_gang_trial.py",),
     "scheduler/nominated_nodes": ("unit/scheduler/test_nominated_nodes.py",
                                                       "unit/scheduler/test_gang_preemptor.py"),
     "scheduler/features/gangs/gang": ("unit/scheduler/test_gang_record.py",),
@@ -328,18 +326,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation", description="Changes one thing at a time and looks whether a test notices."
     )
-    parser.add_argument("modules", nargs="*", help=f"some of {', '.join(GUARDED_BY)}; MODULE:LINE for one line")
+    parser.add_argument(
+        "modules", nargs="*", help=f"folders or modules of {', '.join(GUARDED_BY)}; MODULE:LINE for one line"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tried at a time (%(default)s)")
     parser.add_argument("--sample", type=int, default=0, help="mutants per module, evenly spread; 0 = all")
     arguments = parser.parse_args()
+    chosen_modules: list[str] = []
     for chosen in arguments.modules:
         name, _, line = chosen.partition(":")
-        if name not in GUARDED_BY or not (line.isdecimal() or chosen == name):
-            parser.error(f"{chosen} is not MODULE or MODULE:LINE; modules are {', '.join(GUARDED_BY)}")
+        below = [each for each in GUARDED_BY if each.startswith(f"{chosen}/")]
+        if not below and (name not in GUARDED_BY or not (line.isdecimal() or chosen == name)):
+            parser.error(f"{chosen} is not FOLDER, MODULE or MODULE:LINE; modules are {', '.join(GUARDED_BY)}")
+        chosen_modules += below or [chosen]
     for each in PRELOADED:
         importlib.import_module(each)
     equivalent, failed = listed_as_equivalent(), False
-    for chosen in arguments.modules or GUARDED_BY:
+    for chosen in chosen_modules or GUARDED_BY:
         name, _, line = chosen.partition(":")
         mutants = Mutation((SOURCES / f"{name}.py").read_text(encoding="utf-8")).found
         mutants = [each for each in mutants if not line or each.line == int(line)]

@@ -17,7 +17,7 @@ from typing import Any, cast
 from scripts.gpu_check.mig import client as mig_client
 from scripts.gpu_check.mps import client as mps_client
 from scripts.gpu_check.report import Report
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.modes.mps.control import MpsProgram
 from tessera.node.modes.mps.mode import retire_mps

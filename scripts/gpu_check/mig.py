@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu_check.report import Report
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.fleet import CardState, Fleet

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.core.ledger import Ledger, replay
+from tessera.core.ledger.ledger import Ledger, replay
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_QUOTAS, RESOURCE_SLICES
 from tessera.vendors.base import Switches

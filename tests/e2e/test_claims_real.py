@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.audit import audit
-from tessera.core.devices import NOTHING, Device
+from tessera.core.ledger.audit import audit
+from tessera.core.model.devices import NOTHING, Device
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera.wire.resource_api import API_VERSION, DRIVER, ResourceClaim

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from grpc import aio
 
-from tessera.core.audit import audit
+from tessera.core.ledger.audit import audit
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tessera.core.audit import audit
+from tessera.core.ledger.audit import audit
 from tessera.kube.resources import POD_GROUPS, PODS
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tessera_lab.sandbox.api.kinds import Json

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tessera.core.audit import audit
+from tessera.core.ledger.audit import audit
 from tessera.kube.resources import SECRETS
 from tessera.services.addresses import Address
 from tessera_lab.sandbox.api.kinds import Json

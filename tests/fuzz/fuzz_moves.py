@@ -7,11 +7,11 @@ import sys
 import atheris
 
 with atheris.instrument_imports(
-    include=["tessera.wire.moves", "tessera.scheduler.features.moves.holds", "tessera.core.holdings"]
+    include=["tessera.wire.moves", "tessera.scheduler.features.moves.holds", "tessera.core.ledger.holdings"]
 ):
-    from tessera.core.audit import audit
-    from tessera.core.devices import MIG, Device, NodeFacts
-    from tessera.core.ledger import Ledger
+    from tessera.core.ledger.audit import audit
+    from tessera.core.ledger.ledger import Ledger
+    from tessera.core.model.devices import MIG, Device, NodeFacts
     from tessera.scheduler.features.moves.holds import PlaceHeld, asked_facts, hold_all, release_all
     from tessera.vendors.base import Switches
     from tessera.vendors.registry import build_vendors

@@ -8,7 +8,7 @@ import atheris
 import msgspec
 
 with atheris.instrument_imports(include=["tessera.scheduler.admission", "tessera.vendors", "tessera.wire"]):
-    from tessera.core.ledger import Ledger
+    from tessera.core.ledger.ledger import Ledger
     from tessera.scheduler.admission.pod_admission import admit
     from tessera.scheduler.admission.webhook import Webhook
     from tessera.scheduler.observer import SchedulerObserver

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.collector import collect
 from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import Manifest

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tessera.core.devices import MigPlacement, MigSlot, NodeFacts
+from tessera.core.model.devices import MigPlacement, MigSlot, NodeFacts
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
 from tessera.scheduler import service as module
 from tessera.scheduler.certificates.authority import facts_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tessera.cli.grouped import read_file
-from tessera.core.audit import audit
+from tessera.core.ledger.audit import audit
 from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.process import Process
 from tessera.services import process as service_process

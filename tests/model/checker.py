@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
-from tessera.core.gang_trial import GangMember
-from tessera.core.gangs import GangMisfit, plan_gang
-from tessera.core.node_victims import NodeSearch, Scratch
-from tessera.core.preemption import Demand
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selector
+from tessera.core.ledger.audit import BROKEN, AuditFinding, audit, audit_nodes
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.gang_trial import GangMember
+from tessera.core.search.gangs import GangMisfit, plan_gang
+from tessera.core.search.node_victims import NodeSearch, Scratch
+from tessera.core.search.preemption import Demand
+from tessera.core.search.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.book import WriteState
 from tessera.scheduler.pod_claims import ClaimNotReady

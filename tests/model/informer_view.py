@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from tessera.core.devices import NodeFacts
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, replay
-from tessera.core.quota import QuotaFacts
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger, replay
+from tessera.core.model.devices import NodeFacts
 from tessera.vendors.base import Vendor
 from tessera.vendors.claims import PoolDevices, claim_facts, pool_devices, with_published
 from tessera.vendors.node_reader import node_facts, quota_facts

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tessera.core.audit import audit
-from tessera.core.holders import GrantState
+from tessera.core.ledger.audit import audit
+from tessera.core.ledger.holders import GrantState
 from tessera.scheduler.pod_cycle import SHOWN_S, UNSEEN_TICKS, CycleState
 from tessera.wire import keys
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.devices import NodeFacts
-from tessera.core.ledger import Ledger
-from tessera.core.quota import QuotaFacts
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import NodeFacts
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.settings import Settings

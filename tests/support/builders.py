@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from tessera.core.audit import audit
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Placement
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selected, Selector
+from tessera.core.fit.fit import fit_pod
+from tessera.core.ledger.audit import audit
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Refused, Selected, Selector
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.drafts import BadPod, ContainerDraft, Denied, PodDraft

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.audit import audit
-from tessera.core.grants import Grants
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import replay
+from tessera.core.ledger.audit import audit
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import replay
+from tessera.core.model.grants import Grants
 from tessera.scheduler.features.claims.book import WriteState
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION

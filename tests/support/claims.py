@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.devices import WHOLE, Attribute, Device, MigSlot, NodeFacts, Published
-from tessera.core.grants import Grants
+from tessera.core.model.devices import WHOLE, Attribute, Device, MigSlot, NodeFacts, Published
+from tessera.core.model.grants import Grants
 from tessera.node.dra.offers import Surrounding, offers, slice_contents
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.core.steps import finish
+from tessera.core.search import finish
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.replay import Difference, JournalReplay, ReplayCounts
 from tessera.scheduler.journal import Journal
 from tessera.wire.journal import Record, decode_record, encode_record

@@ -12,7 +12,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.inspect.description import DescribedCards, make_devices
 from tessera.inspect.snapshots import encode_snapshot
 from tessera.inspect.state import ClusterState, Json

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from tessera.core.audit import BROKEN, audit
-from tessera.core.ledger import Ledger, replay
+from tessera.core.ledger.audit import BROKEN, audit
+from tessera.core.ledger.ledger import Ledger, replay
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.scheduler.service import Service
 from tessera.vendors.node_reader import node_facts, quota_facts

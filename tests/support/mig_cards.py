@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardError, CardFacts, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.assignments import Assignment, ObjectKey

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit, Reason, node_misfit
-from tessera.core.requests import PodRequest
-from tessera.core.scores import node_score
-from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.fit.fit import fit_pod
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit, Reason, node_misfit
+from tessera.core.model.node_info import node_score
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Candidates, Refused, Selected, Selector
 
 
 def decide_plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Placement | None, dict[str, Misfit]]:

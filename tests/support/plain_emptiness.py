@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from tessera.core.demand_forecast import GRAIN, DemandForecast
-from tessera.core.node_info import NodeInfo
+from tessera.core.model.demand_forecast import GRAIN, DemandForecast
+from tessera.core.model.node_info import NodeInfo
+from tessera.core.model.requests import HostRequest
 from tessera.core.policies.fragmentation.growth import EMPTY
-from tessera.core.requests import HostRequest
 
 
 def plain_emptiness(view: NodeInfo, host: HostRequest | None, forecast: DemandForecast) -> float:

@@ -7,12 +7,12 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
-from tessera.core.fit import fit_pod
-from tessera.core.holders import GrantState, Holder
-from tessera.core.ledger import Ledger, replay
-from tessera.core.misfits import Misfit
-from tessera.core.requests import PodRequest
-from tessera.core.victims import Cost, PodTraits
+from tessera.core.fit.fit import fit_pod
+from tessera.core.ledger.holders import GrantState, Holder
+from tessera.core.ledger.ledger import Ledger, replay
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.victims import Cost, PodTraits
 
 
 @dataclass

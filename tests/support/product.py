@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import trustme
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
 from tessera.scheduler.process import Process
 from tessera.scheduler.service import Service

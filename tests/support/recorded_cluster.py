@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from tessera import __version__
-from tessera.core.devices import NodeFacts
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Placement
-from tessera.core.holders import GrantState
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import HostRequest, PodRequest
-from tessera.core.selection import Refused, Selector
+from tessera.core.fit.fit import fit_pod
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import NodeFacts
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import HostRequest, PodRequest
+from tessera.core.search.selection import Refused, Selector
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
 from tessera.wire import journal

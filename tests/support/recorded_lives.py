@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import facts_of
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import facts_of
 from tessera.wire import journal
 from tessera.wire.journal import Record, decode_record, encode_record
 from tessera.wire.journal_values import PodRef

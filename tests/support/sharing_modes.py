@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.assignments import Assignment, ObjectKey

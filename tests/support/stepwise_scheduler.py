@@ -13,10 +13,10 @@ from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
-from tessera.core.audit import audit
-from tessera.core.grants import Placement
-from tessera.core.holders import GrantState, HolderKind
-from tessera.core.ledger import replay
+from tessera.core.ledger.audit import audit
+from tessera.core.ledger.holders import GrantState, HolderKind
+from tessera.core.ledger.ledger import replay
+from tessera.core.model.grants import Placement
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.registry import FEATURES

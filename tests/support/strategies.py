@@ -13,12 +13,12 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from tessera.core.card_rules import SETTINGS
-from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, MigSlot, NodeFacts
-from tessera.core.grants import Grant, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import PodRequest, Role
+from tessera.core.fit.card_rules import SETTINGS
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, MigSlot, NodeFacts
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.requests import PodRequest, Role
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.pod_reader import pod_request
 from tessera.vendors.registry import build_vendors

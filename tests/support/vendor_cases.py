@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.device_rules import UNLIMITED, Ask, QuotaRoom
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.fit import fit_request
-from tessera.core.grants import Grants
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import Card, NodeInfo
-from tessera.core.requests import ContainerRequest, PodRequest, Request
+from tessera.core.fit.device_rules import UNLIMITED, Ask, QuotaRoom
+from tessera.core.fit.fit import fit_request
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grants
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, Vendor
 from tessera.vendors.drafts import ContainerDraft, PodDraft, Resources
 from tessera.wire.objects import Metadata, Node, NodeStatus

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 
 MIB = 2**20
 """bytes"""

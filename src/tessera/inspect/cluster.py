@@ -11,9 +11,9 @@ from collections.abc import Generator, Mapping
 
 import msgspec
 
-from tessera.core.gang_trial import Domains
-from tessera.core.ledger import Ledger
-from tessera.core.steps import finish
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.search import finish
+from tessera.core.search.gang_trial import Domains
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.node_filters import FilteredNode, NodeTraits, pod_constraints

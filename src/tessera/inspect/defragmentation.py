@@ -12,12 +12,12 @@ from functools import partial
 
 import msgspec
 
-from tessera.core.defragmentation import plan_room, plan_whole_cards
-from tessera.core.holdings import Holding, PodFacts, holdings
-from tessera.core.move_planner import DefragmentationPlan, Goal
-from tessera.core.relocation import Move
-from tessera.core.selection import Candidates
-from tessera.core.steps import finish
+from tessera.core.ledger.holdings import Holding, PodFacts, holdings
+from tessera.core.search import finish
+from tessera.core.search.defragmentation import plan_room, plan_whole_cards
+from tessera.core.search.move_planner import DefragmentationPlan, Goal
+from tessera.core.search.relocation import Move
+from tessera.core.search.selection import Candidates
 from tessera.inspect.manifests import Manifest, admit_copy
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import victim_book

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.demand_history import FIRST, DemandHistory
-from tessera.core.ledger import Ledger
-from tessera.core.requests import PodRequest
-from tessera.core.scarcity import against_what_is_left, given_back_for
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.requests import PodRequest
+from tessera.core.policies.demand_history import FIRST, DemandHistory
+from tessera.core.policies.scarcity import against_what_is_left, given_back_for
 from tessera.inspect.state import Json
 from tessera.scheduler.demand_tracker import in_order, was_placed
 from tessera.vendors.base import Vendor

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.devices import HAMI_CORE, Device
-from tessera.core.quota import QUOTA_PREFIX
+from tessera.core.fit.quota import QUOTA_PREFIX
+from tessera.core.model.devices import HAMI_CORE, Device
 from tessera.host.simulated.models import MODELS
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json, Setup, documents
 from tessera.vendors.nvidia import Nvidia

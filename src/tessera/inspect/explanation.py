@@ -11,9 +11,9 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tessera.core.holders import GrantState, Holder
-from tessera.core.misfits import Reason
-from tessera.core.steps import finish
+from tessera.core.ledger.holders import GrantState, Holder
+from tessera.core.model.misfits import Reason
+from tessera.core.search import finish
 from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.defragmentation import DefragmentationReport, plan_for_waiting
 from tessera.inspect.demand import ExpectedDemand, last_refusal

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from tessera.core.gang_trial import GangMember
-from tessera.core.gangs import GangMisfit, GangPlanning, describe_members
-from tessera.core.preemption import Demand
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Unfinished
-from tessera.core.steps import finish
+from tessera.core.model.requests import PodRequest
+from tessera.core.search import finish
+from tessera.core.search.gang_trial import GangMember
+from tessera.core.search.gangs import GangMisfit, GangPlanning, describe_members
+from tessera.core.search.preemption import Demand
+from tessera.core.search.selection import Candidates, Unfinished
 from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang

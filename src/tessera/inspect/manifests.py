@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.grants import Placement
+from tessera.core.model.grants import Placement
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError, Json, documents
 from tessera.kube.resources import RESOURCE_CLAIMS

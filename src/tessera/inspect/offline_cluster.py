@@ -16,10 +16,10 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
-from tessera.core.gang_trial import Domains
-from tessera.core.grants import Placement
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import HostRequest, PodRequest
 from tessera.core.policies import uses_forecast
-from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.search.gang_trial import Domains
 from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.installation import build_offline_settings

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tessera.core.near_misses import near_miss, near_miss_by_rule
-from tessera.core.steps import finish
+from tessera.core.search import finish
+from tessera.core.search.near_misses import near_miss, near_miss_by_rule
 from tessera.inspect.journal_filter import subject_of
 from tessera.inspect.replay import BrokenJournal, JournalReplay
 from tessera.wire.journal import (

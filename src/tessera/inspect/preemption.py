@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.core.node_victims import EvictionRules, promised_victims
-from tessera.core.preemption import Demand, Preemption
-from tessera.core.requests import PodRequest
-from tessera.core.victims import PodBook, PodTraits
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.node_victims import EvictionRules, promised_victims
+from tessera.core.search.preemption import Demand, Preemption
+from tessera.core.search.victims import PodBook, PodTraits
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import BudgetState, Json
 

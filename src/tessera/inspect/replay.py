@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.grants import Placement
-from tessera.core.holders import GrantState
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit
-from tessera.core.requests import HostRequest, PodRequest
-from tessera.core.selection import Candidates, Selected, Selector
-from tessera.core.selection import Refused as RefusedAnswer
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import HostRequest, PodRequest
+from tessera.core.search.selection import Candidates, Selected, Selector
+from tessera.core.search.selection import Refused as RefusedAnswer
 from tessera.inspect.state import InspectionError
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.registry import build_vendors

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.core import mismatches
-from tessera.core.devices import Device
-from tessera.core.ledger import Ledger
-from tessera.core.published_cards import COST_AT_ONCE
-from tessera.core.requests import (
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import Device
+from tessera.core.model.published_cards import COST_AT_ONCE
+from tessera.core.model.requests import (
     ASKED_FIELDS,
     Constraint,
     PodRequest,
@@ -23,7 +22,8 @@ from tessera.core.requests import (
     claim_and_request,
     container_title,
 )
-from tessera.core.selection import Candidates
+from tessera.core.search import near_misses
+from tessera.core.search.selection import Candidates
 from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.slices import GrantedSlice, holder_slices, holder_title, user_names
 from tessera.scheduler.engine_view import ClaimView
@@ -248,7 +248,7 @@ def _asked_by_claim(claim: str, name: str, request: Request) -> ContainerSummary
 def unmet_selectors(ledger: Ledger, pod: PodRequest, candidates: Candidates) -> Iterator[str]:
     """One sentence for each request of a claim that accepts no card of these nodes, with what there is instead."""
     rows, cards_of, left = candidates.rows, ledger.arrays.published_cards, COST_AT_ONCE
-    for unmet in mismatches.unmet_selectors(ledger, pod, rows):
+    for unmet in near_misses.unmet_selectors(ledger, pod, rows):
         if not unmet.published or not isinstance(unmet.selectors, AllOf):
             continue
         alone = [AllOf(unmet.selectors.driver, (text,)) for text in unmet.selectors.texts]

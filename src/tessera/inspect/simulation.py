@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from tessera.core.grants import Placement
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected
-from tessera.core.steps import finish
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
+from tessera.core.search import finish
+from tessera.core.search.selection import Candidates, Refused, Selected
 from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
 from tessera.inspect.gang_status import GangStatus, plan_members

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.core.grants import Placement
-from tessera.core.holders import HolderKind, kind_of
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.requests import claim_and_request
+from tessera.core.ledger.holders import HolderKind, kind_of
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import claim_and_request
 from tessera.scheduler.engine_view import ClaimUsers
 from tessera.wire.resource_api import Consumer
 

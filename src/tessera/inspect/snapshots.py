@@ -20,7 +20,7 @@ import msgspec
 import yaml
 
 from tessera import __version__
-from tessera.core.requests import HostRequest
+from tessera.core.model.requests import HostRequest
 from tessera.files.documents import DocumentError, read_documents
 from tessera.files.reader import GZIP, ArchiveMember, ByteSource, UnpackedFile, open_file, read_stream
 from tessera.inspect.anonymize import Names, anonymize_state

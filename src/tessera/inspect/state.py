@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.requests import HostRequest
+from tessera.core.model.requests import HostRequest
 from tessera.files.documents import DocumentError, read_documents
 from tessera.kube.resources import (
     DEVICE_CLASSES,

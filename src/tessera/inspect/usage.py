@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from tessera.core.device_rules import Rules
-from tessera.core.grants import Use, effective_use
-from tessera.core.holders import Holder, HolderKind, kind_of
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.node_info import Card
+from tessera.core.fit.device_rules import Rules
+from tessera.core.ledger.holders import Holder, HolderKind, kind_of
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Use, effective_use
+from tessera.core.model.node_info import Card
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import (
     CardHolder,

@@ -15,18 +15,16 @@ from itertools import islice
 
 import numpy as np
 
-from tessera.core.advice import RequestChange, advise
-from tessera.core.event_text import refusal_sentence, success_text
-from tessera.core.fit import fit_pod, make_ask
-from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import CardMisfit, Misfit, Reason, plain_reasons
-from tessera.core.mismatches import mismatch_words
-from tessera.core.near_misses import NearMiss
+from tessera.core.fit.fit import fit_pod, make_ask
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason, plain_reasons
+from tessera.core.model.requests import PodRequest
 from tessera.core.policies import POLICIES, card_scores, fragmentation, node_policy
 from tessera.core.policies.base import Ranking
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selected, Selector
+from tessera.core.search.advice import RequestChange, advise, refusal_sentence, success_text
+from tessera.core.search.near_misses import NearMiss, mismatch_words
+from tessera.core.search.selection import Refused, Selected, Selector
 from tessera.inspect.request import unmet_selectors
 from tessera.inspect.slices import CardHolder, GrantedSlice, card_holders, placement_slices
 from tessera.scheduler.engine_view import ClaimUsers, EngineView

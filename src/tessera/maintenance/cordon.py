@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.core.devices import Device
-from tessera.core.node_info import NodeInfo
+from tessera.core.model.devices import Device
+from tessera.core.model.node_info import NodeInfo
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError
 from tessera.kube.client import KubeClient

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tessera.core.holders import Holder, HolderKind
+from tessera.core.ledger.holders import Holder, HolderKind
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import sorted_users

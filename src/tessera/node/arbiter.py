@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from tessera.core.devices import MIG, Device, MigSlot
-from tessera.core.grants import NO_USE, Use, effective_use
+from tessera.core.model.devices import MIG, Device, MigSlot
+from tessera.core.model.grants import NO_USE, Use, effective_use
 from tessera.node.dra.prepared_claims import PreparedClaims
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment, Holding

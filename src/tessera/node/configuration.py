@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from tessera.core.devices import MIG
+from tessera.core.model.devices import MIG
 from tessera.host.atomic_file import replace_file
 from tessera.node.health.xids import DISABLE, ENABLE, HealthRules, read_rules
 from tessera.node.settings import (

@@ -21,7 +21,7 @@ from enum import Enum
 
 import structlog
 
-from tessera.core.grants import Placement
+from tessera.core.model.grants import Placement
 from tessera.kube.errors import KubeError
 from tessera.scheduler.node_lock import HeldLock, LockRefusal, NodeLocks, Owner
 from tessera.scheduler.settings import NodeLockMode

@@ -26,7 +26,7 @@ from enum import Enum
 import msgspec
 import structlog
 
-from tessera.core.grants import Placement
+from tessera.core.model.grants import Placement
 from tessera.kube.errors import KubeError, is_not_found
 from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.filter import Filter

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from tessera.core.selection import Candidates, Selector
+from tessera.core.search.selection import Candidates, Selector
 from tessera.wire.extender import decode_node_names
 
 REMEMBERED = 8

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tessera.core.grants import Grants
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Grants
 from tessera.vendors.claims import shortfalls, with_parts
 
 Parts = Mapping[str, Grants]

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import structlog
 
-from tessera.core.grants import Placement
-from tessera.core.misfits import Misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selected
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Refused, Selected
 from tessera.scheduler.observer import BindDecision, FilterDecision, SchedulerObserver
 from tessera.services.logs import deferral
 from tessera.wire.objects import Pod

@@ -12,10 +12,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tessera.core.arrays import CardArrays
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.demand_history import DemandHistory
-from tessera.core.requests import PodRequest
+from tessera.core.model.arrays import CardArrays
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.requests import PodRequest
+from tessera.core.policies.demand_history import DemandHistory
 from tessera.vendors.base import Vendor
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys

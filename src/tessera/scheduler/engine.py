@@ -11,11 +11,11 @@ from typing import Any
 
 import structlog
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import PodRequest
 from tessera.core.policies import uses_forecast
-from tessera.core.preemption import Preemption
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Selector
+from tessera.core.search.preemption import Preemption
+from tessera.core.search.selection import Selector
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError, is_conflict
 from tessera.scheduler.allocation_queue import AllocationQueue

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tessera.core.gang_trial import Domains
-from tessera.core.holders import GrantState, HolderKind, held_gang
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Selector
-from tessera.core.victims import PodBook
+from tessera.core.ledger.holders import GrantState, HolderKind, held_gang
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.gang_trial import Domains
+from tessera.core.search.selection import Candidates, Selector
+from tessera.core.search.victims import PodBook
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.book import ClaimRecord, WriteState
 from tessera.scheduler.features.claims.feature import Claims

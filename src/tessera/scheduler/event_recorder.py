@@ -16,8 +16,8 @@ from collections.abc import Callable, Hashable, Iterable
 
 import msgspec
 
-from tessera.core.event_text import failure_texts
-from tessera.core.requests import PodRequest
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.advice import failure_texts
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.scheduler.observer import (
     BindEvent,

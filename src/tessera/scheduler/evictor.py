@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from tessera.core.requests import PodRequest
-from tessera.core.victims import PodTraits
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.victims import PodTraits
 from tessera.kube.eviction import CONCURRENT, EvictionResult, evict_pod
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import EvictedEvent, SchedulerObserver

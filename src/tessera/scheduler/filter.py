@@ -16,12 +16,12 @@ from typing import Any
 
 from msgspec import Raw, structs
 
-from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
-from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import UNREGISTERED, Misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import UNREGISTERED, Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.advice import brief_success_text, refusal_sentence, success_text
+from tessera.core.search.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.framework import Attempt, Feature, Named, Place, Refusal, methods

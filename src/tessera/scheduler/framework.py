@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from tessera.core.devices import NodeFacts
-from tessera.core.grants import Placement
-from tessera.core.misfits import Misfit
-from tessera.core.preemption import Preemption
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selector
+from tessera.core.model.devices import NodeFacts
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.preemption import Preemption
+from tessera.core.search.selection import Candidates, Refused, Selector
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.evictor import Evictor

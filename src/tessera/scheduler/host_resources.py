@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from tessera.core.ledger import Ledger
-from tessera.core.requests import HostRequest
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import HostRequest
 from tessera.vendors.pod_reader import ENDED, SIDECAR_POLICY
 from tessera.wire.objects import Container, Node, Pod
 from tessera.wire.quantity import NotAQuantity, read

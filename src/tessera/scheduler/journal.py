@@ -23,17 +23,17 @@ import numpy as np
 import structlog
 
 from tessera import __version__
-from tessera.core.arrays import CardArrays, NameOrder
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.devices import NodeFacts
-from tessera.core.holders import GrantState
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import HostRequest, PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Unfinished
-from tessera.core.victims import PodTraits
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.arrays import CardArrays, NameOrder
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.devices import NodeFacts
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import HostRequest, PodRequest
+from tessera.core.search.selection import Candidates, Refused, Selected, Unfinished
+from tessera.core.search.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.journal_ring import (

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.grants import Placement
-from tessera.core.holdings import PodFacts
-from tessera.core.requests import Constraint, PodRequest
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import Constraint, PodRequest
 from tessera.wire import journal
 from tessera.wire.cel import AllOf
 from tessera.wire.journal import (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
-from tessera.core.ledger import Ledger
-from tessera.core.relocation import MovablePod
-from tessera.core.selection import Candidates
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.search.relocation import MovablePod
+from tessera.core.search.selection import Candidates
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.base import Vendor

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import structlog
 
-from tessera.core.devices import NodeFacts
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import NodeFacts
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.vendors.base import Vendor

@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from tessera.core.requests import PodRequest
+from tessera.core.model.requests import PodRequest
 from tessera.kube.errors import KubeError
 from tessera.scheduler.kube_api import KubeApi
 

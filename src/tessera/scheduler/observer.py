@@ -12,12 +12,12 @@ from functools import partial
 import msgspec
 import structlog
 
-from tessera.core.audit import AuditFinding
-from tessera.core.grants import Placement
-from tessera.core.misfits import Misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Unfinished
-from tessera.core.victims import PodTraits
+from tessera.core.ledger.audit import AuditFinding
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Candidates, Refused, Selected, Unfinished
+from tessera.core.search.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.wire.journal import ReleaseReason
 from tessera.wire.objects import Pod, Workload

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tessera.core.grants import Placement
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import facts_of
-from tessera.core.requests import PodRequest
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import facts_of
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
 from tessera.vendors.claims import ClaimAsk
 from tessera.vendors.drafts import BadPod
 

@@ -50,13 +50,13 @@ from enum import Enum
 
 import structlog
 
-from tessera.core.devices import NOTHING
-from tessera.core.grants import Placement
-from tessera.core.holders import GrantState, Holder, HolderKind
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, facts_of
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates
+from tessera.core.ledger.holders import GrantState, Holder, HolderKind
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger, facts_of
+from tessera.core.model.devices import NOTHING
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Candidates
 from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
 from tessera.scheduler.claim_users import ClaimUsers, Parts
 from tessera.scheduler.clock import Clock

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import structlog
 
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
-from tessera.core.requests import PodRequest
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import PodRequest
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.observer import SchedulerObserver

@@ -13,8 +13,8 @@ from typing import Protocol
 import msgspec
 
 from tessera.core import policies
-from tessera.core.grants import Placement
-from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_claims import PodClaims

@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple, TypeVar
 
-from tessera.core.preemption import Demand, Preemption, VictimSet
-from tessera.core.requests import PodRequest
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.preemption import Demand, Preemption, VictimSet
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.evictor import Evictor
 from tessera.scheduler.settings import Settings

@@ -14,8 +14,8 @@ from typing import Any
 
 import structlog
 
-from tessera.core.audit import audit_nodes
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.audit import audit_nodes
+from tessera.core.ledger.ledger import Ledger
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch, boottime

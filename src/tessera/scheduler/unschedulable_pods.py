@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import AsyncIterator, Hashable, Iterator
 from dataclasses import dataclass
 
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Selected, Selector
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Candidates, Selected, Selector
 
 WAKE_AT_ONCE = 8
 """pods of one shape woken by one change; the next pod that is bound makes kube-scheduler ask for all the others"""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
-from tessera.core.holdings import PodFacts
-from tessera.core.victims import PodTraits
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.search.victims import PodTraits
 from tessera.scheduler.disruption_budgets import DisruptionBudgets, Steps
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.wire import keys

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
-from tessera.core.requests import PodRequest
+from tessera.core.model.requests import PodRequest
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError, is_not_found
 from tessera.scheduler.framework import Feature, Pipeline, methods

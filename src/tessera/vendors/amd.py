@@ -6,13 +6,13 @@ least one per grant. Only limits are read.
 
 from __future__ import annotations
 
-from tessera.core import card_checks
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Grants, Use
-from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.node_info import Card
-from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.core.fit import card_checks
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Grants, Use
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import WHOLE_CARD_CORES, Request
 from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import capacity_of

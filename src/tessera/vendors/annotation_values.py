@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tessera.core.requests import MAX_ANNOTATION
+from tessera.core.model.requests import MAX_ANNOTATION
 from tessera.vendors import spelling
 from tessera.wire.gobool import parse_bool
 from tessera.wire.quotes import quoted

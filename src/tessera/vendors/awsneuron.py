@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tessera.core import card_checks
-from tessera.core.card_checks import Fitting, verdict
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Grants, Use
-from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.fit import card_checks
+from tessera.core.fit.card_checks import Fitting, verdict
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Grants, Use
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Section, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import MAX_CARDS, alike_cards, capacity_of

@@ -14,10 +14,10 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from tessera.core.device_rules import Rules
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Grants
-from tessera.core.requests import UNCONSTRAINED, WHOLE_CARD_CORES, Constraint, PodRequest, Request
+from tessera.core.fit.device_rules import Rules
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.requests import UNCONSTRAINED, WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.vendors.annotation_values import Choice
 from tessera.vendors.downward_api import DownwardApi, ProtectedVariables
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.core.grants import Placement
-from tessera.core.requests import PodRequest
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
 from tessera.vendors.base import Bound, Vendor
 from tessera.wire import keys
 

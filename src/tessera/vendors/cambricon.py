@@ -6,8 +6,8 @@ container. It serialises allocation with a lock of its own.
 
 from __future__ import annotations
 
-from tessera.core.devices import Device
-from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.core.model.devices import Device
+from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.parts.capacity import cards_from_capacity
 from tessera.wire.objects import Node

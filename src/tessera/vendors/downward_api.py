@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tessera.core.grants import Grants, Placement
-from tessera.core.requests import Constraint, PodRequest, Request
+from tessera.core.model.grants import Grants, Placement
+from tessera.core.model.requests import Constraint, PodRequest, Request
 from tessera.wire.gobool import parse_bool
 from tessera.wire.objects import Pod
 

@@ -5,7 +5,7 @@ A container that names no cores takes the whole card.
 
 from __future__ import annotations
 
-from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.vendors.base import Amount, AnnotationKeys, Family, SharedSection, Vendor
 from tessera.wire.keys import NODE_LOCK
 

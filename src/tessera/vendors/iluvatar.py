@@ -6,7 +6,7 @@ old vendor exists only where an old file configures it, and writes the annotatio
 
 from __future__ import annotations
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
 from tessera.vendors.parts.capacity import cards_from_capacity

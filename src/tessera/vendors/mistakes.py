@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from tessera.core.quota import QUOTA_PREFIX
+from tessera.core.fit.quota import QUOTA_PREFIX
 from tessera.vendors import spelling
 from tessera.vendors.annotation_values import Choice
 from tessera.vendors.base import Vendor

@@ -6,11 +6,11 @@ share the cards of the first of them, because MThreads' node agent gets one list
 
 from __future__ import annotations
 
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.misfits import Reason
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.misfits import Reason
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import cards_from_capacity

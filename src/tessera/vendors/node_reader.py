@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.quota import QUOTA_PREFIX, QuotaFacts
+from tessera.core.fit.quota import QUOTA_PREFIX, QuotaFacts
+from tessera.core.model.devices import Device, NodeFacts
 from tessera.vendors.base import NodeProblem, Vendor
 from tessera.vendors.drafts import words
 from tessera.wire import keys

@@ -10,11 +10,10 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tessera.core.card_rules import SETTINGS
-from tessera.core.grants import Grant, Grants, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.policies import POLICIES
-from tessera.core.requests import (
+from tessera.core.fit.card_rules import SETTINGS
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.grants import Grant, Grants, Span
+from tessera.core.model.requests import (
     MAX_ANNOTATION,
     UNCONSTRAINED,
     ContainerRequest,
@@ -24,6 +23,7 @@ from tessera.core.requests import (
     Weights,
     refuse_container_count,
 )
+from tessera.core.policies import POLICIES
 from tessera.vendors.annotation_values import Choice, comma_list, switch
 from tessera.vendors.base import Vendor
 from tessera.vendors.claims import read_claim_devices

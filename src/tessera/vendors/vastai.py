@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tessera.core import card_checks
-from tessera.core.card_checks import Fitting
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.node_info import Card, NodeInfo
-from tessera.core.requests import PodRequest
+from tessera.core.fit import card_checks
+from tessera.core.fit.card_checks import Fitting
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import PodRequest
 from tessera.vendors.base import AnnotationKeys, Family
 from tessera.vendors.parts.card_choice import judge_all
 from tessera.vendors.parts.counted import Counted, CountedSection

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from tessera.core.requests import refuse_container_count
+from tessera.core.model.requests import refuse_container_count
 from tessera.wire.errors import WireError
 from tessera.wire.objects import Partial, decode_object
 

@@ -12,13 +12,13 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from tessera.core import grants as core_grants
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.devices import NodeFacts
-from tessera.core.holders import GrantState
-from tessera.core.holdings import PodFacts
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import HostRequest
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model import grants as core_grants
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.devices import NodeFacts
+from tessera.core.model.requests import HostRequest
 from tessera.wire.errors import WireError
 from tessera.wire.journal_values import (
     Forecast,

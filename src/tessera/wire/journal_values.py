@@ -12,14 +12,14 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from tessera.core import demand_forecast as core_forecast
-from tessera.core import devices as core_devices
-from tessera.core import grants as core_grants
-from tessera.core import requests as core_requests
-from tessera.core.device_rules import Rules
-from tessera.core.devices import Attribute, MigProfile
-from tessera.core.holdings import PodFacts
-from tessera.core.requests import AttributeMatch, PodRequest, Role
+from tessera.core.fit.device_rules import Rules
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model import demand_forecast as core_forecast
+from tessera.core.model import devices as core_devices
+from tessera.core.model import grants as core_grants
+from tessera.core.model import requests as core_requests
+from tessera.core.model.devices import Attribute, MigProfile
+from tessera.core.model.requests import AttributeMatch, PodRequest, Role
 from tessera.wire.cel import AllOf
 
 T = TypeVar("T")

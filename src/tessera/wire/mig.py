@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.wire import gojson
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX, parse_integer

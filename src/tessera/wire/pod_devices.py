@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX, counter
 from tessera.wire.quotes import quoted

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tessera.core.devices import HAMI_CORE, NOTHING, Device, MigPlacement, MigProfile
+from tessera.core.model.devices import HAMI_CORE, NOTHING, Device, MigPlacement, MigProfile
 from tessera.wire import gojson
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import format_bool, parse_bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.core.requests import Weights
+from tessera.core.model.requests import Weights
 from tessera.wire.errors import WireError
 from tessera.wire.integers import parse_integer
 from tessera.wire.keys import SCORING_WEIGHTS

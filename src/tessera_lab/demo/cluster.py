@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.collector import collect
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.offline_cluster import OfflineCluster

@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 import yaml
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.host.async_hardware import AsyncInventory
 from tessera.host.cards import Hardware
 from tessera.host.simulated.hardware import simulated_hardware

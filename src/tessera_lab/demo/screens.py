@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.render.documents import encode_document, make_document
 from tessera.inspect.render.lines import bar
 from tessera.inspect.slices import card_holders

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import msgspec
 
-from tessera.core.devices import MIG, Device
-from tessera.core.grants import Placement
-from tessera.core.holdings import PodFacts
-from tessera.core.requests import PodRequest
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.devices import MIG, Device
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
 from tessera.vendors.claims import (
     BadClaim,
     ClaimAsk,

@@ -14,14 +14,14 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from tessera.core.arrays import Bools, Ints
-from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
-from tessera.core.evaluation import Evaluation
-from tessera.core.grants import Placement
-from tessera.core.holders import GrantState
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, facts_of
-from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger, facts_of
+from tessera.core.model.arrays import Bools, Ints
+from tessera.core.model.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
+from tessera.core.search.evaluation import Evaluation
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.claims import PoolDevices, with_published
 from tessera.vendors.registry import build_vendors

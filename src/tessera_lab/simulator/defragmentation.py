@@ -10,14 +10,14 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tessera.core.defragmentation import plan_room, plan_whole_cards
-from tessera.core.holders import GrantState
-from tessera.core.ledger import facts_of
-from tessera.core.move_planner import DefragmentationPlan, Goal
-from tessera.core.relocation import MovablePod, Relocation
-from tessera.core.requests import HostRequest
-from tessera.core.steps import finish
-from tessera.core.victims import PodTraits
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.ledger import facts_of
+from tessera.core.model.requests import HostRequest
+from tessera.core.search import finish
+from tessera.core.search.defragmentation import plan_room, plan_whole_cards
+from tessera.core.search.move_planner import DefragmentationPlan, Goal
+from tessera.core.search.relocation import MovablePod, Relocation
+from tessera.core.search.victims import PodTraits
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
 from tessera_lab.simulator.traces import WHOLE, TraceRequest
 

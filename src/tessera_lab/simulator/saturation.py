@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from tessera.core.arrays import Bools
+from tessera.core.model.arrays import Bools
 from tessera_lab.simulator.cluster import SimulatedCluster
 from tessera_lab.simulator.defragmentation import allocation_bound
 from tessera_lab.simulator.simulation import Simulation

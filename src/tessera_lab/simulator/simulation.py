@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from tessera.core.arrays import Bools, Ints
+from tessera.core.model.arrays import Bools, Ints
 from tessera_lab.simulator.cluster import SimulatedCluster
 from tessera_lab.simulator.defragmentation import Defragmenter
 from tessera_lab.simulator.strategies import STRATEGIES

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.kube.resources import PODS
 from tessera.node import agent, arbiter, cleanup
 from tessera.node.handover import allocator

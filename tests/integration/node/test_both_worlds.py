@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.node.handover import allocator
 from tessera.wire.keys import BIND_PHASE, MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, encode_mig_allocations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.node import process as module

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardEvent, MigInstance
 from tessera.node import static_mig as resources
 from tessera.node.modes.device_lists import Capability, DeviceSpecs

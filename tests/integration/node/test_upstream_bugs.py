@@ -60,7 +60,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardEvent
 from tessera.node.handover import assembly
 from tessera.wire.keys import MIG_ALLOCATIONS

@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.ledger import Ledger
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import PodRequest
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import PodRequest
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors.downward_api import read_references

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.steps import finish
+from tessera.core.search import finish
 from tessera.scheduler.disruption_budgets import MAX_KEPT, NOT_MATCHED, DisruptionBudgets, Steps
 from tessera.wire.objects import DisruptionBudgetSpec, LabelRequirement, LabelSelector, Metadata, PodDisruptionBudget
 from tests.support.examples import examples

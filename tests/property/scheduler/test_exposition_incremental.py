@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.core import arrays
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model import arrays
 from tessera.scheduler.metrics.exposition import Exposition
 from tests.support import strategies as some
 from tests.support.examples import examples

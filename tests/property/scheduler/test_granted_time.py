@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.metrics.granted_time import GrantedTime, share_of
 from tessera.services.gpu_time import SeriesKey
 from tessera.wire.objects import Workload

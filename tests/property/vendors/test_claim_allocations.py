@@ -11,9 +11,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from tessera.core.devices import MigPlacement, MigSlot
-from tessera.core.grants import Grant, Grants
-from tessera.core.holdings import PodFacts
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.devices import MigPlacement, MigSlot
+from tessera.core.model.grants import Grant, Grants
 from tessera.host.simulated.models import MODELS
 from tessera.node.dra.claim_reader import assignments_of, read_claim
 from tessera.node.dra.offers import offers

@@ -10,14 +10,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.audit import audit
-from tessera.core.devices import MIG, NodeFacts
-from tessera.core.grants import Placement, spans_of
-from tessera.core.holders import GrantState
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, replay
-from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request, Role
-from tessera.core.selection import Selected, Selector
+from tessera.core.ledger.audit import audit
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger, replay
+from tessera.core.model.devices import MIG, NodeFacts
+from tessera.core.model.grants import Placement, spans_of
+from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request, Role
+from tessera.core.search.selection import Selected, Selector
 from tessera.vendors.claims import allocation, claim_facts, claim_grants, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.resource_api import Allocation, ResourceClaim

@@ -10,13 +10,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.device_rules import QuotaRoom
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Placement
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import Card, NodeInfo, Tenant
-from tessera.core.requests import ContainerRequest, PodRequest, Request
+from tessera.core.fit.device_rules import QuotaRoom
+from tessera.core.fit.fit import fit_pod
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card, NodeInfo, Tenant
+from tessera.core.model.requests import ContainerRequest, PodRequest, Request
 from tessera.vendors.ascend import Ascend
 from tessera.vendors.ascend.templates import CHART
 from tessera.vendors.base import ResourceNames, Vendor

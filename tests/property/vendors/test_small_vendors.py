@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.devices import Device
-from tessera.core.grants import Grants
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grants
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.amd import CHART as AMD_CHART
 from tessera.vendors.amd import Amd
 from tessera.vendors.awsneuron import CHART as NEURON_CHART

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.devices import HAMI_CORE, Device, MigPlacement, MigProfile, MigSlot
-from tessera.core.requests import Weights
+from tessera.core.model.devices import HAMI_CORE, Device, MigPlacement, MigProfile, MigSlot
+from tessera.core.model.requests import Weights
 from tessera.wire.errors import WireError
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
 from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.devices import Attribute, Published
+from tessera.core.model.devices import Attribute, Published
 from tessera.wire.cel import Selector, compile_selector
 from tessera.wire.cel.costs import Meter
 from tessera.wire.cel.patterns import BadPattern, matches

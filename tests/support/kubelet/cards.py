@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardFacts, GpuInstanceProfile
 from tessera.node.fleet import CardState, Fleet
 

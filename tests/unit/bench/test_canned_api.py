@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 from bench import fleet
 from bench.canned_api import VERSION, CannedApi, collections
 from bench.filter_requests import FilterRequests
-from tessera.core.requests import PodRequest
+from tessera.core.model.requests import PodRequest
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.audit import audit
+from tessera.core.ledger.audit import audit
 from tests.support.builders import (
     ALLOCATED,
     MEMORY,

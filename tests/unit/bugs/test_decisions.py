@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from tessera.core.devices import Device
-from tessera.core.node_info import Card
-from tessera.core.requests import Request, Weights
-from tessera.core.scores import device_scores, node_score
+from tessera.core.model.devices import Device
+from tessera.core.model.node_info import Card, device_scores, node_score
+from tessera.core.model.requests import Request, Weights
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import ContainerDraft, PodDraft
 from tessera.vendors.registry import build_vendors

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tessera.core import event_text
-from tessera.core.selection import Refused
+from tessera.core.search import advice
+from tessera.core.search.selection import Refused
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node, pod, texts, uuids
 
 MODELS = ("NVIDIA", "NVIDIA A100-SXM4-80GB")
@@ -45,7 +45,7 @@ def test_policies_choose_node_and_card(
 ) -> None:
     answer = two_nodes(model).chosen(asking(node_policy, device_policy), NAMES)
     assert (answer.placement.node, uuids(answer.placement)) == (chosen, [[device]])
-    assert event_text.success_text(answer) == f"find fit node({chosen}), 1 nodes not fit, 2 nodes fit({fits})"
+    assert advice.success_text(answer) == f"find fit node({chosen}), 1 nodes not fit, 2 nodes fit({fits})"
 
 
 def test_the_scores_of_nodes_are_their_use_before_placing() -> None:
@@ -69,7 +69,7 @@ def test_a_refusal_names_a_reason_for_every_node() -> None:
         "n2": "4/4 CardInsufficientMemory",
         "nX": "node unregistered",
     }
-    assert event_text.failure_texts(answer) == [
+    assert advice.failure_texts(answer) == [
         "1 nodes CardInsufficientMemory(n2)",
         "no available node, 3 nodes do not meet",
     ]

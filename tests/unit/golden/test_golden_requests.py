@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.requests import Request
+from tessera.core.model.requests import Request
 from tessera.vendors.drafts import Denied
 from tests.support.builders import PodBuilder, pod
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tests.unit.host.fake_cards import COMPUTE_PROFILES, IN_USE, UNSUPPORTED, ComputeInstance, GpuInstance
 
 

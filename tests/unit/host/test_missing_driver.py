@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardError, CardFacts, Hardware, InventoryError, MigInstance
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.nvml.session import load_binding

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardError, CardFacts, GpuInstanceProfile, MigInstance
 from tessera.host.nvml.hardware import NvmlHardware
 from tests.unit.host.conftest import Attach

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardError, CardFacts, ComputeMode, GpuInstanceProfile, Hardware, MigInstance
 from tessera.host.simulated.description import parse_description
 from tessera.host.simulated.hardware import simulated_hardware

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tessera.core.audit import audit
-from tessera.core.evaluation import UNITS_OF_A_CHECK
+from tessera.core.ledger.audit import audit
+from tessera.core.search.evaluation import UNITS_OF_A_CHECK
 from tessera.inspect import simulation
 from tessera.inspect.explanation import Explanation, PodVerdict, explain
 from tessera.inspect.manifests import read_claim_manifests, read_manifests

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from tessera.core.requests import HostRequest
+from tessera.core.model.requests import HostRequest
 from tessera.inspect import sanitize
 from tessera.inspect.anonymize import anonymize
 from tessera.inspect.explanation import explain

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.explanation import Explanation, explain
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import Device, MigPlacement, MigSlot
-from tessera.core.grants import Span
-from tessera.core.requests import Role
+from tessera.core.model.devices import Device, MigPlacement, MigSlot
+from tessera.core.model.grants import Span
+from tessera.core.model.requests import Role
 from tessera.node.arbiter import find_excess
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment, Holding, ObjectKey

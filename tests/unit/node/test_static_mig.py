@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.kubelet.device_ids import Replica

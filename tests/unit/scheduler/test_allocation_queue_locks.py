@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tessera.core.grants import Grant, Placement
+from tessera.core.model.grants import Grant, Placement
 from tessera.scheduler.allocation_queue import Ticket, TicketState
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.holders import GrantState
+from tessera.core.ledger.holders import GrantState
 from tessera.kube.errors import AccessError, KubeError
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode

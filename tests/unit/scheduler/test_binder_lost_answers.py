@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tessera.core.holders import GrantState
+from tessera.core.ledger.holders import GrantState
 from tessera.kube.errors import AccessError
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tessera.core.holders import GrantState
+from tessera.core.ledger.holders import GrantState
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from tessera.core.selection import PROBES, Candidates, Selected
+from tessera.core.search.selection import PROBES, Candidates, Selected
 from tessera.scheduler.candidate_lists import (
     LONGEST_NAME,
     REMEMBERED,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from tessera.scheduler.admission.claim_lookup import ClaimLookup

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime

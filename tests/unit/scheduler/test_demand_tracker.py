@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.demand_history import FIRST
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.policies.demand_history import FIRST
 from tessera.scheduler import demand_tracker
 from tessera.scheduler.demand_tracker import DemandSeed, DemandTracker, last_turnover
 from tessera.vendors.binding_annotations import binding_annotations

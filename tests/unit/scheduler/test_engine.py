@@ -10,8 +10,8 @@ from datetime import UTC
 
 import pytest
 
-from tessera.core.demand_forecast import PRIOR, DemandForecast
-from tessera.core.demand_history import FIRST
+from tessera.core.model.demand_forecast import PRIOR, DemandForecast
+from tessera.core.policies.demand_history import FIRST
 from tessera.kube.errors import KubeError
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import WAKE_AGAIN_S, Engine

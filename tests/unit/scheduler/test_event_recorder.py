@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tessera.core.misfits import CardMisfit, Reason, cards_misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused
+from tessera.core.model.misfits import CardMisfit, Reason, cards_misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Refused
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.scheduler import event_recorder
 from tessera.scheduler.event_recorder import EventRecorder

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.grants import Grant, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.requests import Role
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.requests import Role
 from tessera.scheduler.metrics.exposition import Exposition, MigInstances
 from tests.support.builders import A100, A100_40GB, Cluster, cluster, gpu_pod, node, pod
 from tests.support.metric_samples import samples, shown

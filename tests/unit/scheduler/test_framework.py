@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.misfits import Reason, node_misfit
+from tessera.core.model.misfits import Reason, node_misfit
 from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Refusal
 from tessera.scheduler.pod_cycle import PodCycle

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.devices import Device
-from tessera.core.grants import Use
-from tessera.core.holdings import Holding
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.holdings import Holding
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Use
 from tessera.scheduler.features.gangs.accounts import FULL_S, RESERVE_S, HoldAccounts, cards_taken
 
 CARDS, SHARE = 32, 0.1

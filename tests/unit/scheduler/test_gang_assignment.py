@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.core.grants import Placement
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Candidates
 from tessera.scheduler.features.gangs.gang import Gang, Member, MemberState
 from tessera.wire.pod_groups import PodGroup
 from tests.support.builders import gpu_pod, node

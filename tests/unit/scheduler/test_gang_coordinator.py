@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.holders import HolderKind
-from tessera.core.quota import QuotaFacts
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.holders import HolderKind
 from tessera.scheduler.features.gangs.gang import GangState
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node

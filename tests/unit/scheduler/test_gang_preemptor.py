@@ -10,12 +10,12 @@ from itertools import count
 import pytest
 from msgspec import structs
 
-from tessera.core.audit import audit
-from tessera.core.gang_trial import Placed
-from tessera.core.grants import Grant, Placement
-from tessera.core.preemption import Demand, Preemption, Search, VictimSet
-from tessera.core.quota import QuotaFacts
-from tessera.core.victims import Cost
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.audit import audit
+from tessera.core.model.grants import Grant, Placement
+from tessera.core.search.gang_trial import Placed
+from tessera.core.search.preemption import Demand, Preemption, Search, VictimSet
+from tessera.core.search.victims import Cost
 from tessera.scheduler import preemption_loop
 from tessera.scheduler.features.gangs import nominations
 from tessera.scheduler.features.gangs.gang import Gang, GangState

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tessera.core.audit import audit
-from tessera.core.gangs import FEW_MEMBERS
+from tessera.core.ledger.audit import audit
+from tessera.core.search.gangs import FEW_MEMBERS
 from tessera.scheduler.features.gangs.gang import GangState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE
 from tests.support.builders import PodBuilder, gpu_pod, node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from tessera.core.quota import QuotaFacts
+from tessera.core.fit.quota import QuotaFacts
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
 from tests.support.features import gangs_of, tick_gangs

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.core.devices import Device
-from tessera.core.grants import Use
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Use
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime, share_of
 from tests.support.builders import A100, Cluster, PodBuilder, cluster, gpu_pod, node, vendors
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.settings import Settings
 from tessera.vendors import mistakes, spelling

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.requests import HostRequest
+from tessera.core.model.requests import HostRequest
 from tessera.scheduler.host_resources import HostResources, host_ask
 from tests.support.builders import Cluster, PodBuilder, cluster, node, pod
 

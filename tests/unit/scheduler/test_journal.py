@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import HostRequest
-from tessera.core.victims import PodTraits
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.model.requests import HostRequest
+from tessera.core.search.victims import PodTraits
 from tessera.inspect.replay import JournalReplay
 from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.journal_ring import StateEntry

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
-from tessera.core.holders import move_hold_uid
+from tessera.core.ledger.holders import move_hold_uid
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.scheduler.features.moves.holds import PlaceHeld, asked_facts, hold_all, obstacle
 from tessera.wire.moves import HeldCard, HeldInstance, MovePlace
 from tessera.wire.objects import Workload

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.relocation import MovablePod
-from tessera.core.selection import Selector
+from tessera.core.search.relocation import MovablePod
+from tessera.core.search.selection import Selector
 from tessera.kube.errors import KubeError
 from tessera.scheduler.features.moves.eviction_budget import ANNOTATION, LEASE, EvictionBudget
 from tessera.scheduler.features.moves.rounds import LEFT_ALONE_S, Outcome

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.features.claims.pools import ClaimPools
 from tessera.scheduler.node_informer import NodeInformer, Patch

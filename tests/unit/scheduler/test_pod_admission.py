@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.grants import Use
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.grants import Use
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.admission.reserved_annotations import reserved_keys
 from tessera.scheduler.settings import PrivilegedMode, Settings

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tessera.core.grants import Placement
+from tessera.core.model.grants import Placement
 from tessera.scheduler import pod_cycle
 from tessera.scheduler.pod_cycle import SHOWN_S, UNSEEN_TICKS, CycleState, IllegalTransition, PodCycle, Transition
 from tessera.scheduler.pod_requests import PreparedRequest

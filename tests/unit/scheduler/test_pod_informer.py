@@ -5,7 +5,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from tessera.core.holders import GrantState
+from tessera.core.ledger.holders import GrantState
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.wire import keys
 from tessera.wire.objects import ResourceQuota, decode_object

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.arrays import CardArrays
-from tessera.core.requests import PodRequest
+from tessera.core.model.arrays import CardArrays
+from tessera.core.model.requests import PodRequest
 from tessera.scheduler import pod_requests
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from tessera.core.preemption import Demand, VictimSet
-from tessera.core.requests import PodRequest
-from tessera.core.victims import Cost
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.preemption import Demand, VictimSet
+from tessera.core.search.victims import Cost
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.preemption_loop import AGAIN_S, ATTEMPTS, SEARCH_PAUSE, Nominated, PreemptionLoop, Preemptor
 from tessera.scheduler.settings import Settings

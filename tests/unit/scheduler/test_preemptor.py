@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core import node_victims
+from tessera.core.search import node_victims
 from tessera.scheduler.evictor import SPARED_S
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState

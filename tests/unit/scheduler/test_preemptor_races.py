@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tessera.core.grants import Placement
-from tessera.core.node_victims import NodeSearch
-from tessera.core.preemption import Demand
+from tessera.core.model.grants import Placement
+from tessera.core.search.node_victims import NodeSearch
+from tessera.core.search.preemption import Demand
 from tessera.scheduler.features.preemption import preempt_verb
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
@@ -230,5 +230,5 @@ async def test_a_search_that_tries_sets_ends_with_the_best_one_so_far(monkeypatc
         return len(tried)
 
     everywhere = trials()
-    monkeypatch.setattr("tessera.core.preemption.MAX_TRIALS", 1)
+    monkeypatch.setattr("tessera.core.search.preemption.MAX_TRIALS", 1)
     assert trials() < everywhere / 2

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.requests import (
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.requests import (
     ASKED_FIELDS,
     AttributeMatch,
     Constraint,

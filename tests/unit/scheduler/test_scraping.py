@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.core.devices import NodeFacts
+from tessera.core.model.devices import NodeFacts
 from tessera.scheduler.metrics import exposition as module
 from tessera.scheduler.metrics.exposition import Exposition
 from tests.support.builders import cluster, gpu_pod, node

@@ -7,9 +7,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera import __version__
-from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
-from tessera.core.misfits import Reason
-from tessera.core.selection import Refused
+from tessera.core.ledger.audit import BROKEN, OVERCOMMITTED, AuditFinding
+from tessera.core.model.misfits import Reason
+from tessera.core.search.selection import Refused
 from tessera.scheduler.metrics.service_metrics import Metrics, reasons_of
 from tessera.scheduler.observer import RefusedEvent
 from tests.support.builders import cluster, gpu_pod, node

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 from unittest import mock
 
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Selector
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Selector
 from tessera.scheduler import filter as filtering
 from tessera.scheduler import unschedulable_pods
 from tessera.scheduler.filter import UNFINISHED

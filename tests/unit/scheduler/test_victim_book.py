@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.core.steps import finish
+from tessera.core.search import finish
 from tessera.scheduler.victim_book import (
     DEFAULT_GRACE_S,
     LEAVING_S,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tessera.core.ledger import Ledger
-from tessera.core.requests import MAX_CONTAINERS
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import MAX_CONTAINERS
 from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings

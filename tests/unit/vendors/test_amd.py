@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.device_rules import QuotaRoom
-from tessera.core.devices import Device
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.fit.device_rules import QuotaRoom
+from tessera.core.model.devices import Device
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.amd import CHART, FAMILY, Amd, compute_units
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.device_rules import Ask, QuotaRoom
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import Misfit, Reason
-from tessera.core.node_info import Card, NodeInfo
-from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
+from tessera.core.fit.device_rules import Ask, QuotaRoom
+from tessera.core.fit.fit import fit_pod
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import Misfit, Reason
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
 from tessera.vendors import registry
 from tessera.vendors.ascend import FAMILY, Ascend
 from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template

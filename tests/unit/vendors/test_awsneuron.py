@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.device_rules import QuotaRoom
-from tessera.core.devices import Device
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.fit.device_rules import QuotaRoom
+from tessera.core.model.devices import Device
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.devices import Device
-from tessera.core.node_info import Card
-from tessera.core.requests import Constraint, Request
+from tessera.core.model.devices import Device
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Constraint, Request
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.biren import FAMILY, Biren
 from tessera.vendors.drafts import BadRequest, Resources

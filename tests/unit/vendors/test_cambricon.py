@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.grants import Grant, Grants
-from tessera.core.node_info import Card
-from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import UNCONSTRAINED, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames, Switches
 from tessera.vendors.cambricon import FAMILY, Cambricon
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources

@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from tessera.core.devices import Device, MigPlacement, MigSlot, NodeFacts
-from tessera.core.event_text import refusal_sentence
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Grant, Placement
-from tessera.core.ledger import Ledger
-from tessera.core.misfits import Misfit
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused, Selector
+from tessera.core.fit.fit import fit_pod
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import Device, MigPlacement, MigSlot, NodeFacts
+from tessera.core.model.grants import Grant, Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.advice import refusal_sentence
+from tessera.core.search.selection import Refused, Selector
 from tessera.host.simulated.models import MODELS
 from tessera.node.fleet import Fleet
 from tessera.node.settings import AgentSettings

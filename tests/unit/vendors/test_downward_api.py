@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
-from tessera.core.grants import Grant, Placement
-from tessera.core.requests import ContainerRequest, PodRequest, Request
+from tessera.core.model.devices import MigPlacement, MigSlot
+from tessera.core.model.grants import Grant, Placement
+from tessera.core.model.requests import ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Switches
 from tessera.vendors.downward_api import container_env, read_references, slice_annotations
 from tessera.vendors.nvidia.downward_api import MAX_DEVICES, NvidiaDownwardApi

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.devices import Device
-from tessera.core.grants import Grant
-from tessera.core.requests import PodRequest, Request
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant
+from tessera.core.model.requests import PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.vendors.hygon import CHART, FAMILY, Hygon, HygonSection

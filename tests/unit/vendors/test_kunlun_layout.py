@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.vendors.kunlun import layout
 
 LEFT, RIGHT = {0, 1, 2, 3}, {4, 5, 6, 7}

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Grant, Grants, Placement
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import Card, NodeInfo
-from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
+from tessera.core.fit.fit import fit_pod
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grant, Grants, Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.vendors.metax import CHART, FAMILY, MetaxSection

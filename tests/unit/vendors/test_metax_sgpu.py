@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tessera.core.device_rules import Ask, QuotaRoom
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.fit import fit_pod
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import Card, NodeInfo, Tenant
-from tessera.core.requests import UNCONSTRAINED, Constraint, ContainerRequest, PodRequest, Request
+from tessera.core.fit.device_rules import Ask, QuotaRoom
+from tessera.core.fit.fit import fit_pod
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card, NodeInfo, Tenant
+from tessera.core.model.requests import UNCONSTRAINED, Constraint, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.sgpu import APP_CLASS, QOS, TOPOLOGY_AWARE, MetaxSgpu

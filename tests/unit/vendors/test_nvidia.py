@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot, NodeFacts
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import Misfit, Reason
-from tessera.core.node_info import Card
-from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device, MigPlacement, MigProfile, MigSlot, NodeFacts
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import Misfit, Reason
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import FAMILY, Nvidia

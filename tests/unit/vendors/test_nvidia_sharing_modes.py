@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request
+from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.nvidia.sharing_modes import narrow_modes

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import Device
-from tessera.core.grants import Grant
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import Resources
 from tessera.vendors.vastai import FAMILY, Vastai

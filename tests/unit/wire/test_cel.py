@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.devices import Attribute, Published
+from tessera.core.model.devices import Attribute, Published
 from tessera.wire.cel import AllOf, Selector, compile_selector
 from tessera.wire.cel.costs import Meter
 from tessera.wire.cel.functions import FUNCTIONS, METHODS

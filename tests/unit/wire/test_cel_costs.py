@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from tessera.core.devices import Attribute, Published
-from tessera.core.published_cards import CLUSTER_COST
+from tessera.core.model.devices import Attribute, Published
+from tessera.core.model.published_cards import CLUSTER_COST
 from tessera.wire.cel import AllOf, Selector, compile_selector
 from tessera.wire.cel.costs import (
     BAD_PATTERN,

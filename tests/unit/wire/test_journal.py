@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandGroup, HostLoad
-from tessera.core.devices import MIG, Device, MigPlacement, MigSlot, NodeFacts
-from tessera.core.grants import Grant, Placement, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.misfits import Misfit, Reason, node_misfit
-from tessera.core.quota import QuotaFacts
-from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role, Weights
-from tessera.core.selection import MAX_REASONS, OTHER_REASONS
-from tessera.core.selection import Refused as RefusedAnswer
+from tessera.core.fit.quota import QuotaFacts
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.demand_forecast import PRIOR, DemandForecast, DemandGroup, HostLoad
+from tessera.core.model.devices import MIG, Device, MigPlacement, MigSlot, NodeFacts
+from tessera.core.model.grants import Grant, Placement, Span
+from tessera.core.model.misfits import Misfit, Reason, node_misfit
+from tessera.core.model.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role, Weights
+from tessera.core.search.selection import MAX_REASONS, OTHER_REASONS
+from tessera.core.search.selection import Refused as RefusedAnswer
 from tessera.wire import journal
 from tessera.wire.errors import WireError
 from tessera.wire.journal import (

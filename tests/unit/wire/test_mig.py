@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.wire.errors import WireError
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
 

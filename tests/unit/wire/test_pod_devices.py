@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.wire.errors import WireError
 from tessera.wire.pod_devices import (
     MAX_ENTRIES,

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from tessera.core.devices import Device, MigPlacement, MigProfile
+from tessera.core.model.devices import Device, MigPlacement, MigProfile
 from tessera.wire.errors import WireError
 from tessera.wire.registration import (
     Reported,

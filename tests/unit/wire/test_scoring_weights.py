@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.requests import Weights
+from tessera.core.model.requests import Weights
 from tessera.wire.errors import WireError
 from tessera.wire.scoring_weights import decode_scoring_weights
 

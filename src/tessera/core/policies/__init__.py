@@ -1,4 +1,4 @@
-"""The table of policies, and what the texts in annotations and flags mean.
+"""The table of policies, those of a few lines, and what the texts in annotations and flags mean.
 
 A device policy may be a comma list: the policies that order cards apply in the order written, the others add their
 rules of fitting. Unknown names order nothing; without any order cards are spread. As in HAMi, of equal cards the one
@@ -9,14 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 
-from tessera.core.node_info import Card
+from tessera.core.model.node_info import Card, device_scores
+from tessera.core.model.requests import PodRequest, Request
 from tessera.core.policies import fragmentation
 from tessera.core.policies.base import CardKeys, DevicePolicy, Floats, Policy, Ranking, by_score
-from tessera.core.policies.basic import BINPACK, MUTEX, NUMA, SPREAD, TOPOLOGY_AWARE
-from tessera.core.requests import PodRequest, Request
-from tessera.core.scores import device_scores
+
+BINPACK = Policy(
+    name="binpack",
+    summary="fill what is already in use, keep the rest whole",
+    nodes=attrgetter("scores"),
+    cards=lambda _cards, scores: [-score for score in scores],
+    orders_in_lists=True,
+    low_numa_first=True,
+)
+
+SPREAD = Policy(
+    name="spread",
+    summary="prefer what is least in use",
+    nodes=lambda ranking: -ranking.scores,
+    cards=by_score,
+    prefers_idle_nodes=True,
+    orders_in_lists=True,
+)
+
+MUTEX = Policy(
+    name="mutex",
+    summary="only cards that no other container uses",
+    cards=lambda cards, _scores: [card.used for card in cards],
+    unused_cards_only=True,
+    numa_first=False,
+)
+
+NUMA = Policy(
+    name="numa",
+    summary="cards of the same NUMA node next to each other, the highest NUMA node first",
+    cards=lambda cards, _scores: [-card.device.numa for card in cards],
+    orders_in_lists=True,
+    is_list=True,
+)
+
+TOPOLOGY_AWARE = Policy(
+    name="topology-aware",
+    summary="the cards with the best links between them, otherwise as spread",
+    cards=by_score,
+    chooses_by_links=True,
+)
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {policy.name: policy for policy in (BINPACK, SPREAD, fragmentation.POLICY, MUTEX, NUMA, TOPOLOGY_AWARE)}

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tessera.core.devices import Device
-from tessera.core.mig import PlaceLoss
-from tessera.core.node_info import Card
-from tessera.core.requests import PodRequest, Request
+from tessera.core.model.devices import Device
+from tessera.core.model.mig import PlaceLoss
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import PodRequest, Request
 
 if TYPE_CHECKING:
-    from tessera.core.arrays import CardArrays
+    from tessera.core.model.arrays import CardArrays
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import structlog
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import (
     CardError,
     CardEvent,

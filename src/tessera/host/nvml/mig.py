@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import MIB, CardError, GpuInstanceProfile, MigInstance
 from tessera.host.mig_profile_names import ATTRIBUTES, has_media_extensions, name_from_driver, profile_name
 from tessera.host.nvml.session import Handle, Session, text_of

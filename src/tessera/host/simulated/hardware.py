@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import (
     CardError,
     CardEvent,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import GpuInstanceProfile
 from tessera.host.mig_profile_names import ATTRIBUTES, has_media_extensions, profile_name
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.atomic_file import replace_file
 from tessera.host.cards import CardError, ComputeMode, GpuInstanceProfile, MigInstance
 from tessera.wire.config_file import unreadable

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tessera.core.audit import BROKEN, audit
-from tessera.core.holders import HolderKind, kind_of
-from tessera.core.requests import PodRequest
+from tessera.core.ledger.audit import BROKEN, audit
+from tessera.core.ledger.holders import HolderKind, kind_of
+from tessera.core.model.requests import PodRequest
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.usage import count_cores

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, tzinfo
 
 import msgspec
 
-from tessera.core.devices import MIG, NodeFacts
+from tessera.core.model.devices import MIG, NodeFacts
 from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json

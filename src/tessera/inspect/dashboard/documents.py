@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tessera.core.devices import Device
-from tessera.core.holders import GrantState, HolderKind, held_gang, kind_of
-from tessera.core.holdings import Holding
-from tessera.core.ledger import Ledger
-from tessera.core.node_info import Card
-from tessera.core.topology import linked_groups
+from tessera.core.fit.topology import linked_groups
+from tessera.core.ledger.holders import GrantState, HolderKind, held_gang, kind_of
+from tessera.core.ledger.holdings import Holding
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import Device
+from tessera.core.model.node_info import Card
 from tessera.inspect.dashboard.room import Room, SliceSize, count_room
 from tessera.inspect.slices import sorted_users
 from tessera.inspect.state import Json

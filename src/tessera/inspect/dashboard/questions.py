@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import msgspec
 
-from tessera.core.holders import Holder
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.holders import Holder
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import Allowance, Pause, finish_in_steps, in_steps
 from tessera.inspect.manifests import read_claim_manifests, read_manifests

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.core.device_rules import Rules
-from tessera.core.devices import MIG, Device
-from tessera.core.mig import free_places
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.fit.device_rules import Rules
+from tessera.core.model.devices import MIG, Device
+from tessera.core.model.mig import free_places
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.inspect.render.usage import short_model
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state

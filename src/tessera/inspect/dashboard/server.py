@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.http11.router import Request, Response, Route
 from tessera.inspect.dashboard.documents import encode
 from tessera.inspect.dashboard.journal import (

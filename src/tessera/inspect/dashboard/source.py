@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Candidates
 from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin, encode
 from tessera.inspect.dashboard.journal import PageJournal, RecordedJournal, refused_then

@@ -13,11 +13,11 @@ from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tessera.core.gangs import describe_members
-from tessera.core.holders import owner_uid
-from tessera.core.ledger import Ledger
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Selected
+from tessera.core.ledger.holders import owner_uid
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.gangs import describe_members
+from tessera.core.search.selection import Selected
 from tessera.inspect.dashboard.documents import WaitingRow
 from tessera.inspect.dashboard.room import SliceSize, count_slices
 from tessera.inspect.dashboard.source import PageSource, WaitingPod

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from tessera.core.misfits import plain_reasons
-from tessera.core.selection import OTHER_REASONS
+from tessera.core.model.misfits import plain_reasons
+from tessera.core.search.selection import OTHER_REASONS
 from tessera.inspect.pod_history import BAD_ENDS, HistoryStep, PodHistory
 from tessera.inspect.render.lines import GAP, Style, StyledLine, count_of, printable
 from tessera.inspect.replay import Difference, Outcome, PlacedOutcome, ReplayCounts

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from tessera.core.devices import MIG, Device, MigSlot
-from tessera.core.requests import WHOLE_CARD_CORES
-from tessera.core.topology import linked_groups
+from tessera.core.fit.topology import linked_groups
+from tessera.core.model.devices import MIG, Device, MigSlot
+from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.host.cards import MIB, CardFacts, GpuInstanceProfile, Links
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.registration.devices import NO_SHARING, allowed_profiles, model_of, registrable

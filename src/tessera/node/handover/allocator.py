@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from tessera.core.grants import Span
+from tessera.core.model.grants import Span
 from tessera.kube.errors import KubeError
 from tessera.node.handover.allocation_state import (
     Allocation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tessera.core.grants import Span
+from tessera.core.model.grants import Span
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tessera.core.grants import Span
+from tessera.core.model.grants import Span
 from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, VISIBLE

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tessera.core.grants import Span
+from tessera.core.model.grants import Span
 from tessera.host.atomic_file import replace_file
 from tessera.node.handover.assignments import Assignment, ContainerKey
 from tessera.services.failpoints import Failpoint, failpoint

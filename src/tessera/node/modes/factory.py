@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.host.cards import Hardware, MigInstance
 from tessera.host.writable_dirs import WritableDirs
 from tessera.node.fleet import Fleet

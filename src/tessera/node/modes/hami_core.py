@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.host.writable_dirs import (
     CACHE_SUFFIX,
     UnsafePath,

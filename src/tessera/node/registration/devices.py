@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.core.devices import MIG, Device, MigProfile
+from tessera.core.model.devices import MIG, Device, MigProfile
 from tessera.host.cards import CardFacts, GpuInstanceProfile
 from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
 from tessera.node.fleet import CardState, Fleet

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import structlog
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.host.cards import MAX_NVLINKS, CardError, InventoryError, Links, TopologyLevel
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from tessera.core.requests import Constraint, PodRequest, Request, Role
+from tessera.core.model.requests import Constraint, PodRequest, Request, Role
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.nvidia import Nvidia

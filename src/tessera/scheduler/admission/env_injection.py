@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
+from tessera.core.model.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers, with_env, written_variables
 from tessera.scheduler.admission.reserved_annotations import listed
 from tessera.scheduler.settings import Settings

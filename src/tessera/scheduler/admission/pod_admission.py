@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.advice import capacity, mode_advice
-from tessera.core.ledger import Ledger
-from tessera.core.quota import excess_text
-from tessera.core.requests import PodRequest
+from tessera.core.fit.quota import excess_text
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.advice import capacity, mode_advice
 from tessera.scheduler.admission.claim_conversion import NotConverted, convert
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
 from tessera.scheduler.admission.env_injection import with_slice_env

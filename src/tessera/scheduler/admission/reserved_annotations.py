@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tessera.core.card_rules import SETTINGS
+from tessera.core.fit.card_rules import SETTINGS
 from tessera.vendors.base import Vendor
 from tessera.wire import keys
 from tessera.wire.objects import Metadata

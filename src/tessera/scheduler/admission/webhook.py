@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.kube.errors import KubeError
 from tessera.scheduler.admission.claim_lookup import ClaimLookup
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.node_info import Card, NodeInfo
-from tessera.core.requests import Role
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import Role
 from tessera.services.exposition import Series, escaped
 from tessera.vendors.amd import Amd
 from tessera.wire.mig import MigAllocation

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.engine_view import ClaimUsers
 from tessera.scheduler.metrics import card_series
 from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples

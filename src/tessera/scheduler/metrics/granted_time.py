@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import islice
 
-from tessera.core.device_rules import Rules
-from tessera.core.devices import Device
-from tessera.core.grants import Use
-from tessera.core.holdings import Holding
-from tessera.core.ledger import Ledger
+from tessera.core.fit.device_rules import Rules
+from tessera.core.ledger.holdings import Holding
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Use
 from tessera.services.exposition import Series, escaped
 from tessera.services.gpu_time import CardKey, GpuTime, Sample
 from tessera.wire.objects import Workload

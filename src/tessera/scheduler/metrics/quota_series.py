@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from tessera.core.device_rules import Rules
-from tessera.core.grants import Use
-from tessera.core.quota import QuotaBook, QuotaFacts
+from tessera.core.fit.device_rules import Rules
+from tessera.core.fit.quota import QuotaBook, QuotaFacts
+from tessera.core.model.grants import Use
 from tessera.scheduler.metrics.card_series import ZONE
 from tessera.services.exposition import Series, escaped
 

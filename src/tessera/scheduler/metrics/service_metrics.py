@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import structlog
 
 from tessera import __version__
-from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
-from tessera.core.misfits import Reason
-from tessera.core.selection import Refused
+from tessera.core.ledger.audit import BROKEN, OVERCOMMITTED, AuditFinding
+from tessera.core.model.misfits import Reason
+from tessera.core.search.selection import Refused
 from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.services.exposition import Family, Found, Registry, counter, gauge, info, number

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tessera.core import card_checks
-from tessera.core.card_checks import Fitting
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device, NodeFacts
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.node_info import Card, NodeInfo
-from tessera.core.requests import Constraint, PodRequest, Request
+from tessera.core.fit import card_checks
+from tessera.core.fit.card_checks import Fitting
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device, NodeFacts
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import Constraint, PodRequest, Request
 from tessera.vendors.annotation_values import Choice
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor

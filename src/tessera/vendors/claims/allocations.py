@@ -13,10 +13,10 @@ from fractions import Fraction
 from itertools import zip_longest
 from math import ceil
 
-from tessera.core.devices import MigSlot
-from tessera.core.grants import Grant, Grants, Span
-from tessera.core.holdings import PodFacts
-from tessera.core.requests import WHOLE_CARD_CORES, Role
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.devices import MigSlot
+from tessera.core.model.grants import Grant, Grants, Span
+from tessera.core.model.requests import WHOLE_CARD_CORES, Role
 from tessera.vendors.claims.asks import BadClaim, ClaimAsk
 from tessera.vendors.claims.pools import MIB, PoolDevices, full_name
 from tessera.vendors.nvidia import Nvidia

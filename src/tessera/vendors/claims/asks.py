@@ -13,9 +13,9 @@ from fractions import Fraction
 from itertools import product
 from math import ceil, prod
 
-from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
-from tessera.core.grants import Grants
-from tessera.core.requests import (
+from tessera.core.model.devices import HAMI_CORE, MIG, MPS, WHOLE
+from tessera.core.model.grants import Grants
+from tessera.core.model.requests import (
     CLAIM_SEPARATOR,
     WHOLE_CARD_CORES,
     AttributeMatch,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tessera.core.devices import NOTHING, Attribute, Device, MigPlacement, MigSlot, Published
-from tessera.core.grants import Grant
+from tessera.core.model.devices import NOTHING, Attribute, Device, MigPlacement, MigSlot, Published
+from tessera.core.model.grants import Grant
 from tessera.wire import resource_api
 from tessera.wire.cel.selectors import OWN_ATTRIBUTES
 from tessera.wire.quantity import Whole, read

@@ -5,11 +5,11 @@ A node only reports how many whole cards it has; a whole card is never shared. P
 
 from __future__ import annotations
 
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grants
-from tessera.core.misfits import Misfit
-from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grants
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import WHOLE_CARD_CORES, Request
 from tessera.vendors.base import AnnotationKeys, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.parts.capacity import numbered_cards

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tessera.core.card_checks import verdict
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grants
-from tessera.core.misfits import Misfit, Reason
+from tessera.core.fit.card_checks import verdict
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grants
+from tessera.core.model.misfits import Misfit, Reason
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import ContainerDraft, PodDraft
 from tessera.vendors.parts.card_choice import Judge, all_as, judge_all, pays_together

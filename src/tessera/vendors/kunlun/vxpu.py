@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.core import card_checks
-from tessera.core.device_rules import Ask, Rules
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.fit import card_checks
+from tessera.core.fit.device_rules import Ask, Rules
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.base import AnnotationKeys, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.kunlun.layout import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import Card, NodeInfo
-from tessera.core.requests import PodRequest, Request
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import PodRequest, Request
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.kunlun import layout

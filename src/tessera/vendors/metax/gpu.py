@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import msgspec
 
-from tessera.core import card_checks
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grants
-from tessera.core.misfits import Misfit
-from tessera.core.node_info import NodeInfo
+from tessera.core.fit import card_checks
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grants
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import NodeInfo
+from tessera.core.model.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.policies import node_policy
-from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.vendors.base import AnnotationKeys, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.parts.capacity import numbered_cards

@@ -17,15 +17,15 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from tessera.core import card_checks
-from tessera.core.card_checks import Fitting, Offer
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.node_info import Card, NodeInfo
+from tessera.core.fit import card_checks
+from tessera.core.fit.card_checks import Fitting, Offer
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.requests import WHOLE_CARD_CORES, Constraint, PodRequest
 from tessera.core.policies import node_policy
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest
 from tessera.vendors.annotation_values import Choice, switch
 from tessera.vendors.base import Amount, AnnotationKeys, Bound, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources

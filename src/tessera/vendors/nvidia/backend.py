@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tessera.core.devices import HAMI_CORE, MIG, MPS, Device
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request, names_word
+from tessera.core.model.devices import HAMI_CORE, MIG, MPS, Device
+from tessera.core.model.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request, names_word
 from tessera.vendors.annotation_values import Choice
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources

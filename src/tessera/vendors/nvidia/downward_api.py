@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tessera.core.devices import MIG
-from tessera.core.grants import Grants
-from tessera.core.requests import Constraint
+from tessera.core.model.devices import MIG
+from tessera.core.model.grants import Grants
+from tessera.core.model.requests import Constraint
 from tessera.vendors.downward_api import POD_UID, ProtectedVariables
 from tessera.wire import keys
 

@@ -12,8 +12,8 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
-from tessera.core.requests import Constraint, PodRequest, names_word
+from tessera.core.model.devices import HAMI_CORE, MIG, MPS, WHOLE
+from tessera.core.model.requests import Constraint, PodRequest, names_word
 from tessera.vendors.drafts import BadPod
 
 MODES = (HAMI_CORE, MIG, MPS, WHOLE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.vendors.base import NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, amount
 from tessera.wire.integers import INT32_MAX

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tessera.core import card_checks
-from tessera.core.card_checks import Fitting, Offer
-from tessera.core.device_rules import Ask, QuotaRoom, Rules
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.node_info import Card
+from tessera.core.fit import card_checks
+from tessera.core.fit.card_checks import Fitting, Offer
+from tessera.core.fit.device_rules import Ask, QuotaRoom, Rules
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card
 
 Judge = Callable[[Card], Offer]
 

@@ -6,7 +6,7 @@ defaults (missing counts, whole cards) are not applied here.
 
 from __future__ import annotations
 
-from tessera.core.requests import Request
+from tessera.core.model.requests import Request
 from tessera.vendors.drafts import BadRequest, Resources
 
 MAX_MIB_OF_A_CARD = 2**24

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import card_checks
-from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
-from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit
-from tessera.core.node_info import Card
-from tessera.core.requests import Request
+from tessera.core.fit import card_checks
+from tessera.core.fit.device_rules import Ask
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.misfits import CardMisfit, Misfit
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import Request
 from tessera.vendors.base import NodeProblem, Section, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.parts.card_choice import first_fit

@@ -6,7 +6,7 @@ so that units bound time. What is charged depends on the expression and the devi
 
 from __future__ import annotations
 
-from tessera.core.published_cards import CARD_COST
+from tessera.core.model.published_cards import CARD_COST
 
 MAX_COST = CARD_COST
 """of all selectors of one request on one device: what people write takes 100 to 3000, which is a long pattern"""

@@ -13,8 +13,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from tessera.core.devices import Attribute, Published
-from tessera.core.requests import FilterAnswer
+from tessera.core.model.devices import Attribute, Published
+from tessera.core.model.requests import FilterAnswer
 from tessera.wire.cel.compiler import Domains, Scope, compile_text
 from tessera.wire.cel.costs import ATTRIBUTE, DEVICE, MAX_COST, READ_TEXT, Meter, TooCostly
 from tessera.wire.cel.syntax import Unsupported

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
-from tessera.core.devices import HAMI_CORE, Device
+from tessera.core.model.devices import HAMI_CORE, Device
 from tessera.inspect.description import SLOTS, DescribedCards, make_devices
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import STRATEGIC_PATCH, KubeClient

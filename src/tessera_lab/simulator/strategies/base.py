@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tessera.core import card_checks
-from tessera.core.arrays import Ints
-from tessera.core.fit import make_ask
-from tessera.core.grants import Placement
-from tessera.core.node_info import Card
+from tessera.core.fit import card_checks
+from tessera.core.fit.fit import make_ask
+from tessera.core.model.arrays import Ints
+from tessera.core.model.grants import Placement
+from tessera.core.model.node_info import Card
 from tessera_lab.simulator.cluster import NVIDIA, SimulatedCluster, make_request
 from tessera_lab.simulator.traces import Trace, TraceRequest
 

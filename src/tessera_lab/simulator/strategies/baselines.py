@@ -10,8 +10,8 @@ from random import Random
 
 import numpy as np
 
-from tessera.core.arrays import Ints
-from tessera.core.grants import Placement
+from tessera.core.model.arrays import Ints
+from tessera.core.model.grants import Placement
 from tessera_lab.simulator.cluster import SimulatedCluster
 from tessera_lab.simulator.strategies.base import (
     MAX_SCORE,

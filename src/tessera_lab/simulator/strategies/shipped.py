@@ -12,12 +12,12 @@ from random import Random
 import numpy as np
 
 from tessera.core import policies
-from tessera.core.arrays import Ints
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.demand_history import DemandHistory
-from tessera.core.grants import Placement
+from tessera.core.model.arrays import Ints
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import HostRequest, PodRequest
 from tessera.core.policies.base import Ranking
-from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.policies.demand_history import DemandHistory
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
 from tessera_lab.simulator.strategies.base import MAX_SCORE, Floats, Strategy
 from tessera_lab.simulator.traces import TraceRequest

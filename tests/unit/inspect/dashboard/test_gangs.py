@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tessera.core.holders import held_gang, owner_of
+from tessera.core.ledger.holders import held_gang, owner_of
 from tessera.inspect.dashboard import live_state
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource, RecordedSource

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tessera.core.steps import finish
+from tessera.core.search import finish
 from tessera.inspect import cluster as inspected
 from tessera.inspect import simulation
 from tessera.inspect.cluster import node_traits

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tessera.core.ledger import Ledger
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.dashboard import journal as page_journal
 from tessera.inspect.dashboard.journal import RunningJournal
 from tessera.scheduler.journal import Journal

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import Device
+from tessera.core.model.devices import Device
 from tessera.kube.resources import NODES
 from tessera.vendors.base import Switches
 from tessera.vendors.node_reader import node_facts

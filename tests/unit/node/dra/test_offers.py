@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardFacts, Links
 from tessera.host.simulated.models import MODELS
 from tessera.node.dra.offers import Offer, Surrounding, architecture, nvlink_groups, offers, semantic, slice_contents

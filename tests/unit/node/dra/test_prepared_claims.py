@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.node.dra import prepared_claims
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
 from tessera.node.handover.assignments import Holding, ObjectKey

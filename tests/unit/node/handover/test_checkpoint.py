@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.grants import Span
-from tessera.core.requests import Role
+from tessera.core.model.grants import Span
+from tessera.core.model.requests import Role
 from tessera.node.handover import checkpoint as checkpoint_module
 from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.checkpoint import FILE, MAX_RECORDS, Checkpoint, Record

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.writable_dirs import ids_dir_name
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment

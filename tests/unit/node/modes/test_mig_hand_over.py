@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.call_thread import CallTimeout
 from tessera.host.cards import CardError, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import Fleet

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused

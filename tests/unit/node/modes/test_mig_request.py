@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardFacts
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.instances import profile_for

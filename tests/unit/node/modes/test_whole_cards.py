@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.modes.device_lists import DeviceLists

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.devices import MigPlacement
+from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import MIB, CardFacts, GpuInstanceProfile
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.registration.devices import registrable, registration_text

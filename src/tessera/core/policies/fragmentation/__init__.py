@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.core.arrays import CardArrays, Ints
-from tessera.core.demand_forecast import PRIOR
-from tessera.core.devices import MIG, Device
-from tessera.core.mig import PlaceLoss, bits
-from tessera.core.node_info import Card
+from tessera.core.model.arrays import CardArrays, Ints
+from tessera.core.model.demand_forecast import PRIOR
+from tessera.core.model.devices import MIG, Device
+from tessera.core.model.mig import PlaceLoss, bits
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.policies.base import Floats, Policy, Ranking, by_score
 from tessera.core.policies.fragmentation.array_growth import growth_by_column
 from tessera.core.policies.fragmentation.growth import DIGITS, MISSING, NodeGrowth, steps
 from tessera.core.policies.fragmentation.waste import mig_waste, waste_rows
-from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
 NAME = "fragmentation"
 

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
-from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast
+from tessera.core.model.arrays import UNKNOWN, Bools, CardArrays, Ints
+from tessera.core.model.demand_forecast import GRAIN, PRIOR, DemandForecast
+from tessera.core.model.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.policies.base import Floats
 from tessera.core.policies.fragmentation.growth import DIGITS, EMPTY, GROUP, MISSING, UNSERVED
 from tessera.core.policies.fragmentation.waste import SCARCE, waste_table
-from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
-from tessera.core.scarcity import group_places
+from tessera.core.policies.scarcity import group_places
 
 Steps = tuple[Floats, Floats]
 """free memory and cores in `GRAIN` steps of the card: whole numbers"""

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
-from tessera.core.demand_forecast import GRAIN, PRIOR, DemandGroup
-from tessera.core.devices import MIG
+from tessera.core.model.arrays import UNKNOWN, Bools, CardArrays, Ints
+from tessera.core.model.demand_forecast import GRAIN, PRIOR, DemandGroup
+from tessera.core.model.devices import MIG
+from tessera.core.model.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.policies.base import Floats
 from tessera.core.policies.fragmentation.waste import SCARCE, MigWaste, mig_waste, waste_rows
-from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
 UNSERVED = 0.2
 """loss for one idle card that the host cannot serve; the weights were set once, `bench.weights` tries others"""

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandSlice
-from tessera.core.devices import Device, MigProfile
-from tessera.core.mig import MAX_SLICES, bits, by_size
+from tessera.core.model.demand_forecast import GRAIN, DemandForecast, DemandSlice
+from tessera.core.model.devices import Device, MigProfile
+from tessera.core.model.mig import MAX_SLICES, bits, by_size
 from tessera.core.policies.base import Floats
 
 SCARCE = 0.2

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import structlog
 
-from tessera.core.devices import MigSlot
+from tessera.core.model.devices import MigSlot
 from tessera.host.cards import CardError, CardFacts, GpuInstanceProfile, InventoryError, MigHardware, MigInstance
 from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
 from tessera.kube.backoff import Backoff

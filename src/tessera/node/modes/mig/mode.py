@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import structlog
 
-from tessera.core.devices import MIG
+from tessera.core.model.devices import MIG
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError, MigHardware, MigInstance
 from tessera.node.fleet import Fleet

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.atomic_file import replace_file
 from tessera.host.cards import MigInstance
 from tessera.node.handover.assignments import ObjectKey

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.host.cards import CardFacts
 from tessera.node.handover.assignments import Assignment
 from tessera.wire.quotes import quoted

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import structlog
 
-from tessera.core.devices import MPS
+from tessera.core.model.devices import MPS
 from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import CardFacts, ComputeModes, InventoryError
 from tessera.kube.backoff import Backoff

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from tessera.core.holders import GrantState
-from tessera.core.holdings import PodFacts
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holdings import PodFacts
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, PodCycles
 from tessera.vendors.claims import BadClaim, ClaimAsk, PoolDevices, claim_facts, read_claim
 from tessera.wire import keys

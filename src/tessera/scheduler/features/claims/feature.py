@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tessera.core.devices import NodeFacts
-from tessera.core.grants import Placement
-from tessera.core.misfits import Reason, node_misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused
+from tessera.core.model.devices import NodeFacts
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Reason, node_misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.selection import Refused
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, owner_uid
 from tessera.scheduler.features.claims.informers import ClaimInformer, ClassInformer
 from tessera.scheduler.features.claims.pools import ClaimPools

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from tessera.core.devices import NodeFacts
+from tessera.core.model.devices import NodeFacts
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.vendors.claims import PoolDevices, pool_devices, with_published
 from tessera.wire.resource_api import DRIVER, ResourceSlice

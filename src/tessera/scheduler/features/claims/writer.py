@@ -22,8 +22,8 @@ from typing import Any
 
 import structlog
 
-from tessera.core.grants import Grants, Placement
-from tessera.core.holdings import PodFacts
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.grants import Grants, Placement
 from tessera.kube.errors import ApiError, KubeError, Unreachable, is_gone, is_not_found
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, WriteState
 from tessera.scheduler.features.claims.reader import MAX_CONSUMERS

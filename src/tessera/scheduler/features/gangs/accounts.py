@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tessera.core.devices import Device
-from tessera.core.holdings import Holding
+from tessera.core.ledger.holdings import Holding
+from tessera.core.model.devices import Device
 
 FULL_S = 300.0
 """for which a full account pays for all cards of the cluster: as much as a turn of ten minutes costs in which cards

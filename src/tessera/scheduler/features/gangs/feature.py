@@ -21,12 +21,12 @@ from itertools import islice
 
 import structlog
 
-from tessera.core.gang_trial import Placed
-from tessera.core.grants import Placement
-from tessera.core.holders import Holder, HolderKind, owner_of
-from tessera.core.misfits import Misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import CandidateNames, Refused
+from tessera.core.ledger.holders import Holder, HolderKind, owner_of
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.gang_trial import Placed
+from tessera.core.search.selection import CandidateNames, Refused
 from tessera.kube.errors import KubeError
 from tessera.scheduler.features.gangs.accounts import HoldAccounts
 from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState

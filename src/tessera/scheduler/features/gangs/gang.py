@@ -48,10 +48,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from tessera.core.gang_trial import Placed
-from tessera.core.misfits import Misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.gang_trial import Placed
+from tessera.core.search.selection import Candidates
 from tessera.wire.pod_groups import PodGroup
 
 

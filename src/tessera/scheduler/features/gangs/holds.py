@@ -19,17 +19,16 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from tessera.core.gang_trial import Domains, GangMember, Placed, card_choices
-from tessera.core.gangs import GangMisfit, GangPlan, GangPlanning
-from tessera.core.grants import Placement
-from tessera.core.holders import GrantState, Holder, HolderKind, owner_of
-from tessera.core.ledger import facts_of
-from tessera.core.matching import find_path
-from tessera.core.preemption import Demand
-from tessera.core.relocation import take_moved
-from tessera.core.requests import PodRequest
-from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
-from tessera.core.steps import finish
+from tessera.core.ledger.holders import GrantState, Holder, HolderKind, owner_of
+from tessera.core.ledger.ledger import facts_of
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
+from tessera.core.search import finish
+from tessera.core.search.gang_trial import Domains, GangMember, Placed, card_choices, find_path
+from tessera.core.search.gangs import GangMisfit, GangPlan, GangPlanning
+from tessera.core.search.preemption import Demand
+from tessera.core.search.relocation import take_moved
+from tessera.core.search.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
 from tessera.scheduler.features.gangs.accounts import HoldAccounts, cards_taken
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.scheduler.pod_cycle import CycleState, PodCycles

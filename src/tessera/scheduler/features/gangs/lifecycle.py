@@ -25,11 +25,11 @@ from datetime import datetime
 
 import structlog
 
-from tessera.core.gang_trial import Placed
-from tessera.core.gangs import GangMisfit, GangPlan
-from tessera.core.misfits import Misfit, Reason, node_misfit
-from tessera.core.selection import CandidateNames, Unfinished
-from tessera.core.steps import finish
+from tessera.core.model.misfits import Misfit, Reason, node_misfit
+from tessera.core.search import finish
+from tessera.core.search.gang_trial import Placed
+from tessera.core.search.gangs import GangMisfit, GangPlan
+from tessera.core.search.selection import CandidateNames, Unfinished
 from tessera.kube.backoff import Backoff
 from tessera.scheduler.features.gangs.gang import Alone, ClaimBarrier, Gang, GangState, Member, MemberState, Plan
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds, Planning, Unpaid

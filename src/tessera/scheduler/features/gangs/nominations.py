@@ -14,15 +14,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
-from tessera.core.audit import overcommitments
-from tessera.core.grants import Placement
-from tessera.core.holders import GrantState
-from tessera.core.holdings import PodFacts
-from tessera.core.ledger import facts_of
-from tessera.core.preemption import VictimSet
-from tessera.core.relocation import cards_of
-from tessera.core.requests import PodRequest
-from tessera.core.victims import PodTraits
+from tessera.core.ledger.audit import overcommitments
+from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.ledger import facts_of
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.preemption import VictimSet
+from tessera.core.search.relocation import cards_of
+from tessera.core.search.victims import PodTraits
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle

@@ -11,8 +11,8 @@ members are nominated (`nominations`).
 
 from __future__ import annotations
 
-from tessera.core.preemption import Demand, VictimSet
-from tessera.core.requests import PodRequest
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.preemption import Demand, VictimSet
 from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import GangHolds
 from tessera.scheduler.features.gangs.nominations import GangNominations

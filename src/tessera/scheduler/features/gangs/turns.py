@@ -24,14 +24,14 @@ from datetime import datetime
 
 import structlog
 
-from tessera.core.empty_cluster import EmptyCluster
-from tessera.core.evaluation import work_per_card
-from tessera.core.gang_trial import GangMember, Placed
-from tessera.core.grants import Placement
-from tessera.core.holders import Holder
-from tessera.core.misfits import Misfit, Reason, node_misfit
-from tessera.core.requests import PodRequest
-from tessera.core.selection import CandidateNames
+from tessera.core.ledger.holders import Holder
+from tessera.core.model.grants import Placement
+from tessera.core.model.misfits import Misfit, Reason, node_misfit
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.evaluation import work_per_card
+from tessera.core.search.gang_trial import GangMember, Placed
+from tessera.core.search.gangs import EmptyCluster
+from tessera.core.search.selection import CandidateNames
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Outlook
 from tessera.scheduler.features.gangs.holds import GangHolds
 from tessera.scheduler.pod_cycle import PodCycles

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-from tessera.core.holders import Holder, HolderKind
-from tessera.core.relocation import take_moved
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused
+from tessera.core.ledger.holders import Holder, HolderKind
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.relocation import take_moved
+from tessera.core.search.selection import Refused
 from tessera.scheduler.features.moves.plan_run import PlanRun, asked_move
 from tessera.scheduler.features.moves.rounds import Rounds
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work

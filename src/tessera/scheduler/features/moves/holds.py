@@ -13,14 +13,14 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tessera.core.audit import overcommitments
-from tessera.core.devices import MigPlacement, MigSlot
-from tessera.core.grants import Grant, Span
-from tessera.core.holders import GrantState, move_hold_uid
-from tessera.core.holdings import PodFacts, holdings
-from tessera.core.ledger import Ledger
-from tessera.core.relocation import cards_of
-from tessera.core.requests import Role
+from tessera.core.ledger.audit import overcommitments
+from tessera.core.ledger.holders import GrantState, move_hold_uid
+from tessera.core.ledger.holdings import PodFacts, holdings
+from tessera.core.ledger.ledger import Ledger
+from tessera.core.model.devices import MigPlacement, MigSlot
+from tessera.core.model.grants import Grant, Span
+from tessera.core.model.requests import Role
+from tessera.core.search.relocation import cards_of
 from tessera.wire.moves import HeldCard, MovePlace
 
 ELSEWHERE = "the cards are not free any more"

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from tessera.core.holders import move_hold_uid
-from tessera.core.holdings import PodFacts
-from tessera.core.relocation import Move, cards_of
-from tessera.core.requests import PodRequest
-from tessera.core.victims import PodTraits
+from tessera.core.ledger.holders import move_hold_uid
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.relocation import Move, cards_of
+from tessera.core.search.victims import PodTraits
 from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.errors import KubeError
 from tessera.kube.eviction import RETRY_S, EvictionAnswer, EvictionResult, evict_pod

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from tessera.core.defragmentation import plan_room
-from tessera.core.holdings import PodFacts
-from tessera.core.move_planner import DefragmentationPlan, Goal
-from tessera.core.relocation import NO_HOST, MovablePod
-from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Selector
+from tessera.core.ledger.holdings import PodFacts
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.defragmentation import copy_in_steps, plan_room
+from tessera.core.search.move_planner import DefragmentationPlan, Goal
+from tessera.core.search.relocation import NO_HOST, MovablePod
+from tessera.core.search.selection import Candidates, Selector
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS
 from tessera.scheduler.features.moves.eviction_budget import EvictionBudget
@@ -273,7 +273,7 @@ class Rounds:
 
     async def _search(self, demand: Sequence[Demand], left: int) -> tuple[Demand, DefragmentationPlan] | None:
         tried: set[Hashable] = set()
-        ledger = await finish_in_slices(self._ledger.copy_in_steps(), seconds=SLICE_S)
+        ledger = await finish_in_slices(copy_in_steps(self._ledger), seconds=SLICE_S)
         selector = Selector(ledger)
         movable = await self._movable(selector)
         book = self._pipeline.evictor.book

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any
 
-from tessera.core.misfits import Misfit
-from tessera.core.requests import PodRequest
+from tessera.core.model.misfits import Misfit
+from tessera.core.model.requests import PodRequest
 from tessera.scheduler.features.preemption.preempt_verb import PreemptVerb
 from tessera.scheduler.features.preemption.preemptor import PodPreemptors
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tessera.core.node_victims import NodeSearch, Scratch
-from tessera.core.requests import PodRequest
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.node_victims import NodeSearch, Scratch
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.preemption_loop import finish_in_slices

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from tessera.core.grants import Placement
-from tessera.core.holders import Holder, HolderKind
-from tessera.core.ledger import facts_of
-from tessera.core.preemption import Demand, VictimSet
-from tessera.core.requests import PodRequest
+from tessera.core.ledger.holders import Holder, HolderKind
+from tessera.core.ledger.ledger import facts_of
+from tessera.core.model.grants import Placement
+from tessera.core.model.requests import PodRequest
+from tessera.core.search.preemption import Demand, VictimSet
 from tessera.scheduler.framework import Pipeline
 from tessera.scheduler.observer import PreemptionEvent
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
