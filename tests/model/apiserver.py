@@ -24,6 +24,7 @@ from tessera.wire.keys import FENCE, NOMINATED
 from tessera.wire.objects import Metadata, Node, OwnerReference, Pod, PodStatus, ResourceQuota
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
 from tessera.wire.resource_api import ResourceClaim, ResourceSlice
+from tests.model import virtual_time
 from tests.model.faults import LATEST_EFFECT, Faults
 from tests.model.tables import Table
 from tests.support.fake_cluster import with_status
@@ -154,7 +155,7 @@ class SimulatedApiserver:
     def land(self, call: Call) -> None:
         """A call takes effect, unless it was lost on its way."""
         loop = asyncio.get_running_loop()
-        if loop.time() < call.held_until:
+        if virtual_time.now() < call.held_until:
             loop.call_at(call.held_until, self.land, call)
             return
         self.in_flight.remove(call)
@@ -203,18 +204,18 @@ class Client(KubeApi):
 
     @property
     def is_paused(self) -> bool:
-        return asyncio.get_running_loop().time() < self.resume_at
+        return virtual_time.now() < self.resume_at
 
     def crash(self) -> None:
         """The process is gone: each write that it had sent is lost, or still arrives, perhaps much later."""
-        rng, now = self.api.rng, asyncio.get_running_loop().time()
+        rng, now = self.api.rng, virtual_time.now()
         for call in self._in_flight:
             call.dropped = call.dropped or rng.random() < 0.5
             call.held_until = now + rng.choice((0.0, rng.uniform(0.0, LATEST_EFFECT)))
 
     def pause(self, seconds: float) -> None:
         """Some of its calls had got no further than the process itself."""
-        self.resume_at = asyncio.get_running_loop().time() + seconds
+        self.resume_at = virtual_time.now() + seconds
         for call in self._in_flight:
             if self.api.rng.random() < 0.8:
                 call.held_until = self.resume_at + self.api.rng.uniform(0.0, 3.0)
@@ -273,7 +274,7 @@ class Client(KubeApi):
             api.on_bound(api.put_pod(bound))
 
         api.writes += 1
-        api.first_sent.setdefault(uid, asyncio.get_running_loop().time())
+        api.first_sent.setdefault(uid, virtual_time.now())
         await self._call(effect, binds=True)
 
     async def annotate_pod(
@@ -372,7 +373,7 @@ class Client(KubeApi):
         await self._resumed()
         api, loop = self.api, asyncio.get_running_loop()
         api.calls += 1
-        plan = api.faults.plan(faults, now=loop.time(), reads=reads)
+        plan = api.faults.plan(faults, now=virtual_time.now(), reads=reads)
         if not plan.works or (reads and plan.error is not None):
             assert plan.error is not None
             await asyncio.sleep(plan.before)
@@ -395,7 +396,7 @@ class Client(KubeApi):
 
     async def _resumed(self) -> None:
         while self.is_paused:
-            await asyncio.sleep(self.resume_at - asyncio.get_running_loop().time())
+            await asyncio.sleep(self.resume_at - virtual_time.now())
 
 
 def _annotated(found: Any, annotations: Annotations, labels: Annotations | None = None) -> Any:

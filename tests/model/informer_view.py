@@ -5,7 +5,6 @@ Whether a plugin is alive is decided here by a rule of its own, from the words o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import PodReader, claim_parts
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.resource_api import ResourceClaim, ResourceSlice
+from tests.model import virtual_time
 from tests.model.machines import HANDSHAKE, XPU_HANDSHAKE, XPU_REGISTER
 from tests.model.shapes import GPU, XPU
 from tests.support.builders import REGISTER
@@ -143,7 +143,7 @@ class InformerView:
             return provided is None or int(provided) != 0
         if not said.startswith(ASKED):
             return True
-        time, key = asyncio.get_running_loop().time(), (node.name, vendor)
+        time, key = virtual_time.now(), (node.name, vendor)
         if self._asked.get(key, ("", 0.0))[0] != said:
             age = self._now() - datetime.fromisoformat(said.removeprefix(ASKED)).replace(tzinfo=UTC).timestamp()
             self._asked[key] = said, time + ANSWER_S - max(age, 0.0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tessera.wire.objects import Node, Pod
+from tests.model import virtual_time
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.machines import STOCK
 from tests.model.process import Process
@@ -66,7 +67,7 @@ class KubeScheduler:
         self.nodes = Informer(api.nodes, _Nodes(self))
 
     def time(self) -> float:
-        return asyncio.get_running_loop().time()
+        return virtual_time.now()
 
     # -- what the caches say
 

@@ -60,7 +60,7 @@ class Process:
             journal=JournalSettings(memory_bytes=JOURNAL_BYTES),
             gang_starving_s=0.0,
             dra=reads_claims,
-            defrag=DefragSettings(enabled=moves_pods, interval_s=20.0, patience_s=10.0, step_timeout_s=60.0),
+            defrag=DefragSettings(enabled=moves_pods, interval_s=60.0, patience_s=10.0, step_timeout_s=60.0),
         )
         self.journal = CheckedJournal(settings, now=now, identity=name)
         self._replayed = 0

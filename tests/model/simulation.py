@@ -15,7 +15,7 @@ from typing import Any
 
 from tessera.wire.objects import Pod
 from tessera.wire.resource_api import DRIVER, ResourceClaim
-from tests.model import device_usage, machines, shapes
+from tests.model import device_usage, machines, shapes, virtual_time
 from tests.model.adversary import Adversary
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
@@ -109,7 +109,7 @@ class Simulation:
         self._pause = 0.0
 
     def time(self) -> float:
-        return asyncio.get_running_loop().time()
+        return virtual_time.now()
 
     def now(self) -> float:
         return START + self.time()

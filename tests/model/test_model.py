@@ -9,14 +9,16 @@ again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import structlog
 
+from tessera.scheduler.preemption_loop import finish_in_slices
 from tests.model.profiles import PROFILES
 from tests.model.simulation import Simulation
 from tests.model.virtual_time import run
@@ -51,6 +53,33 @@ def test_whatever_happens_nothing_is_over_allocated_or_left_behind(name: str) ->
         seed += 1
     must_go_beside = name == "preemption" and steps >= TELLING_STEPS
     assert went_beside or not must_go_beside, "no pod went in beside claimed devices"
+
+
+def test_searches_pause_at_the_same_steps_in_each_life() -> None:
+    """Real time would pause them somewhere else each time, and a fault could not be lived again."""
+
+    async def pauses() -> list[int]:
+        done, found = 0, list[int]()
+
+        def search() -> Generator[None, None, None]:
+            nonlocal done
+            while done < 100:
+                done += 1
+                yield
+
+        async def look() -> None:
+            while done < 100:
+                found.append(done)
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(look())
+        await finish_in_slices(search(), seconds=0.002)
+        await beside
+        return found
+
+    first, second = run(pauses()), run(pauses())
+    assert first == second
+    assert len(first) > 5
 
 
 def live(name: str, seed: int, steps: int) -> Simulation:

@@ -11,7 +11,6 @@ waits (`Feature.preemptors`), how a nomination is made, and what becomes of it. 
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple, TypeVar
@@ -241,7 +240,8 @@ class PreemptionLoop:
 
 async def finish_in_slices(steps: Generator[None, None, T], *, seconds: float = 0.0) -> T:
     """The result of work that may pause, with other work after each step, or after so many seconds of steps."""
-    began = time.perf_counter()
+    time = asyncio.get_running_loop().time
+    began = time()
     try:
         while True:
             try:
@@ -249,8 +249,8 @@ async def finish_in_slices(steps: Generator[None, None, T], *, seconds: float = 
             except StopIteration as end:
                 found: T = end.value
                 return found
-            if time.perf_counter() - began >= seconds:
+            if time() - began >= seconds:
                 await asyncio.sleep(0)
-                began = time.perf_counter()
+                began = time()
     finally:
         steps.close()
