@@ -26,7 +26,7 @@ TURNS = 2000
 HEAD_OF_ALL = re.compile(
     rb"HTTP/1\.1 (\d+) [A-Za-z ]+\r\nContent-Type: ([^\r]+)\r\nContent-Length: (\d+)\r\n"
     rb"Date: [A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT\r\n"
-    rb"(Connection: close\r\n|Connection: keep-alive\r\n)?(Allow: [A-Z, ]+\r\n)?\r\n"
+    rb"(Connection: close\r\n)?(Allow: [A-Z, ]+\r\n)?\r\n"
 )
 """every header that is ever sent"""
 

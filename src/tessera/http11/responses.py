@@ -34,8 +34,7 @@ class IncomingRequest(NamedTuple):
     handle: Handler | Response
     request: Request = Request()
     keeps_connection: bool = False
-    confirms_keep_alive: bool = False
-    """HTTP/1.0 asks for it, and expects a header that confirms it"""
+    """never with HTTP/1.0"""
     is_head: bool = False
     is_chunkable: bool = True
     """HTTP/1.0 does not know chunks"""
@@ -49,10 +48,6 @@ def body_too_large(most: int) -> Response:
 def response_head(incoming: IncomingRequest, response: Response, *, keeps: bool, second: int, headers: bytes) -> bytes:
     """`keeps` the connection; `second` since the epoch; `headers` are further lines."""
     extra = b"" if keeps else b"Connection: close\r\n"
-    if keeps and incoming.confirms_keep_alive:
-        extra = b"Connection: keep-alive\r\n"
-    if response.allow:
-        extra += b"Allow: %s\r\n" % response.allow.encode()
     if response.pieces is None:
         length = b"Content-Length: %d\r\n" % len(response.body)
     else:

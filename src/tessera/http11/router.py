@@ -29,8 +29,6 @@ class Response(NamedTuple):
     status: int
     body: bytes = b""
     content_type: str = TEXT
-    allow: str = ""
-    """the methods that the path has; only with status 405"""
     pieces: AsyncGenerator[bytes, None] | None = None
     """a body that is made while it is sent, in place of `body`"""
     headers: bytes = b""
@@ -80,5 +78,5 @@ class Router:
         methods = sorted(known.decode() for known, at in self._routes if at == path)
         if not methods:
             return NOT_FOUND
-        allow = ", ".join(methods)
-        return self._routes.get((method, path)) or Response(405, f"use {allow}\n".encode(), allow=allow)
+        allow = ", ".join(methods).encode()
+        return self._routes.get((method, path)) or Response(405, b"use %b\n" % allow, headers=b"Allow: %b\r\n" % allow)

@@ -14,7 +14,7 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, cast
@@ -47,8 +47,6 @@ log = structlog.get_logger(__name__)
 MAX_REQUESTS_AHEAD = 32
 """that may wait on one connection; Go's clients send none ahead"""
 
-USUAL_HEADERS = frozenset({b"Host", b"User-Agent", b"Content-Length", b"Content-Type", b"Accept-Encoding"})
-"""what kube-scheduler sends; only if there are others are names converted to lower case"""
 KEEP_ALIVE_S = 100.0
 """above the 90 s after which Go's clients close idle connections, so that they do it, not the server"""
 HEAD_S = 10.0
@@ -105,13 +103,14 @@ class ServerConnection(HttpConnection):
         self.held_bytes = 0
         self._state = state
         self._loop = asyncio.get_running_loop()
-        self._handled: IncomingRequest | None = None
+        self._handled: asyncio.Task[bool] | None = None
+        """responds to a request, and returns whether the connection is kept"""
         self._is_limited = True
         self._refusal: Response | None = None
         self._socket: socket.socket | None = None
         """waits for its TLS handshake"""
         self._handshake: asyncio.Task[None] | None = None
-        self._sending: asyncio.Task[None] | None = None
+        self._is_sending = False
         """a response in pieces"""
         self._is_waiting = self._has_turn = False
         """for its share of the event loop's time"""
@@ -183,9 +182,9 @@ class ServerConnection(HttpConnection):
         for share in state.shares:
             share.discard(self)
         self._wake()
-        if self._sending is not None:
+        if self._is_sending and self._handled is not None:
             # What makes the pieces may wait for a long time, and would find out only then.
-            self._sending.cancel()
+            self._handled.cancel()
         state.check_drained()
 
     def data_received(self, data: bytes) -> None:
@@ -334,42 +333,48 @@ class ServerConnection(HttpConnection):
             result = handle if isinstance(handle, Response) else handle(incoming.request)
         except Exception as error:
             result = _log_failure(incoming, error)
-        if isinstance(result, Response):
-            self._respond(incoming, result)
+        if isinstance(result, Response) and result.pieces is None:
+            keeps = self._write(incoming, result)
+            self._finish(incoming, keeps=keeps)
             return
         # The task ends even if the client goes away.
-        self._handled = incoming
-        task = self._loop.create_task(result)
-        self._state.tasks.add(task)
-        task.add_done_callback(self._on_handled)
+        self._handled = self._loop.create_task(self._respond(incoming, result))
+        self._state.tasks.add(self._handled)
+        self._handled.add_done_callback(partial(self._on_responded, incoming))
 
-    def _on_handled(self, task: asyncio.Task[Response]) -> None:
-        incoming, self._handled = self._handled, None
-        assert incoming is not None
+    async def _respond(self, incoming: IncomingRequest, result: Response | Coroutine[Any, Any, Response]) -> bool:
+        """Whether the connection is kept."""
+        try:
+            response = result if isinstance(result, Response) else await result
+        except Exception as error:
+            response = _log_failure(incoming, error)
+        keeps = self._write(incoming, response)
+        if response.pieces is not None and not incoming.is_head:
+            self._is_sending = True
+            await self._send_pieces(response.pieces, is_chunked=incoming.is_chunkable)
+        return keeps
+
+    def _on_responded(self, incoming: IncomingRequest, task: asyncio.Task[bool]) -> None:
+        self._handled, self._is_sending = None, False
         self._state.tasks.discard(task)
-        if task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log_failure(incoming, error)
+        if task.cancelled() or error is not None:
+            # The client notices that the response is not complete.
             self.abort()
         else:
-            error = task.exception()
-            self._respond(incoming, task.result() if error is None else _log_failure(incoming, error))
+            self._finish(incoming, keeps=task.result())
             self._proceed()
         self._state.check_drained()
 
-    def _respond(self, incoming: IncomingRequest, response: Response) -> None:
-        if self._transport.is_closing():
-            return
-        is_chunked = response.pieces is not None and incoming.is_chunkable
-        keeps = incoming.keeps_connection and self._state.keeps_connections and (response.pieces is None or is_chunked)
-        headers = self._state.headers
-        head = response_head(incoming, response, keeps=keeps, second=int(time.time()), headers=headers)
-        self._transport.write(head if incoming.is_head else head + response.body)
-        if response.pieces is not None and not incoming.is_head:
-            self._handled = incoming
-            task = self._sending = self._loop.create_task(self._send_pieces(response.pieces, is_chunked=is_chunked))
-            self._state.tasks.add(task)
-            task.add_done_callback(partial(self._on_pieces_sent, keeps=keeps))
-        else:
-            self._finish(incoming, keeps=keeps)
+    def _write(self, incoming: IncomingRequest, response: Response) -> bool:
+        """The head, and the body if it is there already. Returns whether the connection is kept afterwards."""
+        keeps = incoming.keeps_connection and self._state.keeps_connections
+        if not self._transport.is_closing():
+            head = response_head(incoming, response, keeps=keeps, second=int(time.time()), headers=self._state.headers)
+            self._transport.write(head if incoming.is_head else head + response.body)
+        return keeps
 
     async def _send_pieces(self, pieces: AsyncGenerator[bytes, None], *, is_chunked: bool) -> None:
         """Send a body while it is made; made no faster than the client reads, and than the peer's share allows."""
@@ -394,22 +399,9 @@ class ServerConnection(HttpConnection):
         if is_chunked:
             self._transport.write(b"0\r\n\r\n")
 
-    def _on_pieces_sent(self, task: asyncio.Task[None], *, keeps: bool) -> None:
-        incoming, self._handled, self._sending = self._handled, None, None
-        assert incoming is not None
-        self._state.tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log_failure(incoming, error)
-        if task.cancelled() or error is not None:
-            # The client notices that the response is not complete.
-            self.abort()
-        elif not self._transport.is_closing():
-            self._finish(incoming, keeps=keeps)
-            self._proceed()
-        self._state.check_drained()
-
     def _finish(self, incoming: IncomingRequest, *, keeps: bool) -> None:
+        if self._transport.is_closing():
+            return
         is_last = self._state.is_stopping and not self.requests and not self.is_reading
         if is_last or not keeps:
             # A response in pieces may have promised to keep the connection before the listener began to stop.
@@ -457,11 +449,7 @@ class ServerConnection(HttpConnection):
         self._stalled_bytes = 0
         self._has_head = True
         self._deadline = self._loop.time() + BODY_S
-        parser, headers = self._parser, self._header_fields
-        if not headers.keys() <= USUAL_HEADERS:
-            # In the spelling of `USUAL_HEADERS`.
-            headers = {name.title(): value for name, value in headers.items()}
-        self._confirms_keep_alive = b"Connection" in headers
+        parser, headers = self._parser, {name.title(): value for name, value in self._header_fields.items()}
         self._content_type = headers.get(b"Content-Type", b"")
         self._target = self._url[0] if len(self._url) == 1 else b"".join(self._url)
         self._method = parser.get_method()
@@ -475,7 +463,7 @@ class ServerConnection(HttpConnection):
         else:
             self._route_handler = found.handle
             if found.reads_headers:
-                self._kept_headers = {name.title(): value for name, value in headers.items()}
+                self._kept_headers = headers
             if found.max_body_bytes is not None:
                 self._max_body_bytes = found.max_body_bytes
         if parser.should_upgrade():
@@ -514,8 +502,7 @@ class ServerConnection(HttpConnection):
             IncomingRequest(
                 self._route_handler,
                 Request(self._target, body, self._content_type, self._kept_headers),
-                keeps_connection=parser.should_keep_alive(),
-                confirms_keep_alive=self._confirms_keep_alive,
+                keeps_connection=parser.should_keep_alive() and parser.get_http_version() != "1.0",
                 is_head=self._method == b"HEAD",
                 is_chunkable=parser.get_http_version() != "1.0",
             )

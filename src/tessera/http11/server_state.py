@@ -62,7 +62,7 @@ class ServerState:
         self.shares = (self.small, self.large, self.pieces)
         self.refusals = RefusalLog()
         self.connections: set[ServerConnection] = set()
-        self.tasks: set[asyncio.Task[Response] | asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[bool]] = set()
         self.keeps_connections = True
         """false before a planned end: every response then ends its connection, and clients turn to another server"""
         self.is_stopping = False
