@@ -16,7 +16,7 @@ import uvloop
 from aiohttp import web
 
 from bench.measurement import HOST
-from tessera.http11.responses import MAX_BODY_BYTES
+from tessera.http11.request_reader import MAX_BODY_BYTES
 from tessera.scheduler.http_api import JSON
 from tessera.wire.extender import decode_filter_args, decode_node_names, encode_filter_result
 

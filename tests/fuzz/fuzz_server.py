@@ -11,9 +11,9 @@ import atheris
 import structlog
 
 with atheris.instrument_imports(include=["tessera.http11"]):
+    from tessera.http11.limits import Guard, ServerState
     from tessera.http11.router import Response, Route, Router
     from tessera.http11.server import ServerConnection
-    from tessera.http11.server_state import Guard, ServerState
     from tessera.services.common_settings import ListenerLimits
     from tests.fuzz.transport import PipeTransport, pieces
 

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 import trustme
 
-from tessera.http11.responses import MAX_BODY_BYTES
+from tessera.http11.request_reader import MAX_BODY_BYTES
 from tessera.http11.server import KEEP_ALIVE_S
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings

@@ -1,4 +1,5 @@
-"""What the peers of one listener may use: connections, memory for bodies, and time of the event loop.
+"""What the connections of one listener share: what its peers may use (connections, memory for bodies, time of the event
+loop), and the end of all of them.
 
 A peer is an address. It cannot keep the others from being served: when something is used up, the peer that uses most
 of it gives way. Peers that the listener's guard admits (they may call filter and bind) are not limited here. The
@@ -8,9 +9,17 @@ caller passes no time: deadlines are in `server`.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import ssl
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
+
+from tessera.http11.router import Response, Router
+
+if TYPE_CHECKING:
+    from tessera.http11.server import ServerConnection
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +50,14 @@ TIMER_S = 0.001
 """the resolution of uvloop's timers"""
 
 LOG_EVERY_S = 60.0
+EXPIRED_PER_TURN = 16
+"""ending a connection with TLS takes some 50 µs"""
+
+ACCEPT_COST = 1e-4
+"""seconds of the event loop for a connection, before the first call that could measure them"""
+
+Guard = Callable[[asyncio.BaseTransport], Response | None]
+"""asked once per connection: what its guarded routes are refused with, if they are"""
 
 
 class ConnectionLimits(Protocol):
@@ -257,3 +274,66 @@ class RefusalLog:
             self._logged_at = now
             log.warning("requests refused", counts=self._counts, last_peer=peer)
             self._counts = {}
+
+
+class ServerState:
+    """What the connections of one listener share. Without a guard every route is open and every peer is limited."""
+
+    def __init__(
+        self,
+        router: Router,
+        limits: ConnectionLimits,
+        *,
+        guard: Guard | None = None,
+        tls: ssl.SSLContext | None = None,
+        headers: bytes = b"",
+        iteration: LoopIteration | None = None,
+    ) -> None:
+        """`headers` are lines of the head of every response. `iteration` is that of all listeners of a process."""
+        self.router = router
+        self.headers = headers
+        self.guard = guard
+        self.tls = tls
+        self.timer = time.thread_time
+        """measures what requests cost, in processor time: a clock would count other programs too"""
+        self.peers = PeerTable(limits)
+        iteration = iteration or LoopIteration()
+        self.small = LoopShare(SMALL_SHARE, iteration, SMALL_BURST_S)
+        self.large = LoopShare(LARGE_SHARE, iteration)
+        self.pieces = LoopShare(PIECES_SHARE, iteration)
+        self.shares = (self.small, self.large, self.pieces)
+        self.refusals = RefusalLog()
+        self.connections: set[ServerConnection] = set()
+        self.tasks: set[asyncio.Task[bool]] = set()
+        self.keeps_connections = True
+        """false before a planned end: every response then ends its connection, and clients turn to another server"""
+        self.is_stopping = False
+        self.is_drained = asyncio.Event()
+        """set when the listener stops and no connection and no task is left"""
+
+    def admit(self, transport: asyncio.BaseTransport) -> str | None:
+        """The address of a limited peer, or None if it may not have a connection more."""
+        peername = transport.get_extra_info("peername")
+        peer = str(peername[0]) if peername else ""
+        if self.is_stopping:
+            return None
+        problem = self.peers.make_room(peer)
+        if problem:
+            self.refusals.note(problem, peer)
+            return None
+        self.small.charge(peer, ACCEPT_COST)
+        return peer
+
+    def check_drained(self) -> None:
+        if self.is_stopping and not self.connections and not self.tasks:
+            self.is_drained.set()
+
+    async def expire(self) -> None:
+        """End the connections that are past their deadline, a few in each turn of the loop."""
+        for number, connection in enumerate(tuple(self.connections)):
+            if connection in self.connections:
+                connection.expire()
+            if number % EXPIRED_PER_TURN == 0:
+                await asyncio.sleep(0)
+        for share in self.shares:
+            share.forget_paid()

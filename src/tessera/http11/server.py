@@ -3,9 +3,8 @@
     idle --first byte--> reading --complete--> handling --response written--> idle
       any --refused, asked to close, too slow--> ending --flushed, or too slow--> gone
 
-A refusal is the last request of a connection: nothing after it is looked at. A body that no handler will see is
-counted, not kept. Reading pauses while requests wait, and while the peer waits for its share of the event loop's time
-(`limits`). Requests have no timers: the listener calls `expire` on all connections every few seconds.
+Reading pauses while requests wait, and while the peer waits for its share of the event loop's time (`limits`). Requests
+have no timers: the listener calls `expire` on all connections every few seconds.
 """
 
 from __future__ import annotations
@@ -13,46 +12,31 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, cast
 
-import httptools
 import structlog
 
-from tessera.http11.connection import HttpConnection
-from tessera.http11.limits import LARGE_BODY_BYTES, LoopShare
-from tessera.http11.responses import (
+from tessera.http11.limits import LARGE_BODY_BYTES, LoopShare, ServerState
+from tessera.http11.request_reader import (
+    BODY_S,
     CONTINUE,
+    HEAD_S,
     HEAD_TOO_LARGE,
     INTERNAL_ERROR,
-    MAX_BODY_BYTES,
-    MAX_HEAD_BYTES,
     MAX_HEADERS,
-    NO_UPGRADE,
-    NOT_HTTP,
-    OVERLOADED,
-    TOO_MANY_AHEAD,
     IncomingRequest,
-    body_too_large,
+    RequestReader,
     response_head,
 )
-from tessera.http11.router import NO_HEADERS, Handler, Request, Response, Route
-from tessera.http11.server_state import ServerState
+from tessera.http11.router import Response
 
 log = structlog.get_logger(__name__)
 
-MAX_REQUESTS_AHEAD = 32
-"""that may wait on one connection; Go's clients send none ahead"""
-
 KEEP_ALIVE_S = 100.0
 """above the 90 s after which Go's clients close idle connections, so that they do it, not the server"""
-HEAD_S = 10.0
-"""for a TLS handshake, and for a head to be complete after its first byte"""
-BODY_S = 30.0
-"""for a body to be complete: the longest time that an apiserver and a kube-scheduler give a call"""
 WRITE_S = 30.0
 """for a client to read some of a response that fills the socket"""
 LINGER_S = 10.0
@@ -63,10 +47,6 @@ RECEIVE_BYTES = 16 * 2**10
 
 HANDSHAKE_COST, READ_COST, BYTE_COST = 5e-4, 5e-5, 1e-9
 """seconds of the event loop that are spent before this module is called, and so cannot be measured by it"""
-
-
-class _Refused(Exception):
-    """Stops the parser."""
 
 
 class TlsGate(asyncio.Protocol):
@@ -85,28 +65,13 @@ class TlsGate(asyncio.Protocol):
         cast("asyncio.Transport", transport).abort()
 
 
-class ServerConnection(HttpConnection):
+class ServerConnection(RequestReader):
     """Called by its transport, its parser, its listener and `limits`."""
 
-    max_stalled_bytes = MAX_HEAD_BYTES
-    _parser: httptools.HttpRequestParser
-
     def __init__(self, state: ServerState) -> None:
-        super().__init__()
-        self.requests: deque[IncomingRequest] = deque()
-        """parsed and waiting"""
-        self.is_reading = False
-        """a request has begun and is not complete"""
-        self.expects_continue = False
-        """the client waits for permission to send its body"""
-        self.peer = ""
-        self.held_bytes = 0
-        self._state = state
-        self._loop = asyncio.get_running_loop()
+        super().__init__(state, seconds=KEEP_ALIVE_S)
         self._handled: asyncio.Task[bool] | None = None
         """responds to a request, and returns whether the connection is kept"""
-        self._is_limited = True
-        self._refusal: Response | None = None
         self._socket: socket.socket | None = None
         """waits for its TLS handshake"""
         self._handshake: asyncio.Task[None] | None = None
@@ -117,14 +82,7 @@ class ServerConnection(HttpConnection):
         self._progress: asyncio.Future[None] | None = None
         """what a response in pieces waits for"""
         self._is_writable = True
-        self._deadline = self._loop.time() + KEEP_ALIVE_S
         self._write_deadline = float("inf")
-        self._is_large = False
-        self._body: list[bytes] = []
-        """in pieces: a buffer that grows would leave holes of megabytes in the heap"""
-        self._url: list[bytes] = []
-        self.on_url = self._url.append
-        self._parser = httptools.HttpRequestParser(self)
 
     @property
     def is_busy(self) -> bool:
@@ -427,99 +385,6 @@ class ServerConnection(HttpConnection):
         else:
             # TLS has its own closing handshake, and takes what still comes meanwhile.
             self._transport.close()
-
-    # -- called by the parser
-
-    def on_malformed(self, problem: str) -> None:
-        self._refuse(NOT_HTTP)
-
-    def on_stalled(self) -> None:
-        self._refuse(HEAD_TOO_LARGE)
-
-    def on_message_begin(self) -> None:
-        self.is_reading = True
-        self._deadline = self._loop.time() + HEAD_S
-        self._has_head = self._is_large = False
-        self._url.clear()
-        self._header_fields.clear()
-        self._body = []
-        self._body_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        self._stalled_bytes = 0
-        self._has_head = True
-        self._deadline = self._loop.time() + BODY_S
-        parser, headers = self._parser, {name.title(): value for name, value in self._header_fields.items()}
-        self._content_type = headers.get(b"Content-Type", b"")
-        self._target = self._url[0] if len(self._url) == 1 else b"".join(self._url)
-        self._method = parser.get_method()
-        found = self._state.router.find(self._method, self._target)
-        self._route_handler: Handler | Response
-        self._kept_headers, self._max_body_bytes = NO_HEADERS, MAX_BODY_BYTES
-        if not isinstance(found, Route):
-            self._route_handler = found
-        elif found.guarded and self._refusal is not None:
-            self._route_handler = self._refusal
-        else:
-            self._route_handler = found.handle
-            if found.reads_headers:
-                self._kept_headers = headers
-            if found.max_body_bytes is not None:
-                self._max_body_bytes = found.max_body_bytes
-        if parser.should_upgrade():
-            raise self._refuse(NO_UPGRADE)
-        length = int(headers.get(b"Content-Length") or 0)
-        self._is_large = length > LARGE_BODY_BYTES
-        if length > self._max_body_bytes:
-            raise self._refuse(body_too_large(self._max_body_bytes))
-        if headers.get(b"Expect", b"").lower() == b"100-continue" and parser.get_http_version() == "1.1":
-            if isinstance(self._route_handler, Response):
-                raise self._refuse(self._route_handler)
-            self.expects_continue = True
-
-    def on_body(self, piece: bytes) -> None:
-        self._stalled_bytes = 0
-        self._body_bytes += len(piece)
-        if self._body_bytes > self._max_body_bytes:
-            raise self._refuse(body_too_large(self._max_body_bytes))
-        if isinstance(self._route_handler, Response):
-            return
-        if self._is_limited:
-            self._is_large = self._is_large or self._body_bytes > LARGE_BODY_BYTES
-            if not self._state.peers.hold(self, len(piece)):
-                raise self._refuse(OVERLOADED)
-        self._body.append(piece)
-
-    def on_message_complete(self) -> None:
-        self._stalled_bytes = 0
-        self.is_reading = self.expects_continue = False
-        if len(self.requests) == MAX_REQUESTS_AHEAD:
-            raise self._refuse(TOO_MANY_AHEAD)
-        parser = self._parser
-        # Most bodies come in one piece, which is not copied.
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self.requests.append(
-            IncomingRequest(
-                self._route_handler,
-                Request(self._target, body, self._content_type, self._kept_headers),
-                keeps_connection=parser.should_keep_alive() and parser.get_http_version() != "1.0",
-                is_head=self._method == b"HEAD",
-                is_chunkable=parser.get_http_version() != "1.0",
-            )
-        )
-        self._body = []
-
-    def _refuse(self, response: Response) -> _Refused:
-        self._state.refusals.note(response.body.decode().strip(), self.peer)
-        self._stop_parsing()
-        self.requests.append(IncomingRequest(response, is_complete=False))
-        return _Refused()
-
-    def _stop_parsing(self) -> None:
-        self.is_over, self.is_reading, self.expects_continue = True, False, False
-        if self._body:
-            self._state.peers.release(self, sum(map(len, self._body)))
-            self._body = []
 
 
 def _log_failure(incoming: IncomingRequest, error: BaseException) -> Response:

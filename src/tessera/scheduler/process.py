@@ -17,9 +17,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import structlog
 import uvloop
 
-from tessera.http11.limits import LoopIteration
+from tessera.http11.limits import Guard, LoopIteration
 from tessera.http11.router import Route
-from tessera.http11.server_state import Guard
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError

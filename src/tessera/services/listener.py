@@ -18,10 +18,9 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
-from tessera.http11.limits import LoopIteration
+from tessera.http11.limits import Guard, LoopIteration, ServerState
 from tessera.http11.router import Request, Response, Route, Router
 from tessera.http11.server import ServerConnection, TlsGate
-from tessera.http11.server_state import Guard, ServerState
 from tessera.services import exposition
 from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits

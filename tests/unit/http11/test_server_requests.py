@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.http11.responses import (
+from tessera.http11.limits import ServerState
+from tessera.http11.request_reader import (
     BODY_TOO_LARGE,
     CONTINUE,
     HEAD_TOO_LARGE,
@@ -24,7 +25,6 @@ from tessera.http11.responses import (
 )
 from tessera.http11.router import Response, Route, Router
 from tessera.http11.server import ServerConnection
-from tessera.http11.server_state import ServerState
 from tessera.services.common_settings import ListenerLimits
 
 FORBIDDEN = Response(403, b"not you\n")

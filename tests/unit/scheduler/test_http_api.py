@@ -12,9 +12,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from tessera.http11.responses import MAX_BODY_BYTES
+from tessera.http11.limits import Guard
+from tessera.http11.request_reader import MAX_BODY_BYTES
 from tessera.http11.router import Request, Response
-from tessera.http11.server_state import Guard
 from tessera.scheduler.http_api import (
     Answer,
     Refuse,

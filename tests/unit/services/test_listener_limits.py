@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 
 from tessera.http11.limits import LARGE_BODY_BYTES, MAX_BUFFERED_BYTES
-from tessera.http11.responses import MAX_BODY_BYTES
-from tessera.http11.server import BODY_S, HEAD_S, KEEP_ALIVE_S, LINGER_S
+from tessera.http11.request_reader import BODY_S, HEAD_S, MAX_BODY_BYTES
+from tessera.http11.server import KEEP_ALIVE_S, LINGER_S
 from tessera.services.common_settings import ListenerLimits
 from tessera.services.listener import EXPIRE_EVERY_S
 from tests.support.event_loops import in_fake_time, on_uvloop

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tessera.http11.responses import MAX_BODY_BYTES
+from tessera.http11.request_reader import MAX_BODY_BYTES
 from tessera.http11.router import Response
 from tessera.http11.server import WRITE_S
 from tessera.services.common_settings import ListenerLimits
