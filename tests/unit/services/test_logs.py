@@ -1,14 +1,25 @@
+"""Lines of structlog and of libraries, and the thread that writes them: order, a stream that takes nothing, the end."""
+
 from __future__ import annotations
 
 import io
 import json
 import logging
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 import pytest
 import structlog
 
-from tessera.services.logs import LogFormat, LogLevel, LogOptions, configure_logs, deferral
+from tessera.services import logs
+from tessera.services.logs import LogFormat, LogLevel, LogOptions, LogWriter, configure_logs, deferral
+
+TIMEOUT_S = 60.0
+Make = Callable[[TextIO], LogWriter]
 
 
 class Terminal(io.StringIO):
@@ -118,3 +129,155 @@ def test_without_a_writer_a_deferred_call_is_made_at_once() -> None:
     made: list[int] = []
     deferral()(made.append, 1)
     assert made == [1]
+
+
+# -- the thread that writes
+
+
+class BlockedStream(io.StringIO):
+    """Takes nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.reached.set()
+        assert self.released.wait(TIMEOUT_S)
+        return super().write(text)
+
+
+@pytest.fixture
+def writer_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[TextIO], LogWriter]:
+    def make(stream: TextIO) -> LogWriter:
+        writer = LogWriter(stream)
+        monkeypatch.setattr(logs, "_report_loss", lambda lines: writer.write(f"lost {lines}\n"))
+        return writer
+
+    return make
+
+
+def test_lines_and_deferred_calls_keep_their_order_and_closing_writes_all_of_them(writer_on: Make) -> None:
+    stream = io.StringIO()
+    writer = writer_on(stream)
+    for number in range(0, 3000, 2):
+        writer.write(f"{number}\n")
+        writer.defer(lambda text: writer.write(f"{text}\n"), number + 1)
+    writer.close()
+    writer.write("3000\n")
+    writer.defer(writer.write, "3001\n")
+    assert stream.getvalue().split() == [str(number) for number in range(3002)]
+
+
+def test_a_pipe_that_does_not_block_gets_whole_lines() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    line = "x" * 999 + "\n"
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "w") as stream:
+        writer = LogWriter(stream)
+        for _ in range(500):  # More than a pipe holds.
+            writer.write(line)
+        assert reader.read(500_000) == line.encode() * 500
+        writer.close()
+
+
+def test_a_deferred_call_sees_the_time_at_which_it_was_deferred(writer_on: Make) -> None:
+    stream = BlockedStream()
+    writer = writer_on(stream)
+    seen: list[int] = []
+    writer.write("first\n")
+    assert stream.reached.wait(TIMEOUT_S)
+    writer.defer(lambda: seen.append(writer.now()))
+    later = writer.now()
+    stream.released.set()
+    writer.close()
+    assert len(seen) == 1
+    assert seen[0] <= later
+
+
+def test_a_stream_that_takes_nothing_blocks_no_caller_and_the_lost_lines_are_counted(
+    writer_on: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_LINES", 3)
+    stream = BlockedStream()
+    writer = writer_on(stream)
+    writer.write("first\n")
+    assert stream.reached.wait(TIMEOUT_S)
+    for number in range(10):
+        writer.write(f"{number}\n")
+    stream.released.set()
+    writer.close()
+    assert stream.getvalue().splitlines() == ["first", "0", "1", "2", "lost 7"]
+
+
+def test_lines_of_a_write_that_fails_are_counted(writer_on: Make) -> None:
+    class FullOnce(io.StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                self.is_full = False
+                raise OSError("no space")
+            return super().write(text)
+
+    stream = FullOnce()
+    writer = writer_on(stream)
+    writer.write("gone\n")
+    writer.close()
+    assert stream.getvalue() == "lost 1\n"
+
+
+def test_a_deferred_call_that_fails_loses_its_own_line_only(writer_on: Make) -> None:
+    stream = io.StringIO()
+    writer = writer_on(stream)
+    writer.defer(lambda: 1 / 0)
+    writer.write("kept\n")
+    writer.close()
+    assert stream.getvalue() == "kept\nlost 1\n"
+
+
+PROCESS = """
+import os, sys
+from contextlib import closing
+from tessera.services import logs
+from tessera.services.logs import LogOptions, configure_logs
+import structlog
+logs.CLOSE_S = 0.05
+with closing(configure_logs(LogOptions())):
+    log = structlog.get_logger()
+    for number in range(int(sys.argv[1])):
+        log.info("line", number=number, text="x" * 1000)
+    print("went on", flush=True)
+    if sys.argv[2] == "raise":
+        raise RuntimeError("after the lines")
+"""
+
+
+def test_a_process_whose_stderr_is_not_read_goes_on_and_ends_well() -> None:
+    reading, writing = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROCESS, "500", "return"], stderr=writing, stdout=subprocess.PIPE, timeout=TIMEOUT_S
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert (done.returncode, done.stdout) == (0, b"went on\n")
+
+
+def test_the_traceback_of_a_process_that_fails_stands_behind_all_its_lines() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, "200", "raise"], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    lines = done.stderr.splitlines()
+    assert [f'"number":{number},' in line for number, line in enumerate(lines[:200])] == [True] * 200
+    assert lines[200].startswith("Traceback")
+    assert lines[-1] == "RuntimeError: after the lines"
+
+
+def test_a_line_after_the_end_that_cannot_be_written_stops_no_caller(writer_on: Make) -> None:
+    stream = io.StringIO()
+    writer = writer_on(stream)
+    writer.close()
+    stream.close()
+    writer.write("what follows must be done nevertheless\n")
