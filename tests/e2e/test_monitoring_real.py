@@ -26,7 +26,7 @@ from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.process import MonitorProcess
 from tessera.monitor.settings import MonitorSettings
 from tessera.scheduler.settings import Settings
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tessera.wire.pod_devices import decode_pod_devices
 from tessera_lab.demo import cluster as demo
 from tessera_lab.demo.story import STORY

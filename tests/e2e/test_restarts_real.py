@@ -11,7 +11,7 @@ import pytest
 
 from tessera.core.ledger.audit import audit
 from tessera.kube.resources import SECRETS
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import node_of

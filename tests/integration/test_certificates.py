@@ -23,8 +23,8 @@ from tessera.scheduler.certificates.authority import DAY, LEAF_S, facts_of, spli
 from tessera.scheduler.certificates.tls import ServingTls
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, SelfManaged, Settings, TlsFiles
-from tessera.services.addresses import Address
 from tessera.services.listener import Listener
+from tessera.services.value_types import Address
 from tessera_lab.sandbox.api.faults import Hold
 from tessera_lab.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
 from tessera_lab.sandbox.api.kinds import SECRETS as SECRET_KIND

@@ -19,8 +19,8 @@ from tessera.http11.request_reader import MAX_BODY_BYTES
 from tessera.http11.server import KEEP_ALIVE_S
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
-from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
+from tessera.services.value_types import Address
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.admission import SAMPLES

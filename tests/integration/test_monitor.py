@@ -21,7 +21,7 @@ from tessera.monitor import process as module
 from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.process import MonitorProcess
 from tessera.monitor.settings import MonitorSettings
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tessera.wire.resource_api import DRIVER
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.commands import started

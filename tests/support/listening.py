@@ -13,9 +13,9 @@ import pytest
 import trustme
 
 from tessera.http11.router import Request, Response, Route
-from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits
 from tessera.services.listener import Listener
+from tessera.services.value_types import Address
 from tests.support.scheduler_process import LOOPBACK, trusting
 
 GRACE = 5.0

@@ -12,7 +12,7 @@ from tessera.http11.router import Request, Response, Route
 from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import LoopbackAccess, PageServer
 from tessera.inspect.dashboard.source import PageSource
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 
 PORT = 4040
 HOST = f"127.0.0.1:{PORT}".encode()

@@ -10,7 +10,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.ports import free_ports
 

@@ -18,7 +18,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.scheduler.process import Process, Reload
 from tessera.scheduler.settings import Listeners, Settings, TlsFiles
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tessera_lab.sandbox.control_plane import ControlPlane
 
 Json = dict[str, Any]

@@ -33,10 +33,10 @@ from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
 from tessera.monitor.used_time import UsedTime
-from tessera.services.addresses import Address
 from tessera.services.exposition import Registry
 from tessera.services.listener import Listener, health_routes, metrics_route
 from tessera.services.process import run_until, signals
+from tessera.services.value_types import Address
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)

@@ -14,10 +14,10 @@ import structlog
 
 from tessera import __version__
 from tessera.node.fleet import Fleet
-from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits
 from tessera.services.exposition import Counter, Family, Registry, counter, gauge, info
 from tessera.services.listener import Listener, health_routes, metrics_route
+from tessera.services.value_types import Address
 
 log = structlog.get_logger(__name__)
 

@@ -29,8 +29,8 @@ from tessera.node.configuration import changes, save_last_good
 from tessera.node.inventory import choose_hardware
 from tessera.node.metrics import AgentMetrics, AgentStatus, serve
 from tessera.node.settings import Configuration
-from tessera.services.addresses import Address
 from tessera.services.process import STOPS, FileWatch, run_until, signals
+from tessera.services.value_types import Address
 from tessera.wire.errors import WireError
 
 log = structlog.get_logger(__name__)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.node.health.xids import HealthRules
-from tessera.services.addresses import Address
 from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS
 from tessera.services.settings_table import Group, Setting, nested, rows_of, setting, shared
@@ -27,6 +26,7 @@ from tessera.services.value_types import (
     FILE,
     RESOURCE,
     SWITCH,
+    Address,
     FlagKind,
     ValueType,
     choice,

@@ -40,11 +40,10 @@ from tessera.scheduler.settings import (
     TlsFiles,
 )
 from tessera.services import settings_table
-from tessera.services.addresses import Address
 from tessera.services.common_settings import PRINT_CONFIG
 from tessera.services.logs import read_log_options
 from tessera.services.settings_table import Flags, ReadFile, Sources
-from tessera.services.value_types import parse_dns_name
+from tessera.services.value_types import Address, parse_dns_name
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors, families, schemas
 from tessera.wire.device_config import dump_device_config, empty_section, load_device_config

@@ -43,9 +43,9 @@ from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
-from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
 from tessera.services.process import FileWatch, signals
+from tessera.services.value_types import Address
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tessera.services.addresses import Address
 from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits
 from tessera.services.logs import LOG_SETTINGS
 from tessera.services.settings_table import Group, Setting, nested, rows_of, setting
@@ -36,6 +35,7 @@ from tessera.services.value_types import (
     SPAN,
     SWITCH,
     TEXT,
+    Address,
     FlagKind,
     ValueType,
     choice,

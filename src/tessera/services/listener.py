@@ -22,8 +22,8 @@ from tessera.http11.limits import Guard, LoopIteration, ServerState
 from tessera.http11.router import Request, Response, Route, Router
 from tessera.http11.server import ServerConnection, TlsGate
 from tessera.services import exposition
-from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits
+from tessera.services.value_types import Address
 
 OTHER_NAME = "this machine is asked under a name that is not its own: use 127.0.0.1 or localhost"
 OTHER_ORIGIN = "a page of another origin may not ask this machine"

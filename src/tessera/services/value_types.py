@@ -14,7 +14,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tessera.services.addresses import Address
 from tessera.wire.gobool import parse_bool
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.quotes import quoted
@@ -85,6 +84,17 @@ def format_duration(seconds: float) -> str:
         f"{left}{fraction}s" if left or rest or not whole else "",
     ]
     return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and port to listen on; an empty host means all interfaces."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class FlagKind(Enum):

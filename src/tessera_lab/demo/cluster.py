@@ -29,7 +29,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.resources import DEVICE_CLASSES, MUTATING_WEBHOOKS, Resource
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings, TlsFiles
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
 from tessera.wire.keys import DRA_DRIVER

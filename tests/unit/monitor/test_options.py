@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tessera.monitor.settings import MonitorSettings, build_settings
-from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, read_log_options
 from tessera.services.settings_table import SettingsError, Sources
+from tessera.services.value_types import Address
 
 NEEDED = {"NODE_NAME": "n1", "HOOK_PATH": "/usr/local/vgpu"}
 

@@ -19,10 +19,9 @@ from tessera.node.settings import (
     InventoryKind,
     Paths,
 )
-from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
 from tessera.services.settings_table import Flags, Group, Sources, given_in
-from tessera.services.value_types import FlagKind
+from tessera.services.value_types import Address, FlagKind
 from tessera.vendors.nvidia.section import MigAllowance
 from tessera.wire.node_config import NodeSettings
 from tests.support.agent_configuration import JSON, node_json, problems, told

@@ -8,8 +8,8 @@ import socket
 from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.metrics import LISTEN_AGAIN_S, AgentMetrics, AgentStatus, serve
-from tessera.services.addresses import Address
 from tessera.services.common_settings import ListenerLimits
+from tessera.services.value_types import Address
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.logs import captured
 from tests.support.scheduler_process import calling

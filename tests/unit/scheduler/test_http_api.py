@@ -28,8 +28,8 @@ from tessera.scheduler.http_api import (
 )
 from tessera.scheduler.journal import Journal
 from tessera.scheduler.settings import Settings
-from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
+from tessera.services.value_types import Address
 from tests.support.event_loops import in_fake_time, in_real_time
 
 AT = Address("127.0.0.1", 0)

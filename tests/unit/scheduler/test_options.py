@@ -18,10 +18,9 @@ from tessera.scheduler.settings import (
     Settings,
     TlsFiles,
 )
-from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
 from tessera.services.settings_table import MAX_PROBLEMS, Flags, Group, SettingsError, Sources, given_in
-from tessera.services.value_types import FlagKind
+from tessera.services.value_types import Address, FlagKind
 from tessera.vendors.base import Switches
 from tessera.vendors.pod_reader import PolicyDefaults
 

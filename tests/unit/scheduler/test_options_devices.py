@@ -11,9 +11,8 @@ from tessera.cli.grouped import flags_of_params
 from tessera.cli.scheduler import command
 from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.settings import OVERRIDES, TABLE, Leadership, Listeners, Settings, TlsFiles
-from tessera.services.addresses import Address
 from tessera.services.settings_table import Flags, SettingsError
-from tessera.services.value_types import AMOUNT, RESOURCE, SWITCH
+from tessera.services.value_types import AMOUNT, RESOURCE, SWITCH, Address
 from tessera.vendors.ascend.templates import CHART as VNPUS
 from tessera.vendors.base import Vendor
 from tessera.vendors.nvidia.section import CHART as NVIDIA

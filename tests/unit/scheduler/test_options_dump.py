@@ -18,7 +18,7 @@ from tessera.scheduler.settings import (
     Settings,
     TlsFiles,
 )
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import dump_device_config, load_device_config
 

@@ -20,7 +20,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import ObjectRef
 from tessera.scheduler.process import Process, run
 from tessera.scheduler.settings import Listeners, Settings
-from tessera.services.addresses import Address
+from tessera.services.value_types import Address
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.logs import Logs, captured
 from tests.support.scheduler_process import EXTENDER_ONLY, LOOPBACK, until, write_authority, write_pair

@@ -3,8 +3,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
+from tessera.services.value_types import Address
 from tests.support.event_loops import in_real_time
 
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from tessera.services.addresses import Address
 from tessera.services.listener import Listener
+from tessera.services.value_types import Address
 from tests.support.event_loops import in_fake_time, on_uvloop
 from tests.support.listening import GRACE, either, get, post, serving
 from tests.support.scheduler_process import until

@@ -7,8 +7,7 @@ import pytest
 
 from tessera.scheduler.settings import DEVICE_POLICY, NODE_POLICY, NodeLockMode
 from tessera.services import value_types as types
-from tessera.services.addresses import Address
-from tessera.services.value_types import format_duration, parse_duration, parse_span
+from tessera.services.value_types import Address, format_duration, parse_duration, parse_span
 
 
 @pytest.mark.parametrize(

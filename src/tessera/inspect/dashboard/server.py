@@ -61,8 +61,8 @@ from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.access_review import CHALLENGE, AccessReview, bearer_token, error_response
 from tessera.scheduler.engine_view import ClaimUsers
-from tessera.services.addresses import Address
 from tessera.services.listener import Listener, find_foreign_page
+from tessera.services.value_types import Address
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"
