@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from contextlib import ExitStack
+from typing import Protocol
 
 import structlog
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import SharingMode
-from tessera.node.watched_value import WatchedValue
+from tessera.node.watched_value import WatchedValue, is_set_within
 
 log = structlog.get_logger(__name__)
 
@@ -88,25 +88,15 @@ class Reconciler:
     async def run(self) -> None:
         """Runs until cancelled."""
         await self._assignments.wait()
-        async with asyncio.TaskGroup() as group:
+        with ExitStack() as stack:
             for version in self._assignments.versions:
-                group.create_task(self._follow(version))
-            group.create_task(self._follow(self._fleet))
-            group.create_task(self._reconcile_repeatedly())
-
-    async def _reconcile_repeatedly(self) -> None:
-        while True:
-            self._changed.clear()
-            await self.reconcile()
-            await asyncio.sleep(GAP_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
-                    await self._changed.wait()
-
-    async def _follow(self, value: WatchedValue[Any]) -> None:
-        async with aclosing(value.changes()) as changes:
-            async for _ in changes:
-                self._changed.set()
+                stack.enter_context(version.waking(self._changed))
+            stack.enter_context(self._fleet.waking(self._changed))
+            while True:
+                self._changed.clear()
+                await self.reconcile()
+                await asyncio.sleep(GAP_S)
+                await is_set_within(self._changed, EVERY_S)
 
     async def reconcile(self) -> None:
         """Runs one round."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from tessera.node.kubelet.plugin import Plugin
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
-from tessera.node.watched_value import WatchedValue
+from tessera.node.watched_value import WatchedValue, is_set_within
 from tessera.wire.node_config import MigStrategy
 
 log = structlog.get_logger(__name__)
@@ -156,9 +156,7 @@ class InstanceWatch:
             self._changed.clear()
             await self._read(self._fleet.value)
             self._publish()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(READ_EVERY_S):
-                    await self._changed.wait()
+            await is_set_within(self._changed, READ_EVERY_S)
 
     async def _read(self, fleet: Fleet) -> None:
         found: dict[str, tuple[MigInstance, ...]] = {}

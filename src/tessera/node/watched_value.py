@@ -1,17 +1,25 @@
-"""A value that changes, with any number of listeners.
+"""A value that changes, with any number of listeners; and waiting for a change, but not forever.
 
-A listener always gets the latest value. A slow listener may miss values in between, but never the last one. Used from
-the event loop only, so nothing is locked.
+A listener always gets the latest value. A slow listener may miss values in between, but never the last one. Who follows
+several values has them set one event. Used from the event loop only, so nothing is locked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Waits for the event, at most so many seconds; whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 class WatchedValue(Generic[T]):
@@ -20,6 +28,7 @@ class WatchedValue(Generic[T]):
     def __init__(self, value: T) -> None:
         self._value = value
         self._changed = asyncio.Event()
+        self._woken: list[asyncio.Event] = []
 
     @property
     def value(self) -> T:
@@ -31,6 +40,17 @@ class WatchedValue(Generic[T]):
             # Waiting listeners hold the old event; later ones get a new one.
             self._changed.set()
             self._changed = asyncio.Event()
+            for each in self._woken:
+                each.set()
+
+    @contextmanager
+    def waking(self, event: asyncio.Event) -> Iterator[None]:
+        """Sets the event with each change from now on, while the context lasts."""
+        self._woken.append(event)
+        try:
+            yield
+        finally:
+            self._woken.remove(event)
 
     async def other_than(self, seen: T, *, within: float | None = None) -> T:
         """Waits for another value. Returns the latest one, after `within` seconds also the same."""

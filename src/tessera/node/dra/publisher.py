@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -31,7 +30,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.registration.pair_scores import AskLinks
 from tessera.node.settings import AgentSettings
-from tessera.node.watched_value import WatchedValue
+from tessera.node.watched_value import WatchedValue, is_set_within
 from tessera.wire.mig import split_legacy_uuid
 from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceDevice, SliceSpec
 
@@ -110,22 +109,16 @@ class SlicePublisher:
             field_selector=f"spec.nodeName={name},spec.driver={DRIVER}",
             on_error=self._on_error,
         )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(slices.run())
-            group.create_task(self._follow(self._fleet))
-            group.create_task(self._follow(self._pods.version))
-            group.create_task(self._publish_repeatedly())
+        with self._fleet.waking(self._changed), self._pods.version.waking(self._changed):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(slices.run())
+                group.create_task(self._publish_repeatedly())
 
     def _on_error(self, error: KubeError) -> None:
         text = str(error)
         if is_not_found(error):
             text = f"the apiserver does not serve {API_VERSION}: ResourceClaims need Kubernetes 1.34 or later"
         self._set_problem(f"ResourceSlices cannot be read: {text}")
-
-    async def _follow(self, value: WatchedValue[Any]) -> None:
-        async with aclosing(value.changes()) as changes:
-            async for _ in changes:
-                self._changed.set()
 
     async def _publish_repeatedly(self) -> None:
         while True:
@@ -134,9 +127,7 @@ class SlicePublisher:
 
     async def _pause(self, seconds: float) -> None:
         """Until something changes, at most so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+        await is_set_within(self._changed, seconds)
 
     async def _publish(self) -> None:
         """Compares and writes once. Raises KubeError."""

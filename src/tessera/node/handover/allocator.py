@@ -36,6 +36,7 @@ from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
 from tessera.node.kubelet.device_ids import preferred
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
+from tessera.node.watched_value import is_set_within
 from tessera.services.exposition import Counter, Registry
 from tessera.wire import keys
 
@@ -367,12 +368,9 @@ class SliceAllocator:
             raise AllocationRefused(f"the lock of node {self._pods.node} cannot be read: {error}") from error
 
     async def _synced(self) -> None:
-        try:
-            async with asyncio.timeout(SYNC_S):
-                await self._pods.ready.wait()
-        except TimeoutError:
+        if not await is_set_within(self._pods.ready, SYNC_S):
             self._count(Result.REFUSED)
-            raise AllocationRefused(f"the pods of node {self._pods.node} are not known yet") from None
+            raise AllocationRefused(f"the pods of node {self._pods.node} are not known yet")
 
     def _match(
         self,

@@ -12,7 +12,6 @@ back-off until the API takes it or the pod is gone.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.handover.pod_cache import Owner, PodCache
+from tessera.node.watched_value import is_set_within
 from tessera.wire import keys
 from tessera.wire.pod_devices import encode_pod_devices
 
@@ -78,9 +78,7 @@ class StatusWriter:
 
     async def flush(self, deadline: float) -> int:
         """Wait until everything is written, no longer than so many seconds; the number of pods that are left."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(deadline):
-                await self._idle.wait()
+        await is_set_within(self._idle, deadline)
         return len(self._busy)
 
     async def run(self) -> None:

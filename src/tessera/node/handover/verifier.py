@@ -18,6 +18,7 @@ from tessera.node.handover.allocation_state import Allocation, AllocationState, 
 from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.status_writer import StatusWriter
+from tessera.node.watched_value import is_set_within
 from tessera.services.exposition import Counter, Registry
 from tessera.wire import keys
 
@@ -72,20 +73,20 @@ class Verifier:
         """whether kubelet has been asked at all"""
         self._is_silent = False
         self._nudged = asyncio.Event()
-        self._seen = -1
-        """version of the pods that were looked at"""
+        """also set by every change of a pod"""
 
     def nudge(self) -> None:
         self._nudged.set()
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self._news()
-            await asyncio.sleep(GATHER_S)
-            self._nudged.clear()
-            self._seen = self._pods.version.value
-            await self.verify()
+        self.nudge()
+        with self._pods.version.waking(self._nudged):
+            while True:
+                await is_set_within(self._nudged, LOOK_AGAIN_S if self._state.awaits_holder else None)
+                await asyncio.sleep(GATHER_S)
+                self._nudged.clear()
+                await self.verify()
 
     async def confirm(self, undelivered: Collection[Allocation] | None = None) -> bool:
         """Ask kubelet which container holds which devices (see `AllocationState.confirm`); whether it said so."""
@@ -119,19 +120,6 @@ class Verifier:
                 log.info("handover ended late", pod=str(pod.key), phase=changes.get(keys.BIND_PHASE, ""))
                 ended += 1
         return ended
-
-    async def _news(self) -> None:
-        """Wait for an answer, a change of a pod, or the time to look again."""
-        look_again = LOOK_AGAIN_S if self._state.awaits_holder else None
-        waits = [
-            asyncio.ensure_future(self._nudged.wait()),
-            asyncio.ensure_future(self._pods.version.other_than(self._seen)),
-        ]
-        try:
-            await asyncio.wait(waits, timeout=look_again, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
 
     @property
     def can_ask(self) -> bool:

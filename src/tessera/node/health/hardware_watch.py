@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 
 import structlog
 
@@ -20,7 +19,7 @@ from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.health.roster import NOT_READ, Roster
 from tessera.node.settings import AgentSettings
-from tessera.node.watched_value import WatchedValue
+from tessera.node.watched_value import WatchedValue, is_set_within
 
 log = structlog.get_logger(__name__)
 
@@ -86,9 +85,7 @@ class HardwareWatch:
                 self._listen_again = self._roster.some_deaf
                 self._scanned.set()
             self._publish()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LATER_S if self._roster.is_well else SOON_S):
-                    await self._scan_now.wait()
+            await is_set_within(self._scan_now, LATER_S if self._roster.is_well else SOON_S)
             await asyncio.sleep(max(0.0, started + GAP_S - clock()))
 
     async def _listen_repeatedly(self) -> None:

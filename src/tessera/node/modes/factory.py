@@ -1,7 +1,7 @@
 """Builds the sharing mode that the configuration names, with the parts that it needs.
 
-MPS and MIG are imported only if they are used. With a CDI strategy, the mode also maintains CDI specs. The mode `none`
-hands over whole cards only, because nothing limits a container.
+With a CDI strategy, the mode also maintains CDI specs. The mode `none` hands over whole cards only, because nothing
+limits a container.
 
 A node whose cards are shared in different modes has one part per mode, and each container belongs to one of them. A
 container whose cards have different modes is refused: what limits it on one card does not work on the other. Parts see
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.host.cards import Hardware, MigInstance
@@ -25,13 +24,13 @@ from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.container_dirs import ContainerDirs, Held, unknown_holders
 from tessera.node.modes.device_lists import DeviceLists, DeviceSpecs
 from tessera.node.modes.hami_core import HamiCore, home_of
+from tessera.node.modes.mig.annotations import Write
+from tessera.node.modes.mig.mode import Mig
+from tessera.node.modes.mps.mode import Mps
 from tessera.node.settings import AgentSettings
 from tessera.wire.mig import split_legacy_uuid
 from tessera.wire.node_config import Mode
 from tessera.wire.quotes import quoted
-
-if TYPE_CHECKING:
-    from tessera.node.modes.mig.annotations import Write
 
 
 class WholeCards(SharingMode):
@@ -127,12 +126,8 @@ def build_mode(
 
     def build(name: Mode) -> SharingMode:
         if name == "mig":
-            from tessera.node.modes.mig.mode import Mig
-
             return Mig(settings, hardware, device_lists=lists, write=write, known=known)
         if name == "mps":
-            from tessera.node.modes.mps.mode import Mps
-
             return Mps(settings, device_lists=lists, modes=hardware)
         if name == "none":
             return WholeCards(settings, lists)

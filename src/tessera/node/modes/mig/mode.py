@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -40,6 +40,7 @@ from tessera.node.modes.mig.instances import (
 from tessera.node.modes.mig.mode_switch import ModeSwitch, shared_without_mig
 from tessera.node.modes.mig.records import MigRecords, boot_id
 from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import WatchedValue
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +87,8 @@ class Mig(SharingMode):
         self._holders = InstanceHolders(pods=None)
         self._in_progress: Counter[str] = Counter()
         """uids of pods whose instances are being created: they count as live in any case"""
-        self._reconciled = asyncio.Event()
+        self._rounds = WatchedValue(0)
+        """of reconciling that ended"""
         self._current: tuple[MigInstance, ...] = ()
 
     def current_instances(self) -> tuple[MigInstance, ...]:
@@ -136,8 +138,7 @@ class Mig(SharingMode):
 
         if not fleet.problem:
             await self._try_job("MIG instances are not reconciled", job)
-            self._reconciled.set()
-            self._reconciled = asyncio.Event()
+            self._rounds.set(self._rounds.value + 1)
         await super().reconcile(live, fleet)
 
     async def stop(self) -> None:
@@ -160,7 +161,7 @@ class Mig(SharingMode):
         """Waits briefly for a place that is about to become free. Raises AllocationRefused."""
         pauses = iter(LEAVING_S)
         while True:
-            reconciled = self._reconciled
+            rounds = self._rounds.value
             job = partial(self._create, requests, fleet=self._fleet, shared=self._shared, holders=self._holders)
             try:
                 return await self._job(job)
@@ -170,9 +171,7 @@ class Mig(SharingMode):
                     raise AllocationRefused(str(error)) from error
             except (InventoryError, CallTimeout, OSError) as error:
                 raise AllocationRefused(f"the MIG instance cannot be created: {error}") from error
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await reconciled.wait()
+            await self._rounds.other_than(rounds, within=pause)
 
     async def _respond(self, assignment: Assignment, found: FoundInstances) -> ContainerResponse:
         """Updates the CDI specs and the pod's annotation before the container gets its response."""

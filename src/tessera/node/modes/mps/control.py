@@ -29,6 +29,7 @@ from typing import NamedTuple
 from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.host.cards import CardFacts
 from tessera.node.handover.assignments import Assignment
+from tessera.node.watched_value import is_set_within
 from tessera.wire.quotes import quoted
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
@@ -113,12 +114,7 @@ class WatchedProcess:
 
     async def wait_ended(self, *, within: float) -> bool:
         """Returns whether it ends within so many seconds."""
-        try:
-            async with asyncio.timeout(within):
-                await self.ended.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await is_set_within(self.ended, within)
 
     def _on_readable(self, descriptor: int) -> None:
         # Only a child must be reaped.

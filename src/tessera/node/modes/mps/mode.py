@@ -38,6 +38,7 @@ from tessera.node.modes.mps.control import PIPES, ControlError, Limits, MpsProgr
 from tessera.node.modes.mps.daemon import CardDir, MpsDaemon, card_dirs
 from tessera.node.modes.mps.launcher import SocketLauncher
 from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import is_set_within
 from tessera.vendors.nvidia.downward_api import MPS_MEMORY_LIMIT, MPS_THREADS
 
 log = structlog.get_logger(__name__)
@@ -123,11 +124,7 @@ class MpsCard:
             self._wake.clear()
             problem = await self._take_round()
             self._publish(known, problem)
-            try:
-                async with asyncio.timeout(self._patience()):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await is_set_within(self._wake, self._patience())
 
     def close(self) -> None:
         self._daemon.close()
