@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.host.cards import CardError, CardEvent, InventoryError, MigInstance
-from tessera.host.simulated.cards import Due
-from tessera.host.simulated.description import SimulationDescription, WatchedFile, load_description
+from tessera.host.simulated.description import Due, SimulationDescription, WatchedFile, load_description
 from tessera.host.simulated.hardware import IN_USE, SimulatedHardware
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from tessera.host.async_hardware import AsyncInventory
+from tessera.host.call_thread import AsyncInventory
 from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster

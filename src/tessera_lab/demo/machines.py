@@ -25,7 +25,7 @@ import structlog
 import yaml
 
 from tessera.core.model.devices import Device
-from tessera.host.async_hardware import AsyncInventory
+from tessera.host.call_thread import AsyncInventory
 from tessera.host.cards import Hardware
 from tessera.host.simulated.hardware import simulated_hardware
 from tessera.kube.client import KubeClient

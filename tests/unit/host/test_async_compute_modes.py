@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tessera.host.async_hardware import AsyncComputeModes
+from tessera.host.call_thread import AsyncComputeModes
 from tessera.host.cards import CardError, ComputeMode, InventoryError
 from tests.support.fake_mps import A, FakeModes
 

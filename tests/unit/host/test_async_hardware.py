@@ -7,8 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from tessera.host.async_hardware import AsyncInventory
-from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.call_thread import AsyncInventory, CallThread, CallTimeout
 from tessera.host.cards import CardError, CardEvent, CardFacts, Found, InventoryError, Links, TopologyLevel
 from tessera.host.simulated.description import parse_description
 from tessera.node.health.hardware_watch import HardwareWatch

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.host.mig_profile_names import has_media_extensions, name_from_driver, profile_name
+from tessera.host.cards import has_media_extensions, name_from_driver, profile_name
 
 
 @pytest.mark.parametrize(

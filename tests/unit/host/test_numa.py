@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.host.nvml.cards import numa_node, pcie_root
+from tessera.host.nvml.hardware import numa_node, pcie_root
 
 
 def sysfs(tmp_path: Path, text: str, *, device: str = "0000:3b:00.0") -> Path:

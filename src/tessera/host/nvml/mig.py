@@ -20,8 +20,16 @@ from contextlib import suppress
 from typing import Any
 
 from tessera.core.model.devices import MigPlacement
-from tessera.host.cards import MIB, CardError, GpuInstanceProfile, MigInstance
-from tessera.host.mig_profile_names import ATTRIBUTES, has_media_extensions, name_from_driver, profile_name
+from tessera.host.cards import (
+    ATTRIBUTES,
+    MIB,
+    CardError,
+    GpuInstanceProfile,
+    MigInstance,
+    has_media_extensions,
+    name_from_driver,
+    profile_name,
+)
 from tessera.host.nvml.session import Handle, Session, text_of
 
 

@@ -1,16 +1,21 @@
-"""Simulated cards that behave like real ones.
+"""Simulated cards that behave like real ones, with the state that they keep: MIG mode, GPU instances, compute mode.
 
-Scanning, listening and changing cards may each run in a thread.
+Scanning, listening and changing cards may each run in a thread. The rules of real cards apply: an instance sits at a
+legal placement, instances do not overlap, and each profile has a maximum count. With a path, every change of the state
+is on disk before the call returns. One agent at a time may use a path.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from tessera.core.model.devices import MigPlacement
+from tessera.host.atomic_file import replace_file
 from tessera.host.cards import (
     CardError,
     CardEvent,
@@ -22,12 +27,95 @@ from tessera.host.cards import (
     MigInstance,
     UnreadableCard,
 )
-from tessera.host.simulated.cards import Script, SimulatedCard, cards_of, links_of, script_of
-from tessera.host.simulated.description import SimulationDescription, Source, WatchedFile, load_description
-from tessera.host.simulated.state import Board, Boards, with_instance, without_instance
+from tessera.host.simulated.description import (
+    Script,
+    SimulatedCard,
+    SimulationDescription,
+    Source,
+    WatchedFile,
+    cards_of,
+    links_of,
+    load_description,
+    script_of,
+)
+from tessera.host.simulated.models import simulated_uuid
+from tessera.wire.config_file import unreadable
+
+COMPUTE_INSTANCE = 0
+"""id of the one compute instance that an instance gets"""
 
 NOT_FOUND = "there is no such card"
 IN_USE = "in use by another client"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One card."""
+
+    mig: bool = False
+    mode: ComputeMode = ComputeMode.DEFAULT
+    instances: tuple[MigInstance, ...] = ()
+
+
+class Boards:
+    """All cards of a node, by uuid."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """A missing file is fine. Raises ConfigError if the file is invalid."""
+        self._path = path
+        self._boards: Mapping[str, Board] = {} if path is None else _read(path)
+
+    def board(self, uuid: str, *, mig: bool = False) -> Board:
+        """`mig` is the initial MIG mode of a card."""
+        return self._boards.get(uuid) or Board(mig=mig)
+
+    def put(self, uuid: str, board: Board) -> None:
+        """Raises CardError."""
+        boards = {**self._boards, uuid: board}
+        if self._path is not None:
+            try:
+                replace_file(self._path, msgspec.json.format(msgspec.json.encode(boards), indent=2) + b"\n")
+            except OSError as error:
+                raise CardError(uuid, f"its state cannot be kept in {self._path}: {error.strerror}") from error
+        self._boards = boards
+
+
+def with_instance(
+    board: Board, *, uuid: str, profile: GpuInstanceProfile, placement: MigPlacement
+) -> tuple[Board, MigInstance]:
+    """Returns the board with a new instance, and the instance. Raises CardError."""
+    if not board.mig:
+        raise CardError(uuid, "MIG mode is off")
+    if placement not in profile.placements:
+        raise CardError(uuid, f"{profile.name} cannot be put at {placement.start}, {placement.size} slices wide")
+    if any(placement.overlaps(each.placement) for each in board.instances):
+        raise CardError(uuid, f"no room for {profile.name} at slice {placement.start}: another instance is there")
+    if sum(each.profile_id == profile.profile_id for each in board.instances) >= profile.instances:
+        raise CardError(uuid, f"no more than {profile.instances} of {profile.name} fit")
+    taken = {each.gpu_instance for each in board.instances}
+    number = next(n for n in range(len(taken) + 1) if n not in taken)
+    mig_uuid = simulated_uuid("MIG", f"{uuid}/{number}/{COMPUTE_INSTANCE}")
+    made = MigInstance(uuid, number, profile.profile_id, placement, COMPUTE_INSTANCE, mig_uuid)
+    return replace(board, instances=(*board.instances, made)), made
+
+
+def without_instance(board: Board, gone: MigInstance) -> Board:
+    """Raises CardError if a different instance has that id now."""
+    for each in board.instances:
+        if each.gpu_instance == gone.gpu_instance:
+            if (each.profile_id, each.placement) != (gone.profile_id, gone.placement):
+                raise CardError(gone.uuid, f"GPU instance {gone.gpu_instance} is now a different one")
+            return replace(board, instances=tuple(other for other in board.instances if other != each))
+    return board
+
+
+def _read(path: Path) -> dict[str, Board]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Board])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        raise unreadable(path, str(error)) from error
 
 
 class SimulatedHardware:

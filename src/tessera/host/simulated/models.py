@@ -1,14 +1,17 @@
-"""The card models that can be simulated, with what their drivers report. Data only."""
+"""The card models that can be simulated, with what their drivers report, and the uuids of their cards. Data only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from uuid import UUID, uuid5
 
 from tessera.core.model.devices import MigPlacement
-from tessera.host.cards import GpuInstanceProfile
-from tessera.host.mig_profile_names import ATTRIBUTES, has_media_extensions, profile_name
+from tessera.host.cards import ATTRIBUTES, GpuInstanceProfile, has_media_extensions, profile_name
+
+NAMESPACE = UUID("6b0f5d0e-64a7-4b9c-8a5d-0a3f4d7c2b11")
+"""of all simulated uuids; any fixed value does"""
 
 _A100_40 = ((4864, 14), (4864, 14), (9856, 14), (9984, 28), (20096, 42), (20096, 56), (40448, 98))
 _A100_80 = ((9728, 14), (9728, 14), (19968, 14), (19968, 28), (40192, 42), (40192, 56), (80640, 98))
@@ -93,6 +96,11 @@ def _mig_model(
         )
     profiles.sort(key=lambda each: (each.slices, each.memory_mib, each.name))
     return Model(name, memory_mib, compute_capability, tuple(profiles))
+
+
+def simulated_uuid(prefix: str, what: str) -> str:
+    """Always the same for the same thing."""
+    return f"{prefix}-{uuid5(NAMESPACE, what)}"
 
 
 MODELS: Mapping[str, Model] = MappingProxyType(

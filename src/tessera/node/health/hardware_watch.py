@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from tessera.host.async_hardware import AsyncInventory
+from tessera.host.call_thread import AsyncInventory
 from tessera.host.cards import InventoryError
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet

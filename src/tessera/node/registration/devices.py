@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tessera.core.model.devices import MIG, Device, MigProfile
-from tessera.host.cards import CardFacts, GpuInstanceProfile
-from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
+from tessera.host.cards import NAMED_ALIKE_MIB, CardFacts, GpuInstanceProfile, find_profile
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import Nvidia

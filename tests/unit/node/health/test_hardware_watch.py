@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 
 import pytest
 
-from tessera.host.async_hardware import AsyncInventory
+from tessera.host.call_thread import AsyncInventory
 from tessera.host.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.fleet import Fleet
 from tessera.node.health.hardware_watch import HardwareWatch

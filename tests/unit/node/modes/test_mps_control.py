@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.host.async_hardware import AsyncComputeModes
+from tessera.host.call_thread import AsyncComputeModes
 from tessera.node.modes.mps.control import ControlError, MpsControl, MpsProgram
 from tessera.node.modes.mps.daemon import CardDir, MpsDaemon
 from tests.support.fake_mps import A, FakeModes, FakeMps, limits

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.host.async_hardware import AsyncComputeModes
+from tessera.host.call_thread import AsyncComputeModes
 from tessera.host.cards import CardError, ComputeMode
 from tessera.node.modes.mps.control import ControlError, MpsProgram, ProcessIdentity
 from tessera.node.modes.mps.daemon import CardDir, DaemonRecord, MpsDaemon

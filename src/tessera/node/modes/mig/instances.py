@@ -25,8 +25,16 @@ from typing import NamedTuple
 import structlog
 
 from tessera.core.model.devices import MigSlot
-from tessera.host.cards import CardError, CardFacts, GpuInstanceProfile, InventoryError, MigHardware, MigInstance
-from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
+from tessera.host.cards import (
+    NAMED_ALIKE_MIB,
+    CardError,
+    CardFacts,
+    GpuInstanceProfile,
+    InventoryError,
+    MigHardware,
+    MigInstance,
+    find_profile,
+)
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment, ObjectKey

@@ -26,8 +26,8 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.atomic_file import replace_file
+from tessera.host.call_thread import AsyncComputeModes
 from tessera.host.cards import ComputeMode
 from tessera.node.modes.mps.control import (
     LOGS,

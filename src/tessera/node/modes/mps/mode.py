@@ -27,7 +27,7 @@ from pathlib import Path
 import structlog
 
 from tessera.core.model.devices import MPS
-from tessera.host.async_hardware import AsyncComputeModes
+from tessera.host.call_thread import AsyncComputeModes
 from tessera.host.cards import CardFacts, ComputeModes, InventoryError
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import CardState, Fleet
