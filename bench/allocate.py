@@ -29,9 +29,8 @@ import uvloop
 
 from bench.handover_node import WAYS, Node, settings
 from bench.measurement import CALL_S, Budget, in_turns, percentile, progress, table
-from tessera.node.kubelet import channels
-from tessera.node.kubelet.device_ids import replicas
-from tessera.node.kubelet.endpoint import Endpoint
+from tessera.node.fleet import replicas
+from tessera.node.kubelet.endpoint import Endpoint, target
 from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.kubelet import device_plugin_pb2 as messages
@@ -125,7 +124,7 @@ def nothing(channel: grpc.Channel) -> Callable[[], float]:
 
 
 def measure(way: str, rounds: int) -> Figures:
-    with served(way) as socket, grpc.insecure_channel(channels.target(socket)) as channel:
+    with served(way) as socket, grpc.insecure_channel(target(socket)) as channel:
         told = settings(socket.parent, way)
         ids = [replica.id for replica in replicas(Node.FLEET, told.node)]
         acts = {"allocate": allocation(channel, ids), "empty": nothing(channel)}

@@ -24,7 +24,7 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.assignments import ObjectKey
-from tessera.node.handover.kube_api import Annotations, KubeCluster
+from tessera.node.handover.pod_cache import Annotations, KubeCluster
 from tessera.node.kubelet.service import Allocator
 from tessera.node.modes.base import ContainerResponse, HostMount
 from tessera.node.modes.factory import build_mode

@@ -7,7 +7,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["tessera.vendors", "tessera.wire", "tessera.node.handover"]):
-    from tessera.node.handover.bound_pod import read_pod
+    from tessera.node.handover.assignments import read_pod
     from tessera.vendors.base import Switches
     from tessera.vendors.downward_api import read_references
     from tessera.vendors.pod_reader import pod_request

@@ -23,7 +23,7 @@ from grpc import aio
 from tessera.kube.resources import RESOURCE_CLAIMS
 from tessera.node.dra.driver import REGISTRATION_SOCKET
 from tessera.node.dra.prepared_claims import PREFIX
-from tessera.node.kubelet import channels
+from tessera.node.kubelet.endpoint import open_channel, unary
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.kubelet import methods
 from tessera.wire.kubelet import plugin_registration_pb2 as registration
@@ -57,16 +57,16 @@ class DraKubelet:
                         self._known = found.st_ino, found.st_mtime_ns
 
     async def _register(self) -> None:
-        async with channels.open_channel(self.socket) as channel:
-            info = await channels.unary(channel, methods.GET_INFO)(registration.InfoRequest(), timeout=CALL_S)
+        async with open_channel(self.socket) as channel:
+            info = await unary(channel, methods.GET_INFO)(registration.InfoRequest(), timeout=CALL_S)
             status = registration.RegistrationStatus(plugin_registered=not self.refusal, error=self.refusal)
             # First: once it is told, the agent counts as ready.
             self.infos.append(info)
-            await channels.unary(channel, methods.NOTIFY_STATUS)(status, timeout=CALL_S)
+            await unary(channel, methods.NOTIFY_STATUS)(status, timeout=CALL_S)
 
     async def call(self, method: methods.Method[Any, Any], request: Any) -> Any:
-        async with channels.open_channel(Path(self.infos[-1].endpoint)) as channel:
-            return await channels.unary(channel, method)(request, timeout=CALL_S)
+        async with open_channel(Path(self.infos[-1].endpoint)) as channel:
+            return await unary(channel, method)(request, timeout=CALL_S)
 
 
 class ClaimNode:

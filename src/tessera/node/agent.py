@@ -22,7 +22,6 @@ from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.node.arbiter import Arbiter
-from tessera.node.cleanup import clean_up
 from tessera.node.dra.driver import Driver
 from tessera.node.dra.prepared_claims import FILE, PreparedClaims
 from tessera.node.dra.preparer import ClaimPreparer
@@ -30,15 +29,15 @@ from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.assignments import Assignment
-from tessera.node.handover.kube_api import KubeCluster
+from tessera.node.handover.pod_cache import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.kubelet.plugin import Plugin
 from tessera.node.kubelet.pod_resources import PodResourcesClient
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.factory import build_mode
-from tessera.node.modes.mig.annotations import MigAnnotations
+from tessera.node.modes.mig.mode import MigAnnotations
 from tessera.node.modes.mig.records import boot_id
-from tessera.node.reconciler import LiveAssignments, Reconciler
+from tessera.node.reconciler import LiveAssignments, Reconciler, clean_up
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
 from tessera.node.static_mig import InstanceWatch, StaticMig

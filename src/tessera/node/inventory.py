@@ -17,7 +17,7 @@ import msgspec
 from tessera.host.cards import CardFacts, Found, Hardware, InventoryError, Links, MigInstance, UnreadableCard
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.simulated.hardware import no_cards, simulated_hardware
-from tessera.node.registration.pair_scores import PairScores, pair_scores
+from tessera.node.registration.devices import PairScores, pair_scores
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.services.terminal_json import encode_json
 from tessera.wire.config_file import ConfigError

@@ -22,8 +22,7 @@ import structlog
 
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError, MigHardware, MigInstance
-from tessera.node.fleet import CardState, Fleet
-from tessera.node.kubelet.device_ids import Replica
+from tessera.node.fleet import CardState, Fleet, Replica
 from tessera.node.kubelet.plugin import Plugin
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.device_lists import DeviceLists

@@ -39,11 +39,11 @@ from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.assignments import Assignment, ObjectKey
-from tessera.node.handover.kube_api import KubeCluster
+from tessera.node.handover.pod_cache import KubeCluster
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.factory import build_mode
-from tessera.node.modes.mig.annotations import MigAnnotations
+from tessera.node.modes.mig.mode import MigAnnotations
 from tessera.node.modes.mig.records import boot_id
 from tessera.node.reconciler import LiveAssignments, Reconciler
 from tessera.node.registration.devices import registrable

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 from grpc import aio
 
-from tessera.node.kubelet import channels
+from tessera.node.kubelet.endpoint import FAULTS, answering, open_channel, target, unary
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tests.e2e.node.agent import PLUGINS
@@ -50,19 +50,19 @@ class SwappingPluginProxy:
             methods.DEVICE_PLUGIN,
             dict(
                 (
-                    channels.answering(methods.OPTIONS, self._options),
-                    channels.answering(methods.LIST_AND_WATCH, self._list_and_watch),
-                    channels.answering(methods.PREFERRED_ALLOCATION, self._prefer),
-                    channels.answering(methods.ALLOCATE, self._allocate),
+                    answering(methods.OPTIONS, self._options),
+                    answering(methods.LIST_AND_WATCH, self._list_and_watch),
+                    answering(methods.PREFERRED_ALLOCATION, self._prefer),
+                    answering(methods.ALLOCATE, self._allocate),
                 )
             ),
         )
         to_agent = grpc.method_handlers_generic_handler(
-            methods.REGISTRATION, dict([channels.answering(methods.REGISTER, self._register)])
+            methods.REGISTRATION, dict([answering(methods.REGISTER, self._register)])
         )
         servers = [aio.server(handlers=[each]) for each in (to_kubelet, to_agent)]
         for server, socket in zip(servers, (PLUGINS / SOCKET, self._folder / "kubelet.sock"), strict=True):
-            server.add_insecure_port(channels.target(socket))
+            server.add_insecure_port(target(socket))
             await server.start()
         try:
             yield self._folder
@@ -76,23 +76,23 @@ class SwappingPluginProxy:
         self, request: messages.RegisterRequest, _context: aio.ServicerContext[messages.RegisterRequest, messages.Empty]
     ) -> messages.Empty:
         """Of the agent: passed on to kubelet under the name of this socket."""
-        self._agent = channels.open_channel(self._folder / request.endpoint)
+        self._agent = open_channel(self._folder / request.endpoint)
         ours = messages.RegisterRequest()
         ours.CopyFrom(request)
         ours.endpoint = SOCKET
-        async with channels.open_channel(PLUGINS / "kubelet.sock") as kubelet:
-            return await channels.unary(kubelet, methods.REGISTER)(ours)
+        async with open_channel(PLUGINS / "kubelet.sock") as kubelet:
+            return await unary(kubelet, methods.REGISTER)(ours)
 
     async def _options(
         self, request: messages.Empty, _context: aio.ServicerContext[messages.Empty, messages.DevicePluginOptions]
     ) -> messages.DevicePluginOptions:
-        return await channels.unary(self._channel, methods.OPTIONS)(request)
+        return await unary(self._channel, methods.OPTIONS)(request)
 
     async def _list_and_watch(
         self, request: messages.Empty, _context: aio.ServicerContext[messages.Empty, messages.ListAndWatchResponse]
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
         # An agent that was killed ends the stream, as it does without the proxy.
-        with suppress(*channels.FAULTS):
+        with suppress(*FAULTS):
             async for listed in streaming(self._channel, methods.LIST_AND_WATCH)(request):
                 yield listed
 
@@ -101,14 +101,14 @@ class SwappingPluginProxy:
         request: messages.PreferredAllocationRequest,
         _context: aio.ServicerContext[messages.PreferredAllocationRequest, messages.PreferredAllocationResponse],
     ) -> messages.PreferredAllocationResponse:
-        return await channels.unary(self._channel, methods.PREFERRED_ALLOCATION)(request)
+        return await unary(self._channel, methods.PREFERRED_ALLOCATION)(request)
 
     async def _allocate(
         self,
         request: messages.AllocateRequest,
         _context: aio.ServicerContext[messages.AllocateRequest, messages.AllocateResponse],
     ) -> messages.AllocateResponse:
-        answer = await channels.unary(self._channel, methods.ALLOCATE)(request)
+        answer = await unary(self._channel, methods.ALLOCATE)(request)
         for each in answer.container_responses:
             each.envs.update(ANOTHERS)
             self.answered += 1

@@ -14,7 +14,7 @@ from grpc import aio
 
 from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.kube.resources import PODS
-from tessera.node import agent, arbiter, cleanup
+from tessera.node import agent, arbiter, reconciler
 from tessera.node.handover import allocator
 from tessera.node.handover.checkpoint import Checkpoint
 from tessera.node.modes.mps import mode as mps
@@ -41,7 +41,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def node_in(folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch, **entry: Any) -> AsyncIterator[ClaimNode]:
     (folder / "fake").mkdir()
     daemons = FakeMps(folder / "fake", folder / "mps")
-    for module in (mps, cleanup):
+    for module in (mps, reconciler):
         monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
     try:
         own = {"operatingmode": mode, "devicesplitcount": 4, **entry}

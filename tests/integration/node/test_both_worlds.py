@@ -18,7 +18,7 @@ from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES
-from tessera.node import arbiter, cleanup
+from tessera.node import arbiter, reconciler
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
 from tessera.node.modes.mps import mode as mps
@@ -164,7 +164,7 @@ async def test_in_mode_mps_the_ceiling_of_a_card_is_the_largest_of_both_worlds(
 ) -> None:
     (tmp_path / "fake").mkdir()
     daemons = FakeMps(tmp_path / "fake", tmp_path / "mps")
-    for module in (mps, cleanup):
+    for module in (mps, reconciler):
         monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
     try:
         async with claim_node(tmp_path, node={"operatingmode": "mps"}, flags=BOTH) as node:

@@ -22,9 +22,8 @@ from grpc import aio
 from tessera.node import agent
 from tessera.node.dra.prepared_claims import FILE, UNREADABLE, PreparedClaims
 from tessera.node.kubelet.endpoint import Endpoint
-from tessera.node.modes import container_dirs
-from tessera.node.modes.container_dirs import DirRetention
-from tessera.node.modes.hami_core import HamiCore
+from tessera.node.modes import hami_core
+from tessera.node.modes.hami_core import DirRetention, HamiCore
 from tessera.node.modes.mig.mode import Mig
 from tessera.wire.kubelet import dra_pb2 as messages
 from tests.support.dra import ClaimNode, claim_node
@@ -45,8 +44,8 @@ REGISTER = "hami.io/node-nvidia-register"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders that no claim needs go at once, and calls of an agent that is killed end with it."""
     monkeypatch.setattr(Endpoint.__init__, "__kwdefaults__", {"grace": 0.0})
-    monkeypatch.setattr(container_dirs, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(container_dirs, "DirRetention", lambda: DirRetention(grace=0.0))
+    monkeypatch.setattr(hami_core, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(hami_core, "DirRetention", lambda: DirRetention(grace=0.0))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import pytest
 
 from tessera.host.cards import CardEvent
 from tessera.kube.resources import NODES, RESOURCE_SLICES
-from tessera.node import cleanup, reconciler
+from tessera.node import reconciler
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
@@ -355,7 +355,7 @@ async def test_in_mode_mps_each_claim_has_its_limits_and_the_card_the_largest(
 ) -> None:
     (tmp_path / "fake").mkdir()
     daemons = FakeMps(tmp_path / "fake", tmp_path / "mps")
-    for module in (mps, cleanup):
+    for module in (mps, reconciler):
         monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
     try:
         async with claim_node(tmp_path, node={"operatingmode": "mps"}) as node:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tessera.node import cleanup
 from tessera.node import process as module
+from tessera.node import reconciler
 from tessera.node.handover import status_writer as writing
 from tessera.node.modes.mps import mode as mps
 from tessera.services import process as service_process
@@ -28,7 +28,7 @@ SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and leftovers are looked at all the time."""
     monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.02)
-    monkeypatch.setattr(cleanup, "RETRY_S", 0.05)
+    monkeypatch.setattr(reconciler, "RETRY_S", 0.05)
 
 
 def enabled(node: AgentNode) -> list[bool]:
@@ -82,7 +82,7 @@ def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps
     (tmp_path / "fake").mkdir()
     fake = FakeMps(tmp_path / "fake", tmp_path / "mps")
     monkeypatch.setattr(mps, "MpsProgram", lambda environ: fake.program)
-    monkeypatch.setattr(cleanup, "MpsProgram", lambda environ: fake.program)
+    monkeypatch.setattr(reconciler, "MpsProgram", lambda environ: fake.program)
     yield fake
     fake.close()
 

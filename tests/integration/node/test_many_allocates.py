@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes import container_dirs
-from tessera.node.modes.container_dirs import DirRetention
+from tessera.node.modes import hami_core
+from tessera.node.modes.hami_core import DirRetention
 from tessera_lab.sandbox.objects import has_ended, name_of, node_of
 from tests.support.agent_cluster import Json, ScheduledNode, allocates, is_handed_over, past_the_webhook, scheduled_node
 from tests.support.product import container, pod, sidecar
@@ -91,8 +91,8 @@ class Traffic:
 async def test_many_allocates_of_mixed_shapes_in_any_order_give_no_wrong_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, by_webhook: float, flags: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(container_dirs, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(container_dirs, "DirRetention", lambda: DirRetention(grace=0.0))
+    monkeypatch.setattr(hami_core, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(hami_core, "DirRetention", lambda: DirRetention(grace=0.0))
     rng = random.Random(6)
     yaml = f"nvidia: {{deviceSplitCount: {SPLIT}}}\n"
     async with scheduled_node(tmp_path, pods=2 * AT_ONCE, cards=CARDS, yaml=yaml, flags=flags) as cluster:

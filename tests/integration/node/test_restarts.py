@@ -22,9 +22,9 @@ from grpc import aio
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
-from tessera.node.modes import container_dirs
+from tessera.node.modes import hami_core
 from tessera.node.modes.base import ContainerResponse, SharingMode
-from tessera.node.modes.container_dirs import DirRetention
+from tessera.node.modes.hami_core import DirRetention
 from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Hold
 from tessera_lab.sandbox.objects import containers_of, node_of
@@ -46,8 +46,8 @@ CARDS = {"cards": [{"model": "A100-SXM4-80GB", "count": 4}], "state": "state.jso
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders that nobody needs go at once."""
-    monkeypatch.setattr(container_dirs, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(container_dirs, "DirRetention", lambda: DirRetention(grace=0.0))
+    monkeypatch.setattr(hami_core, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(hami_core, "DirRetention", lambda: DirRetention(grace=0.0))
 
 
 def the_pod(way: str, name: str = "p") -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from tessera.node.kubelet.device_ids import preferred
+from tessera.node.fleet import preferred
 from tessera.node.modes.base import ContainerResponse
 
 Script = Callable[[Sequence[Sequence[str]]], Awaitable[list[ContainerResponse]]]

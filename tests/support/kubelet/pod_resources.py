@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 from grpc import aio
 
-from tessera.node.kubelet import channels
+from tessera.node.kubelet.endpoint import answering, target
 from tessera.wire.kubelet import methods
 from tessera.wire.kubelet import pod_resources_pb2 as messages
 
@@ -51,12 +51,10 @@ class ScriptedPodResources:
 async def serving_pod_resources(socket: Path, script: ScriptedPodResources) -> AsyncIterator[None]:
     server = aio.server(
         handlers=[
-            grpc.method_handlers_generic_handler(
-                methods.POD_RESOURCES, dict([channels.answering(methods.LIST, script.list)])
-            )
+            grpc.method_handlers_generic_handler(methods.POD_RESOURCES, dict([answering(methods.LIST, script.list)]))
         ]
     )
-    server.add_insecure_port(channels.target(socket))
+    server.add_insecure_port(target(socket))
     await server.start()
     try:
         yield

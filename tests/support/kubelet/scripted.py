@@ -19,7 +19,7 @@ from typing import Self
 import grpc
 from grpc import aio
 
-from tessera.node.kubelet import channels
+from tessera.node.kubelet.endpoint import answering, open_channel, target, unary
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tests.support.kubelet.streams import streaming
@@ -74,10 +74,10 @@ class ScriptedKubelet:
             if stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink()
         handlers = grpc.method_handlers_generic_handler(
-            methods.REGISTRATION, dict([channels.answering(methods.REGISTER, self._register)])
+            methods.REGISTRATION, dict([answering(methods.REGISTER, self._register)])
         )
         self._server = aio.server(handlers=[handlers])
-        self._server.add_insecure_port(channels.target(self.socket))
+        self._server.add_insecure_port(target(self.socket))
         await self._server.start()
         # While the file is open, no later one gets its inode number, as after the slower restart of a real kubelet.
         released, self._pin = self._pin, os.open(self.socket, os.O_PATH)
@@ -130,7 +130,7 @@ class ScriptedKubelet:
         """`resource`: whose plugin to call; by default the one that registered last."""
         requests = [messages.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
         channel = self.channel if resource is None else self._channels[resource]
-        return await channels.unary(channel, methods.ALLOCATE)(
+        return await unary(channel, methods.ALLOCATE)(
             messages.AllocateRequest(container_requests=requests), timeout=CALL_S
         )
 
@@ -140,7 +140,7 @@ class ScriptedKubelet:
         request = messages.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include or [], allocation_size=size
         )
-        answer = await channels.unary(self.channel, methods.PREFERRED_ALLOCATION)(
+        answer = await unary(self.channel, methods.PREFERRED_ALLOCATION)(
             messages.PreferredAllocationRequest(container_requests=[request]), timeout=CALL_S
         )
         return [list(each.deviceIDs) for each in answer.container_responses]
@@ -160,8 +160,8 @@ class ScriptedKubelet:
     ) -> messages.Empty:
         if self.refusals:
             await context.abort(grpc.StatusCode.UNKNOWN, self.refusals.pop(0))
-        channel = channels.open_channel(self.socket.parent / request.endpoint)
-        self.options.append(await channels.unary(channel, methods.OPTIONS)(messages.Empty(), timeout=CALL_S))
+        channel = open_channel(self.socket.parent / request.endpoint)
+        self.options.append(await unary(channel, methods.OPTIONS)(messages.Empty(), timeout=CALL_S))
         await self._forget(request.resource_name)
         self._channels[request.resource_name] = channel
         if self.listens:

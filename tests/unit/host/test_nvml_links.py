@@ -4,7 +4,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tessera.host.cards import CardError, Links, TopologyLevel
-from tessera.node.registration.pair_scores import pair_scores
+from tessera.node.registration.devices import pair_scores
 from tests.unit.host.conftest import Attach
 from tests.unit.host.fake_cards import LOST, UNSUPPORTED, FakeCard
 from tests.unit.host.fake_nvml import FakeNvml

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from tessera.host.simulated.hardware import no_cards
-from tessera.node import cleanup
-from tessera.node.cleanup import RETRY_S, clean_up_mps
+from tessera.node import reconciler
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.reconciler import LiveAssignments
+from tessera.node.reconciler import RETRY_S, LiveAssignments, clean_up_mps
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import CardModes, NodeSettings
@@ -64,7 +63,7 @@ Run = Callable[[Node], asyncio.Task[None]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
-        monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
+        monkeypatch.setattr(reconciler, "retire_mps", node.retire_all)
         return asyncio.create_task(
             clean_up_mps(SETTINGS, no_cards(), LiveAssignments(node), fleet=WatchedValue(Fleet()))
         )
@@ -81,7 +80,7 @@ def test_where_some_cards_are_in_mode_mps_only_the_others_are_given_back(monkeyp
     @in_fake_time
     async def story() -> None:
         node = Node(first, second, "GPU-unlisted")
-        monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
+        monkeypatch.setattr(reconciler, "retire_mps", node.retire_all)
         fleet = WatchedValue(Fleet(problem="not read yet"))
         task = asyncio.create_task(clean_up_mps(mixed, no_cards(), LiveAssignments(node), fleet=fleet))
         await asyncio.sleep(0)

@@ -8,8 +8,7 @@ import pytest
 
 from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import MigInstance
-from tessera.node.fleet import CardState, Fleet
-from tessera.node.kubelet.device_ids import Replica
+from tessera.node.fleet import CardState, Fleet, Replica
 from tessera.node.static_mig import resources_of
 from tests.support.mig_cards import A, B, card
 

@@ -23,7 +23,7 @@ from tessera.inspect.render.documents import encode_document, encode_stream_docu
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspect.state import ClusterState
 from tessera.node.inventory import as_json
-from tessera.node.registration.pair_scores import pair_scores
+from tessera.node.registration.devices import pair_scores
 from tessera.services.terminal_json import encode_json
 from tessera.wire.journal import Record, Start, decode_record
 

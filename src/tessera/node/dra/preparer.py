@@ -35,7 +35,7 @@ from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims, cdi_
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Holding, ObjectKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
-from tessera.node.modes.cdi_spec import CDI_VERSION, Document, edits
+from tessera.node.modes.cdi import CDI_VERSION, Document, edits
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.resource_api import AllocatedDevice, ClaimingPod, ResourceClaim

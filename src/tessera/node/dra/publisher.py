@@ -28,7 +28,7 @@ from tessera.kube.resources import RESOURCE_SLICES
 from tessera.node.dra.offers import SliceContent, Surrounding, nvlink_groups, offers, slice_contents
 from tessera.node.fleet import Fleet
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.registration.pair_scores import AskLinks
+from tessera.node.registration.devices import AskLinks
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue, is_set_within
 from tessera.wire.mig import split_legacy_uuid

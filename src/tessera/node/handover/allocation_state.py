@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.node.handover.assignments import Assignment, ContainerKey, ObjectKey
-from tessera.node.handover.bound_pod import BoundPod
+from tessera.node.handover.assignments import Assignment, BoundPod, ContainerKey, ObjectKey
 
 Held = Mapping[tuple[str, str, str], tuple[str, ...]]
 """namespace, pod and container -> device ids, as kubelet's PodResources API says"""

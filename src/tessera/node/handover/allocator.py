@@ -18,6 +18,7 @@ import structlog
 
 from tessera.core.model.grants import Span
 from tessera.kube.errors import KubeError
+from tessera.node.fleet import preferred
 from tessera.node.handover.allocation_state import (
     Allocation,
     AllocationState,
@@ -28,13 +29,11 @@ from tessera.node.handover.allocation_state import (
     NotFound,
     WrongCount,
 )
-from tessera.node.handover.assignments import Assignment, Holding
-from tessera.node.handover.bound_pod import BoundPod
+from tessera.node.handover.assignments import Assignment, BoundPod, Holding
 from tessera.node.handover.checkpoint import Checkpoint, Record
 from tessera.node.handover.pod_cache import Owner, PodCache
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
-from tessera.node.kubelet.device_ids import preferred
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.watched_value import is_set_within
 from tessera.services.exposition import Counter, Registry

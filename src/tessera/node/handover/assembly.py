@@ -15,8 +15,7 @@ from tessera.node.handover.allocation_state import Allocation, AllocationState
 from tessera.node.handover.allocator import Admission, SliceAllocator
 from tessera.node.handover.checkpoint import Checkpoint
 from tessera.node.handover.holdings import Holdings
-from tessera.node.handover.kube_api import KubeCluster
-from tessera.node.handover.pod_cache import PodCache, node_reflector, pod_reflector
+from tessera.node.handover.pod_cache import KubeCluster, PodCache, node_reflector, pod_reflector
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import PodResources, Report, Verifier
 from tessera.node.modes.base import SharingMode

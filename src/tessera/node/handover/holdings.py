@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tessera.node.handover.allocation_state import AllocationState
-from tessera.node.handover.assignments import Assignment, Holding
-from tessera.node.handover.bound_pod import BoundPod
+from tessera.node.handover.assignments import Assignment, BoundPod, Holding
 from tessera.node.handover.checkpoint import MAX_RECORDS, Checkpoint, Record
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.verifier import Verifier

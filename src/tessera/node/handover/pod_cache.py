@@ -1,14 +1,16 @@
-"""This node and its pods, kept true to the API by two watches. Nothing is written here.
+"""This node and its pods: kept true to the API by two watches, and the calls that handover makes there.
 
 Where the watch may be behind, `is_in_handover`, `read_all` and `read_lock` ask the API itself; that changes nothing
 here. Readers that wait for news watch `version`. A pod that cannot be read is kept with its problem and logged once.
+Each call has a deadline; none is retried here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from typing import Any
 
 import structlog
 
@@ -16,15 +18,16 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import NODES, PODS
-from tessera.node.handover.assignments import Assignment, ObjectKey
-from tessera.node.handover.bound_pod import BoundPod, read_pod
-from tessera.node.handover.kube_api import KubeCluster
+from tessera.node.handover.assignments import Assignment, BoundPod, ObjectKey, read_pod
 from tessera.node.watched_value import WatchedValue
 from tessera.vendors.drafts import words
 from tessera.wire.errors import WireError
 from tessera.wire.keys import DEVICE_CORDON, NODE_LOCK
 from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.objects import Node, Pod
+
+Annotations = Mapping[str, str | None]
+"""None removes"""
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +36,32 @@ READ_S = 3.0
 
 Owner = tuple[str, str]
 """namespace and name"""
+
+
+class KubeCluster:
+    """Every call may raise KubeError."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def get_pod(self, namespace: str, name: str) -> Pod:
+        return await self._client.get(PODS.path(namespace, name), Pod)
+
+    async def list_pods(self, node: str) -> Sequence[Pod]:
+        """All pods of a node. The list is at least as new as what kubelet knew when the call was made."""
+        return (await self._client.list(PODS.path(), Pod, field_selector=f"spec.nodeName={node}")).items
+
+    async def annotate_pod(self, pod: ObjectKey, annotations: Annotations) -> Pod:
+        """The pod afterwards. A later pod of the same name is not touched: its uid cannot be changed (422)."""
+        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        return await self._client.patch(PODS.path(pod.namespace, pod.name), body, kind=Pod)
+
+    async def get_node(self, name: str) -> Node:
+        return await self._client.get(NODES.path(name=name), Node)
+
+    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str) -> None:
+        metadata: dict[str, Any] = {"annotations": annotations, "resourceVersion": resource_version}
+        await self._client.patch(NODES.path(name=name), {"metadata": metadata})
 
 
 class PodCache:

@@ -20,9 +20,8 @@ import structlog
 from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.errors import KubeError, is_gone, is_invalid, is_not_found
 from tessera.node.handover.allocation_state import AllocationState
-from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
-from tessera.node.handover.kube_api import KubeCluster
-from tessera.node.handover.pod_cache import Owner, PodCache
+from tessera.node.handover.assignments import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
+from tessera.node.handover.pod_cache import KubeCluster, Owner, PodCache
 from tessera.node.watched_value import is_set_within
 from tessera.wire import keys
 from tessera.wire.pod_devices import encode_pod_devices

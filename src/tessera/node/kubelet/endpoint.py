@@ -1,7 +1,8 @@
-"""The sockets in kubelet's directories: the one that kubelet calls, and a watch on those of others.
+"""The sockets in kubelet's directories: gRPC over them, the one that kubelet calls, and a watch on those of others.
 
-It is created under another name and renamed when it is ready, so it never exists half made, and a stale socket of an
-earlier run is replaced at once. Only the socket created here is removed again: another agent may have replaced it.
+Every channel has its own connections, so a new one never inherits the back-off of one that failed. The own socket is
+created under another name and renamed when it is ready, so it never exists half made, and a stale socket of an earlier
+run is replaced at once. Only the socket created here is removed again: another agent may have replaced it.
 
 The watch looks several times a second. A notification would not do: it can be lost, a directory can be replaced or
 missing, and a node can run out of watches. Looking takes microseconds and misses none of these.
@@ -15,16 +16,32 @@ import os
 import secrets
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import grpc
 import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
-from tessera.node.kubelet import channels
-from tessera.wire.kubelet.methods import Method
+from tessera.wire.kubelet.methods import Method, Request, Response
+
+AUTHORITY = "localhost"
+"""kubelet accepts no other"""
+MAX_BYTES = 16 << 20
+"""per message; a full node needs more than gRPC's default of 4 MiB"""
+_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.default_authority", AUTHORITY),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MAX_BYTES),
+)
+
+FAULTS = (aio.AioRpcError, aio.BaseError)
+"""what a call may raise"""
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 LOOK_EVERY_S = 0.2
 
@@ -36,6 +53,43 @@ GRACE_S = 2.0
 """for running calls when the service stops"""
 MODE = 0o600
 """only root, which kubelet is"""
+
+
+def target(socket: Path) -> str:
+    """Returns the address as a URI, as gRPC expects it."""
+    return f"unix:{quote(str(socket.absolute()))}"
+
+
+def open_channel(socket: Path) -> aio.Channel:
+    """Connects with the first call."""
+    return aio.insecure_channel(target(socket), options=_OPTIONS)
+
+
+def unary(channel: aio.Channel, method: Method[Request, Response]) -> aio.UnaryUnaryMultiCallable[Request, Response]:
+    return channel.unary_unary(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
+
+def answering(
+    method: Method[Request, Response],
+    behaviour: Callable[
+        [Request, aio.ServicerContext[Request, Response]], Awaitable[Response] | AsyncIterator[Response]
+    ],
+) -> tuple[str, Handler]:
+    """Returns the server side of a call, by name."""
+    make = grpc.unary_stream_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
+    handler: Handler = make(behaviour, method.request.FromString, method.response.SerializeToString)
+    return method.name, handler
+
+
+def described(error: BaseException) -> str:
+    """Describes a failed call in a few words."""
+    if isinstance(error, aio.AioRpcError):
+        return f"{error.code().name}: {error.details() or 'no details'}"
+    return str(error) or type(error).__name__
 
 
 class FileId(NamedTuple):
@@ -129,14 +183,14 @@ class Endpoint:
         made = self.path.with_name(f".{self.path.stem}-{secrets.token_hex(4)}.sock")
         try:
             self._check_place()
-            server.add_insecure_port(channels.target(made))
+            server.add_insecure_port(target(made))
             self._service.open()
             await server.start()
             self._put_in_place(made)
             await self._ask()
-        except (OSError, RuntimeError, *channels.FAULTS) as error:
+        except (OSError, RuntimeError, *FAULTS) as error:
             await self.stop()
-            raise ServingError(f"cannot serve on {self.path}: {channels.described(error)}") from error
+            raise ServingError(f"cannot serve on {self.path}: {described(error)}") from error
         finally:
             _unlink(made)
 
@@ -160,7 +214,7 @@ class Endpoint:
         """Whether this endpoint or another one serves the socket."""
         try:
             await self._ask()
-        except channels.FAULTS:
+        except FAULTS:
             return False
         return True
 
@@ -176,9 +230,9 @@ class Endpoint:
         await server.stop(self._grace)
 
     async def _ask(self) -> None:
-        async with channels.open_channel(self.path) as channel:
+        async with open_channel(self.path) as channel:
             method, request = self._service.probe
-            await channels.unary(channel, method)(request, timeout=CHECK_S)
+            await unary(channel, method)(request, timeout=CHECK_S)
 
     def _check_place(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -18,8 +18,18 @@ from pathlib import Path
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.node.kubelet import channels
-from tessera.node.kubelet.endpoint import GRACE_S, LOOK_EVERY_S, Endpoint, FileId, ServingError, SocketWatch
+from tessera.node.kubelet.endpoint import (
+    FAULTS,
+    GRACE_S,
+    LOOK_EVERY_S,
+    Endpoint,
+    FileId,
+    ServingError,
+    SocketWatch,
+    described,
+    open_channel,
+    unary,
+)
 from tessera.node.kubelet.service import Allocator, Counted, DevicePluginService, registration_request
 from tessera.node.settings import AgentSettings
 from tessera.wire.kubelet import device_plugin_pb2 as messages
@@ -40,11 +50,11 @@ class RegistrationError(Exception):
 
 async def register(kubelet: Path, request: messages.RegisterRequest, *, deadline: float = REGISTER_S) -> None:
     """Registers the plugin once. Raises RegistrationError."""
-    async with channels.open_channel(kubelet) as channel:
+    async with open_channel(kubelet) as channel:
         try:
-            await channels.unary(channel, REGISTER)(request, timeout=deadline)
-        except channels.FAULTS as error:
-            raise RegistrationError(f"kubelet at {kubelet}: {channels.described(error)}") from error
+            await unary(channel, REGISTER)(request, timeout=deadline)
+        except FAULTS as error:
+            raise RegistrationError(f"kubelet at {kubelet}: {described(error)}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpc import aio
 
-from tessera.node.kubelet import channels
+from tessera.node.kubelet.endpoint import FAULTS, described, open_channel, unary
 from tessera.wire.kubelet import pod_resources_pb2 as messages
 from tessera.wire.kubelet.methods import LIST
 
@@ -48,13 +48,13 @@ class PodResourcesClient:
         socket, resource = self._socket, self._resource
         if socket is None:
             raise PodResourcesError("no socket is configured (--pod-resources-socket)")
-        channel = self._idle or channels.open_channel(socket)
+        channel = self._idle or open_channel(socket)
         self._idle = None
         try:
-            answer = await channels.unary(channel, LIST)(messages.ListPodResourcesRequest(), timeout=self._deadline)
-        except channels.FAULTS as error:
+            answer = await unary(channel, LIST)(messages.ListPodResourcesRequest(), timeout=self._deadline)
+        except FAULTS as error:
             await channel.close()
-            raise PodResourcesError(f"kubelet at {socket}: {channels.described(error)}") from error
+            raise PodResourcesError(f"kubelet at {socket}: {described(error)}") from error
         except asyncio.CancelledError:
             await channel.close()
             raise

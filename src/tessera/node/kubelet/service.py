@@ -15,10 +15,8 @@ import grpc
 import structlog
 from grpc import aio
 
-from tessera.node.fleet import Fleet
-from tessera.node.kubelet import channels
-from tessera.node.kubelet.device_ids import Replica, replicas
-from tessera.node.kubelet.endpoint import Service
+from tessera.node.fleet import Fleet, Replica, replicas
+from tessera.node.kubelet.endpoint import Service, answering
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
@@ -128,11 +126,11 @@ class DevicePluginService(Service):
             methods.DEVICE_PLUGIN,
             dict(
                 (
-                    channels.answering(methods.OPTIONS, self._options),
-                    channels.answering(methods.LIST_AND_WATCH, self._list_and_watch),
-                    channels.answering(methods.PREFERRED_ALLOCATION, self._prefer),
-                    channels.answering(methods.ALLOCATE, self._allocate),
-                    channels.answering(methods.PRE_START, self._pre_start),
+                    answering(methods.OPTIONS, self._options),
+                    answering(methods.LIST_AND_WATCH, self._list_and_watch),
+                    answering(methods.PREFERRED_ALLOCATION, self._prefer),
+                    answering(methods.ALLOCATE, self._allocate),
+                    answering(methods.PRE_START, self._pre_start),
                 )
             ),
         )

@@ -14,7 +14,7 @@ from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
     from tessera.host.cards import MigInstance
-    from tessera.node.modes.cdi_files import CdiFiles
+    from tessera.node.modes.cdi import CdiFiles
     from tessera.node.modes.device_lists import DeviceLists
 
 NO_ENTRIES: Mapping[str, str] = MappingProxyType({})

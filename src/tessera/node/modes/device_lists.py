@@ -27,7 +27,7 @@ from tessera.vendors.nvidia.downward_api import VISIBLE
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
-    from tessera.node.modes.cdi_files import CdiFiles
+    from tessera.node.modes.cdi import CdiFiles
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 CDI_GPU = "gpu"

@@ -20,12 +20,10 @@ from tessera.host.writable_dirs import WritableDirs
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, CardSlice, ContainerResponse, SharingMode, slices_by_card
-from tessera.node.modes.cdi_files import CdiFiles
-from tessera.node.modes.container_dirs import ContainerDirs, Held, unknown_holders
+from tessera.node.modes.cdi import CdiFiles
 from tessera.node.modes.device_lists import DeviceLists, DeviceSpecs
-from tessera.node.modes.hami_core import HamiCore, home_of
-from tessera.node.modes.mig.annotations import Write
-from tessera.node.modes.mig.mode import Mig
+from tessera.node.modes.hami_core import ContainerDirs, HamiCore, Held, home_of, unknown_holders
+from tessera.node.modes.mig.mode import Mig, Write
 from tessera.node.modes.mps.mode import Mps
 from tessera.node.settings import AgentSettings
 from tessera.wire.mig import split_legacy_uuid

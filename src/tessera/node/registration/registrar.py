@@ -22,8 +22,7 @@ from tessera.kube.errors import KubeError
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.resources import NODES
 from tessera.node.fleet import Fleet
-from tessera.node.registration.devices import registrable, registration_text
-from tessera.node.registration.pair_scores import AskLinks, PairScoreCache
+from tessera.node.registration.devices import AskLinks, PairScoreCache, registrable, registration_text
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.vendors.nvidia import Nvidia

@@ -13,7 +13,7 @@ from tessera.node.handover.allocation_state import (
     Found,
     NotFound,
 )
-from tessera.node.handover.bound_pod import TO_ALLOCATE, BoundPod
+from tessera.node.handover.assignments import TO_ALLOCATE, BoundPod
 from tests.unit.node.handover.world import bound, entry, view
 
 A, B, AB = "a/1/1", "b/1/1", "a/1/1 b/1/1"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tessera.node.handover.allocator import MAX_CALLS
-from tessera.node.handover.bound_pod import TO_ALLOCATE
+from tessera.node.handover.assignments import TO_ALLOCATE
 from tessera.node.modes.base import AllocationRefused
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tessera.node.handover.bound_pod import TO_ALLOCATE
+from tessera.node.handover.assignments import TO_ALLOCATE
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time

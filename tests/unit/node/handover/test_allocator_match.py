@@ -8,7 +8,7 @@ import pytest
 
 from tessera.kube.errors import KubeError
 from tessera.node.handover.allocator import CHECKPOINT_S, OVERDUE_S, WATCH_LAG_S
-from tessera.node.handover.bound_pod import TO_ALLOCATE
+from tessera.node.handover.assignments import TO_ALLOCATE
 from tessera.node.handover.checkpoint import Record
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire.objects import Pod

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE, read_pod
+from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE, read_pod
 from tessera.wire import keys
 from tests.unit.node.handover.world import NODE, bound, claims, view
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tessera.node.handover.assignments import Holding
-from tessera.node.handover.bound_pod import ALLOCATED
+from tessera.node.handover.assignments import ALLOCATED, Holding
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time

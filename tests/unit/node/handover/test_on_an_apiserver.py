@@ -10,10 +10,9 @@ import pytest
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
 from tessera.node.handover.assembly import NodeHandover
-from tessera.node.handover.assignments import ObjectKey
-from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
+from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE, ObjectKey
 from tessera.node.handover.checkpoint import FILE
-from tessera.node.handover.kube_api import KubeCluster
+from tessera.node.handover.pod_cache import KubeCluster
 from tessera.node.settings import AgentSettings, Paths
 from tessera.services.exposition import Registry
 from tessera.wire import keys

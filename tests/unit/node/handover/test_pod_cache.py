@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
+from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.pod_cache import PodCache
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object

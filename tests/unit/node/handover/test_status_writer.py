@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tessera.node.handover.allocation_state import Allocation, AllocationState
-from tessera.node.handover.bound_pod import TO_ALLOCATE
+from tessera.node.handover.assignments import TO_ALLOCATE
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.status_writer import LOCK_TRIES, StatusWriter
 from tessera.wire import keys

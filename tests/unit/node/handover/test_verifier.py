@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tessera.node.handover.assembly import SWEEP_S
-from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
+from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys

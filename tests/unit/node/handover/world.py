@@ -15,10 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tessera.kube.event_broadcaster import ObjectRef
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
-from tessera.node.handover.assignments import Assignment, ObjectKey
-from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
+from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE, Assignment, BoundPod, ObjectKey, read_pod
 from tessera.node.handover.checkpoint import Checkpoint, Record
-from tessera.node.handover.kube_api import Annotations, KubeCluster
+from tessera.node.handover.pod_cache import Annotations, KubeCluster
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.settings import AgentSettings
 from tessera.services.exposition import Registry

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.node.fleet import Fleet
-from tessera.node.kubelet.device_ids import MAX_DEVICES, physical, replicas
+from tessera.node.fleet import MAX_DEVICES, Fleet, physical, replicas
 from tessera.wire.node_config import Mode, NodeSettings
 from tests.support.kubelet.cards import card, fleet, uuid
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.node.kubelet.device_ids import physical, preferred
+from tessera.node.fleet import physical, preferred
 from tests.support.kubelet.cards import uuid
 
 A, B, C, D, E, F, G, H = EIGHT = tuple(uuid(number) for number in range(8))

@@ -12,8 +12,8 @@ import pytest
 from grpc import aio
 
 from tessera.node.fleet import Fleet
-from tessera.node.kubelet import channels, service
-from tessera.node.kubelet.endpoint import Endpoint
+from tessera.node.kubelet import service
+from tessera.node.kubelet.endpoint import Endpoint, open_channel, unary
 from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.watched_value import WatchedValue
@@ -39,11 +39,11 @@ class Served:
         self.allocator = ScriptedAllocator()
         self.service = DevicePluginService(settings_in(folder, node), self.fleet, self.allocator)
         self.endpoint = Endpoint(folder / "nvidia-gpu.sock", self.service)
-        self.channel = channels.open_channel(self.endpoint.path)
+        self.channel = open_channel(self.endpoint.path)
 
     async def allocate(self, *containers: list[str]) -> list[messages.ContainerAllocateResponse]:
         requests = [messages.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
-        call = channels.unary(self.channel, methods.ALLOCATE)
+        call = unary(self.channel, methods.ALLOCATE)
         answer = await call(messages.AllocateRequest(container_requests=requests), timeout=WAIT_S)
         return list(answer.container_responses)
 
@@ -169,7 +169,7 @@ def test_the_options_are_those_that_are_configured(preferred: bool) -> None:
     @on_uvloop
     async def ask() -> None:
         async with served(NodeSettings(preferred_allocation=preferred)) as serving:
-            answer = await channels.unary(serving.channel, methods.OPTIONS)(messages.Empty(), timeout=WAIT_S)
+            answer = await unary(serving.channel, methods.OPTIONS)(messages.Empty(), timeout=WAIT_S)
             assert answer.get_preferred_allocation_available is preferred
             assert answer.pre_start_required is False
 
@@ -180,7 +180,7 @@ async def preferences(serving: Served, *available: list[str]) -> list[list[str]]
     requests = [
         messages.ContainerPreferredAllocationRequest(available_deviceIDs=ids, allocation_size=1) for ids in available
     ]
-    answer = await channels.unary(serving.channel, methods.PREFERRED_ALLOCATION)(
+    answer = await unary(serving.channel, methods.PREFERRED_ALLOCATION)(
         messages.PreferredAllocationRequest(container_requests=requests), timeout=WAIT_S
     )
     return [list(each.deviceIDs) for each in answer.container_responses]
@@ -206,7 +206,7 @@ async def test_a_fault_behind_a_preference_leaves_the_choice_to_kubelet() -> Non
 @on_uvloop
 async def test_a_call_before_a_start_is_answered_with_nothing() -> None:
     async with served() as serving:
-        call = channels.unary(serving.channel, methods.PRE_START)
+        call = unary(serving.channel, methods.PRE_START)
         answer = await call(messages.PreStartContainerRequest(devices_ids=["whatever"]), timeout=WAIT_S)
         assert answer == messages.PreStartContainerResponse()
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from tessera.node.fleet import Replica
 from tessera.node.kubelet import service
-from tessera.node.kubelet.device_ids import Replica
 from tessera.node.modes.base import ContainerResponse, DeviceNode, HostMount
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import NodeSettings

@@ -13,7 +13,7 @@ import pytest
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import ContainerResponse, SharingMode
-from tessera.node.modes.cdi_files import CdiFiles
+from tessera.node.modes.cdi import CdiFiles
 from tessera.node.modes.device_lists import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tests.support.sharing_modes import MIG, A, B, claim, fleet, instance, put_files, settings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.cdi_files import FILE, CdiFiles, CdiRecord
+from tessera.node.modes.cdi import FILE, CdiFiles, CdiRecord
 from tessera.node.settings import DeviceListStrategy
 from tests.support.logs import captured
 from tests.support.sharing_modes import fleet, put_files, settings

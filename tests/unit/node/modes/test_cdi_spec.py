@@ -10,7 +10,7 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import HostMount
-from tessera.node.modes.cdi_spec import DriverFiles, device_names, feature_document, gpu_document
+from tessera.node.modes.cdi import DriverFiles, device_names, feature_document, gpu_document
 from tessera.node.modes.device_lists import DeviceSpecs
 from tests.support.sharing_modes import MIG, OTHER_MIG, A, B, card, fleet, instance, paths_below, put_files
 

@@ -13,9 +13,9 @@ import structlog
 
 from tessera.host.writable_dirs import WritableDirs, ids_dir_name
 from tessera.node.handover.assignments import Assignment
-from tessera.node.modes import container_dirs
+from tessera.node.modes import hami_core
 from tessera.node.modes.base import AllocationRefused
-from tessera.node.modes.container_dirs import GRACE_S, LOOK_EVERY_S, ContainerDirs
+from tessera.node.modes.hami_core import GRACE_S, LOOK_EVERY_S, ContainerDirs
 from tests.support.sharing_modes import claim
 
 
@@ -141,7 +141,7 @@ async def test_a_link_in_the_place_of_all_folders_is_a_complaint(world: World) -
 async def test_a_disk_that_hangs_refuses_the_container_and_delays_nobody_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_dirs, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(hami_core, "DEADLINE_S", 0.01)
     released = threading.Event()
 
     class Hanging(WritableDirs):

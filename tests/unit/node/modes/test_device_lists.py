@@ -11,7 +11,7 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
-from tessera.node.modes.cdi_files import CdiFiles
+from tessera.node.modes.cdi import CdiFiles
 from tessera.node.modes.device_lists import DeviceLists, DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy
 from tests.support.sharing_modes import MIG, OTHER_MIG, A, B, C, card, fleet, instance, put_files, settings

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.host.writable_dirs import ids_dir_name
 from tessera.node.handover.assignments import Assignment
-from tessera.node.modes.container_dirs import GRACE_S, DirRetention
+from tessera.node.modes.hami_core import GRACE_S, DirRetention
 from tests.support.sharing_modes import claim
 
 ONE = claim(uid="uid-1")

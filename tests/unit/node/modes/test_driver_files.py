@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.node.modes.base import HostMount
-from tessera.node.modes.cdi_spec import DriverFiles, find_driver_files
+from tessera.node.modes.cdi import DriverFiles, find_driver_files
 from tests.support.sharing_modes import paths_below, put_files
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"

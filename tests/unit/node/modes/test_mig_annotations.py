@@ -15,7 +15,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.kube.resources import PODS
 from tessera.node.handover.assignments import ObjectKey
-from tessera.node.modes.mig.annotations import TRIES, MigAnnotations, NotWritten
+from tessera.node.modes.mig.mode import TRIES, MigAnnotations, NotWritten
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tessera_lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer

@@ -16,9 +16,8 @@ from tessera.host.cards import CardError, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
-from tessera.node.modes.cdi_files import CdiFiles
-from tessera.node.modes.mig.annotations import NotWritten
-from tessera.node.modes.mig.mode import WRITE_S
+from tessera.node.modes.cdi import CdiFiles
+from tessera.node.modes.mig.mode import WRITE_S, NotWritten
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry

@@ -11,9 +11,8 @@ from typing import cast
 import pytest
 
 from tessera.host.cards import Hardware
-from tessera.node.fleet import Fleet
+from tessera.node.fleet import Fleet, replicas
 from tessera.node.handover.assignments import Assignment
-from tessera.node.kubelet.device_ids import replicas
 from tessera.node.modes.base import AllocationRefused, SharingMode
 from tessera.node.modes.factory import MixedModes, build_mode
 from tessera.node.modes.mig.mode_switch import RETRY_S

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.host.cards import Links, TopologyLevel
-from tessera.node.registration.pair_scores import PairScores, pair_scores
+from tessera.node.registration.devices import PairScores, pair_scores
 from tessera.wire.registration import decode_pair_scores, encode_pair_scores
 
 NODE = TopologyLevel.NODE

@@ -5,6 +5,9 @@
 
 Everything that touches hardware or records runs in one thread, one job at a time, so no intermediate state is visible.
 Only cards of the fleet and instances of the agent are touched. Static MIG (`--mig-strategy`) is in `static_mig`.
+
+Only entries of the annotation that belong to the assignment and still reserve the same place are completed; everything
+else in it stays. After a conflict it is read again: a conflict never fails a pod.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,11 +26,14 @@ import structlog
 from tessera.core.model.devices import MIG
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError, MigHardware, MigInstance
+from tessera.kube.backoff import Backoff, retry_on_error
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import KubeError, is_conflict
+from tessera.kube.resources import PODS
 from tessera.node.fleet import Fleet
-from tessera.node.handover.assignments import Assignment
+from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.mig.annotations import NotWritten, Write
 from tessera.node.modes.mig.instances import (
     FoundInstances,
     GpuInstances,
@@ -41,6 +47,16 @@ from tessera.node.modes.mig.mode_switch import ModeSwitch, shared_without_mig
 from tessera.node.modes.mig.records import MigRecords, boot_id
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
+from tessera.wire.errors import WireError
+from tessera.wire.keys import MIG_ALLOCATIONS
+from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
+from tessera.wire.objects import Pod
+
+TRIES = 10
+PAUSES = Backoff(initial=0.1, cap=2.0)
+
+Write = Callable[[ObjectKey, Sequence[MigAllocation]], Awaitable[None]]
+"""completes these reservations of a pod. Raises NotWritten"""
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +70,59 @@ STOP_S = 10.0
 """for a job in progress when the agent ends"""
 LEAVING_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """pauses while the instance of a pod that just ended still has the place"""
+
+
+class NotWritten(Exception):
+    """The reservations could not be completed; the text says why."""
+
+
+class MigAnnotations:
+    """Writes to one apiserver."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def write(self, pod: ObjectKey, completed: Sequence[MigAllocation]) -> None:
+        try:
+            await retry_on_error(lambda: self._try(pod, completed), backoff=PAUSES, is_retriable=_is_retriable)
+        except KubeError as error:
+            raise NotWritten(f"pod {pod}: {error}") from error
+
+    async def _try(self, pod: ObjectKey, completed: Sequence[MigAllocation]) -> None:
+        path = PODS.path(pod.namespace, pod.name)
+        live = await self._client.get(path, Pod)
+        if live.metadata.uid != pod.uid:
+            raise NotWritten(f"pod {pod} is gone; another has its name")
+        before = live.annotations.get(MIG_ALLOCATIONS, "")
+        after = _completed(pod, before, completed)
+        if after != before:
+            metadata = {
+                "uid": pod.uid,
+                "resourceVersion": live.metadata.resource_version,
+                "annotations": {MIG_ALLOCATIONS: after},
+            }
+            await self._client.patch(path, {"metadata": metadata})
+
+
+def _completed(pod: ObjectKey, text: str, completed: Sequence[MigAllocation]) -> str:
+    """Returns the annotation with these entries completed; unchanged if they already are."""
+    try:
+        entries = {(each.container, each.device): each for each in decode_mig_allocations(text)}
+        known = dict(entries)
+        for each in completed:
+            entry = known.get((each.container, each.device))
+            if entry is None or (entry.uuid, entry.slot) != (each.uuid, each.slot):
+                raise NotWritten(
+                    f"pod {pod} no longer reserves this MIG instance (container {each.container}, device {each.device})"
+                )
+            known[each.container, each.device] = each
+        return text if known == entries else encode_mig_allocations(known.values())
+    except WireError as error:
+        raise NotWritten(f"pod {pod}: {error}") from error
+
+
+def _is_retriable(error: KubeError, failures: int) -> bool:
+    return failures < TRIES and (error.is_transient or is_conflict(error))
 
 
 class Mig(SharingMode):
