@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.nvml.session import load_binding
-from tests.unit.host.fake_nvml import FakeNvml
+from tests.support.fake_nvml import FakeNvml, without_library
 
 Attach = Callable[[FakeNvml], NvmlHardware]
 
@@ -31,12 +30,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def no_library() -> Iterator[None]:
-    """pynvml without the library of another test."""
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
-    yield
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
+    with without_library():
+        yield
 
 
 @pytest.fixture

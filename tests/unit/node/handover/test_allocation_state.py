@@ -14,7 +14,7 @@ from tessera.node.handover.allocation_state import (
     NotFound,
 )
 from tessera.node.handover.assignments import TO_ALLOCATE, BoundPod
-from tests.unit.node.handover.world import bound, entry, view
+from tests.support.handover_node import bound, entry, view
 
 A, B, AB = "a/1/1", "b/1/1", "a/1/1 b/1/1"
 P = view(bound("p", A, B))

@@ -14,7 +14,7 @@ from tessera.node.modes.base import AllocationRefused
 from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
-from tests.unit.node.handover.world import HandoverNode, bound, claims
+from tests.support.handover_node import HandoverNode, bound, claims
 
 A, B = "a/3000/50", "b/4000/60"
 

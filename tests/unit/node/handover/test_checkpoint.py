@@ -15,8 +15,8 @@ from tessera.node.handover.assignments import Assignment
 from tessera.node.handover.checkpoint import FILE, MAX_RECORDS, Checkpoint, Record
 from tessera.services.failpoints import VARIABLE
 from tessera.wire import keys
+from tests.support.handover_node import bound, claims
 from tests.support.logs import captured
-from tests.unit.node.handover.world import bound, claims
 
 MIG = '[{"gpuUUID":"GPU-a","profile":"1g.18gb+me","placement":{"start":2,"size":1}}]'
 (P,) = claims(bound("p", "a/1/1", annotations={keys.MIG_ALLOCATIONS: MIG}))

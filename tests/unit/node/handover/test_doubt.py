@@ -7,6 +7,7 @@ dependent pod that is stuck, and it forgets a turn that no agent ended.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,9 +15,11 @@ from tessera.node.handover.allocator import OVERDUE_S
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
-from tests.unit.node.handover.world import HandoverNode, bound
+from tests.support.handover_node import HandoverNode, bound
 
 A, B, C = "a/3000/50", "b/4000/60", "b/1000/10"
+
+AT_ONCE = 8
 
 
 def passing(*containers: str, inits: int = 0) -> Pod:
@@ -208,3 +211,68 @@ async def test_once_the_other_pod_is_known_to_be_over_the_remaining_one_is_serve
         world.api.behind = True
         world.api.status("p", "Failed")
         assert (await world.ask("GPU-b-0"))["pod"] == "q"
+
+
+# -- more Allocates for a pod than it has containers, all at once: each slice is handed out once, or the call is refused
+
+
+async def ask_at_once(world: HandoverNode, ids: Sequence[str]) -> list[str]:
+    """The containers whose slices were answered, in order of the calls that got them."""
+    found = await asyncio.gather(*(world.ask(each) for each in ids), return_exceptions=True)
+    refused = [each for each in found if isinstance(each, BaseException)]
+    assert all(isinstance(each, AllocationRefused) for each in refused), refused
+    return [f"{each['pod']}/{each['container']}" for each in found if not isinstance(each, BaseException)]
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
+@pytest.mark.parametrize("ids", [[f"GPU-a-{n}" for n in range(AT_ONCE)], ["GPU-a-0"] * AT_ONCE], ids=["other", "same"])
+@pytest.mark.parametrize("inits", [0, 1])
+@pytest.mark.parametrize("containers", [[A], [A, B, C], [A, A, A]], ids=["one", "three", "equal"])
+def test_of_eight_calls_for_one_pod_the_first_is_answered(
+    containers: list[str], inits: int, ids: list[str], speaks: bool
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        pod = bound("p", *containers, inits=min(inits, len(containers) - 1))
+        async with HandoverNode(pod, resources=speaks).running() as world:
+            assert await ask_at_once(world, ids) == ["p/c0"]
+            # What kubelet asks afterwards, one call after the other, is answered as always.
+            world.resources.holds("p", "c0", ids[0])
+            for at in range(1, len(containers)):
+                assert (await world.ask(f"GPU-x-{at}"))["container"] == f"c{at}"
+            with pytest.raises(AllocationRefused, match="no binding pod"):
+                await world.ask("GPU-y-0")
+
+    check()
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
+def test_an_answer_is_not_given_again_while_no_program_has_restarted(speaks: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with HandoverNode(bound("p", A), resources=speaks).running() as world:
+            assert (await world.ask("GPU-a-0"))["pod"] == "p"
+            for number in range(1, 4):
+                with pytest.raises(AllocationRefused, match="no binding pod"):
+                    await world.ask(f"GPU-a-{number}")
+
+    check()
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
+def test_two_pods_of_equal_slices_get_one_answer_each(speaks: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with HandoverNode(bound("p", A), bound("q", A, at=1), resources=speaks).running() as world:
+            assert len(await ask_at_once(world, [f"GPU-a-{n}" for n in range(AT_ONCE)])) == 2
+
+    check()
+
+
+@in_fake_time
+async def test_the_devices_of_a_container_are_not_asked_for_by_another_one_of_its_pod() -> None:
+    async with HandoverNode(bound("p", A, B), resources=False).running() as world:
+        assert (await world.ask("GPU-a-0"))["container"] == "c0"
+        with pytest.raises(AllocationRefused, match="no binding pod"):
+            await world.ask("GPU-a-0")
+        assert (await world.ask("GPU-a-1"))["container"] == "c1"

@@ -10,7 +10,7 @@ from tessera.node.handover.assignments import ALLOCATED, Holding
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time
-from tests.unit.node.handover.world import HandoverNode, bound
+from tests.support.handover_node import HandoverNode, bound
 
 A, B = "a/1000/10", "b/2000/20"
 

@@ -18,7 +18,7 @@ from tessera.services.exposition import Registry
 from tessera.wire import keys
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.objects import annotations_of, uid_of
-from tests.unit.node.handover.world import NODE, Mode, Resources, entry
+from tests.support.handover_node import NODE, Mode, Resources, entry
 
 A, B = "a/3000/50", "b/4000/60"
 

@@ -9,8 +9,8 @@ from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.pod_cache import PodCache
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
+from tests.support.handover_node import NODE, Api, bound
 from tests.support.logs import captured
-from tests.unit.node.handover.world import NODE, Api, bound
 
 A = "a/3000/50"
 

@@ -8,7 +8,7 @@ from tessera.node.handover.checkpoint import Record
 from tessera.node.modes.base import AllocationRefused
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import refused
-from tests.unit.node.handover.world import HandoverNode, bound, claims
+from tests.support.handover_node import HandoverNode, bound, claims
 
 A, B, C = "a/1/1", "a/2/1", "b/3/1"
 INIT = bound("p", A, B, inits=1)

@@ -11,7 +11,7 @@ from tessera.node.handover.status_writer import LOCK_TRIES, StatusWriter
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.unit.node.handover.world import NODE, Api, bound, entry, view
+from tests.support.handover_node import NODE, Api, bound, entry, view
 
 TIME = "2026-01-01T00:00:00Z"
 OURS = f"{TIME},default,p"

@@ -15,8 +15,8 @@ from tessera.wire import keys
 from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
+from tests.support.handover_node import NODE, HandoverNode, Mode, bound, entry
 from tests.support.logs import captured
-from tests.unit.node.handover.world import NODE, HandoverNode, Mode, bound, entry
 
 A, B = "a/3000/50", "b/4000/60"
 

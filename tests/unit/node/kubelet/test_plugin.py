@@ -15,9 +15,10 @@ from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.kubelet import plugin as plugin_module
 from tessera.node.kubelet.endpoint import SocketState, SocketWatch, file_id
-from tessera.node.kubelet.plugin import Plugin, PluginTiming, socket_path
+from tessera.node.kubelet.plugin import Plugin, PluginTiming, RegistrationError, register, socket_path
 from tessera.node.settings import AgentSettings, Paths
 from tessera.node.watched_value import WatchedValue
+from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.node_config import NodeSettings
 from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.allocators import ScriptedAllocator
@@ -32,6 +33,8 @@ AT_ONCE = PluginTiming(backoff=Backoff(NEVER_S, NEVER_S, NEVER_S), look_every=0.
 """no retry in a test's life: whatever happens, a change of the sockets brought it about"""
 PATIENT = PluginTiming(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=NEVER_S)
 """retries, hardly waiting"""
+
+REQUEST = messages.RegisterRequest(version="v1beta1", endpoint="nvidia-gpu.sock", resource_name="nvidia.com/gpu")
 
 
 @pytest.fixture
@@ -342,3 +345,59 @@ async def test_a_stop_at_any_moment_leaves_no_socket(folder: Path) -> None:
                 for _ in range(turns):
                     await asyncio.sleep(0)
             assert sorted(path.name for path in folder.iterdir()) == ["kubelet.sock"]
+
+
+# -- what exactly reaches kubelet, and every way in which it may not
+
+
+@pytest.fixture
+def kubelet_socket() -> Iterator[Path]:
+    with plugins_folder() as folder:
+        yield folder / "kubelet.sock"
+
+
+@on_uvloop
+async def test_kubelet_is_addressed_as_localhost(kubelet_socket: Path) -> None:
+    sent = asyncio.get_running_loop().create_future()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # An empty SETTINGS frame: gRPC sends its request only after that.
+        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        data = b""
+        while b"Register" not in data or b"localhost" not in data:
+            if not (more := await reader.read(65536)):
+                break
+            data += more
+        writer.close()
+        await writer.wait_closed()
+        sent.set_result(data)
+
+    async with await asyncio.start_unix_server(take, kubelet_socket):
+        with pytest.raises(RegistrationError):
+            await register(kubelet_socket, REQUEST)
+        data = await sent
+    assert b"/v1beta1.Registration/Register" in data
+    assert b":authority\x09localhost" in data
+
+
+@on_uvloop
+async def test_a_kubelet_that_never_answers_is_given_up(kubelet_socket: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(kubelet_socket))
+        silent.listen()
+        with pytest.raises(RegistrationError, match="DEADLINE_EXCEEDED"):
+            await register(kubelet_socket, REQUEST, deadline=0.05)
+
+
+@on_uvloop
+async def test_a_kubelet_that_is_not_there_is_a_typed_error(kubelet_socket: Path) -> None:
+    with pytest.raises(RegistrationError, match=rf"kubelet at {kubelet_socket}: UNAVAILABLE"):
+        await register(kubelet_socket, REQUEST)
+
+
+@on_uvloop
+async def test_a_refusal_says_why(kubelet_socket: Path) -> None:
+    async with ScriptedKubelet(kubelet_socket.parent) as kubelet:
+        kubelet.refusals = ["the endpoint is not supported"]
+        with pytest.raises(RegistrationError, match="UNKNOWN: the endpoint is not supported"):
+            await register(kubelet_socket, REQUEST)

@@ -19,7 +19,7 @@ from tessera.node.modes.mps.launcher import SOCKET, DaemonStarter, LaunchAnswer,
 from tessera.node.modes.mps.mode import Mps
 from tests.support.fake_mps import A, is_running
 from tests.support.scheduler_process import until
-from tests.unit.node.modes.test_mps import DEFAULT, EXCLUSIVE, ONLY_A, Node, claim, given
+from tests.unit.node.modes.mps.test_mode import DEFAULT, EXCLUSIVE, ONLY_A, Node, claim, given
 
 
 @pytest.fixture

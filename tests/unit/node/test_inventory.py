@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tessera.host.simulated.hardware import SimulatedHardware
 from tessera.node.inventory import choose_hardware, main
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.config_file import ConfigError
+from tests.support.fake_nvml import without_library
 
 CARDS = """
 cards:
@@ -19,6 +21,12 @@ cards:
 - {model: L4, problem: GPU is lost}
 links: [{cards: [1, 2], nvlinks: 1, through: cards, one_way: true}]
 """
+
+
+@pytest.fixture
+def no_library() -> Iterator[None]:
+    with without_library():
+        yield
 
 
 def told(kind: InventoryKind, root: Path, simulated: Path | None = None) -> Configuration:

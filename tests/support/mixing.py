@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
-from tests.unit.node.handover.world import HandoverNode, bound, view
+from tests.support.handover_node import HandoverNode, bound, view
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.host.cards import InventoryError
 from tessera.host.nvml.session import LIBRARY, LIBRARY_DIRS, library_names, load_binding
-from tests.unit.host.fake_nvml import FakeNvml
+from tests.support.fake_nvml import FakeNvml
 
 
 class Linker:

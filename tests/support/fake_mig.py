@@ -8,7 +8,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 
 from tessera.core.model.devices import MigPlacement
-from tests.unit.host.fake_cards import COMPUTE_PROFILES, IN_USE, UNSUPPORTED, ComputeInstance, GpuInstance
+from tests.support.fake_cards import COMPUTE_PROFILES, IN_USE, UNSUPPORTED, ComputeInstance, GpuInstance
 
 
 class MigPart:

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE, read_pod
 from tessera.wire import keys
-from tests.unit.node.handover.world import NODE, bound, claims, view
+from tests.support.handover_node import NODE, bound, claims, view
 
 A = "a/3000/50"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"

@@ -4,9 +4,9 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tessera.host.cards import CardEvent, InventoryError
+from tests.support.fake_cards import LOST, UNKNOWN, UNSUPPORTED, Event, FakeCard
+from tests.support.fake_nvml import FakeNvml
 from tests.unit.host.conftest import Attach
-from tests.unit.host.fake_cards import LOST, UNKNOWN, UNSUPPORTED, Event, FakeCard
-from tests.unit.host.fake_nvml import FakeNvml
 
 XID = pynvml.nvmlEventTypeXidCriticalError
 DOUBLE = pynvml.nvmlEventTypeDoubleBitEccError

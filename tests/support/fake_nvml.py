@@ -7,13 +7,14 @@ that it answers with.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from tests.unit.host.fake_cards import ComputeInstance, Event, FakeCard
-from tests.unit.host.fake_mig import MigPart
+from tests.support.fake_cards import ComputeInstance, Event, FakeCard
+from tests.support.fake_mig import MigPart
 
 
 class FakeNvml(MigPart):
@@ -168,3 +169,13 @@ class FakeNvml(MigPart):
 
 def _mig_uuid(compute: ComputeInstance) -> bytes:
     return b"MIG-%s-%d-%d" % (compute.owner.card.uuid[4:], compute.owner.id, compute.id)
+
+
+@contextmanager
+def without_library() -> Iterator[None]:
+    """pynvml without the library of another test."""
+    pynvml.nvmlLib = None
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    yield
+    pynvml.nvmlLib = None
+    pynvml._nvmlGetFunctionPointer_cache.clear()
