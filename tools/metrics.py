@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock
 
-from tessera.monitor.metrics import MonitorMetrics, ScrapeView
-from tessera.monitor.used_time import UsedTime
+from tessera.monitor.metrics import MonitorMetrics, ScrapeView, UsedTime
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.metrics import AgentMetrics
 from tessera.scheduler.metrics import card_series

@@ -1,20 +1,26 @@
 """One round: read the regions of all containers, steer them, and remove directories of pods that are gone.
 
 A region or directory that cannot be read or removed is reported and affects no other. It is a fault only if the whole
-tree cannot be reached. Everything here blocks; use one thread.
+tree cannot be reached. Rounds block; use one thread. `steer` decides which containers must wait and whose SM limit
+applies, by activity and priority on each card: while a container with a higher priority (0 is the highest) is active on
+a card, the others wait, and a limit applies only while one with a higher or equal priority is active as well. Activity
+is the time of the last kernel: HAMi-core writes `recent_kernel` only while the limit applies, so judging by it would
+switch limits off for good. Old regions have nothing else. A container may write anything into its region; it counts
+only on cards it was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from tessera.host.writable_dirs import WritableDirs, is_claim_dir_name, opened_dir, region_file_name
 from tessera.monitor import container_dirs
 from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
-from tessera.monitor.feedback import steer
 from tessera.monitor.pods import Cards
 from tessera.monitor.regions import Misread, Region, RegionFile, open_region
 
@@ -124,3 +130,60 @@ class RegionCollector:
                 problems.extend(emptied.problems)
         except OSError as error:
             problems.append(str(error))
+
+
+K = TypeVar("K", bound=Hashable)
+
+ACTIVE_S = 10
+"""since the last kernel: two rounds, as long as `recent_kernel` lasts"""
+WAITING = -1
+"""value of `recent_kernel` that suspends launches"""
+
+
+class Orders(NamedTuple):
+    """New values for a region."""
+
+    recent_kernel: int
+    utilization_switch: int
+
+
+def steer(
+    regions: Mapping[K, Region], *, now: float, granted: Mapping[K, Collection[str] | None] | None = None
+) -> dict[K, Orders]:
+    """Returns orders for every container. `granted` are the uuids of its cards; if None or missing, those in its region
+    count."""
+    granted = granted or {}
+    cards = {key: _cards(region, granted.get(key)) for key, region in regions.items()}
+    counted = {key: _counted_down(region.recent_kernel) for key, region in regions.items()}
+    active: Counter[tuple[bytes, int]] = Counter()
+    for key, region in regions.items():
+        if region.priority >= 0 and _is_active(region, counted[key], now):
+            active.update((card, region.priority) for card in cards[key])
+    return {key: _orders(region, counted[key], cards[key], active) for key, region in regions.items()}
+
+
+def _counted_down(recent_kernel: int) -> int:
+    return recent_kernel - 1 if recent_kernel > 0 else recent_kernel
+
+
+def _is_active(region: Region, recent_kernel: int, now: float) -> bool:
+    if not region.last_kernel_time:
+        return recent_kernel > 0
+    # A time in the future is a mistake or a trick.
+    return abs(now - region.last_kernel_time) <= ACTIVE_S
+
+
+def _orders(
+    region: Region, recent_kernel: int, cards: Collection[bytes], active: Mapping[tuple[bytes, int], int]
+) -> Orders:
+    higher = any(card in cards and priority < region.priority for card, priority in active)
+    beside = any(active.get((card, region.priority), 0) > 1 for card in cards)
+    if higher:
+        return Orders(min(recent_kernel, WAITING), 1)
+    return Orders(max(recent_kernel, 0), int(beside))
+
+
+def _cards(region: Region, granted: Collection[str] | None) -> frozenset[bytes]:
+    """Returns each card once, however often a region names it."""
+    named = (device for device in region.devices if device.key)
+    return frozenset(device.key for device in named if granted is None or device.uuid in granted)

@@ -1,7 +1,7 @@
 """The directories of containers on the host: where each region is, and which directories may be removed.
 
 `<uid>_<container>` belongs to one container; `ids-<hash>` belongs to the holder of certain device ids, and
-`claim-<uid>-<request>` to the containers that use one request of a ResourceClaim (`claim_users`). A region named
+`claim-<uid>-<request>` to the containers that use one request of a ResourceClaim (`pods.ClaimUsers`). A region named
 `<uid>_<container>.cache` belongs to that container wherever it lies, because equal pods may have swapped responses.
 Nothing is cached between scans, and nothing is removed here.
 """

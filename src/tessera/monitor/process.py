@@ -26,13 +26,11 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
-from tessera.monitor.claim_users import ClaimUsers
 from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.device_usage import CardUtilization, HostUsage
-from tessera.monitor.metrics import MonitorMetrics, ScrapeView
-from tessera.monitor.pods import Pods
+from tessera.monitor.metrics import MonitorMetrics, ScrapeView, UsedTime
+from tessera.monitor.pods import ClaimUsers, Pods
 from tessera.monitor.settings import MonitorSettings
-from tessera.monitor.used_time import UsedTime
 from tessera.services.exposition import Registry
 from tessera.services.listener import Listener, health_routes, metrics_route
 from tessera.services.process import run_until, signals
