@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tessera.inspect.checks.claims import check_claims
-from tessera.inspect.checks.findings import Severity
+from tessera.inspect.checks import Severity
+from tessera.inspect.checks.ledger import check_claims
 from tessera.inspect.collector import collect
 from tessera.inspect.dashboard.documents import CLAIM, NodeRenderer
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster

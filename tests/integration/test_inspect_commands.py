@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tessera.cli import main, top
 from tessera.cli.sources import ClusterSource
 from tessera.inspect.anonymize import anonymize
-from tessera.inspect.checks.findings import Finding, Severity
+from tessera.inspect.checks import Finding, Severity
 from tessera.inspect.collector import collect
 from tessera.inspect.diagnosis import diagnose
 from tessera.inspect.explanation import PodVerdict, explain

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tessera.inspect import sanitize
-from tessera.inspect.checks.findings import Finding, Severity
+from tessera.inspect.checks import Finding, Severity
 from tessera.inspect.state import ClaimObjects, ClusterState, Json, Setup
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import DRIVER, ResourceClaim

@@ -11,7 +11,7 @@ from tessera.cli import sources
 from tessera.cli.sources import ClusterSource
 
 if TYPE_CHECKING:
-    from tessera.inspect.checks.findings import Finding
+    from tessera.inspect.checks import Finding
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.kube.client import KubeClient
 
@@ -39,9 +39,8 @@ def command(source: ClusterSource, namespace: str, output: str) -> None:
     """
 
     async def work() -> bool:
-        from tessera.inspect.diagnosis import CLUSTER, diagnose_objects, is_broken, saw_nothing
+        from tessera.inspect.diagnosis import CLUSTER, diagnose_objects, diagnosis_lines, is_broken, saw_nothing
         from tessera.inspect.offline_cluster import OfflineCluster
-        from tessera.inspect.render.diagnosis import diagnosis_lines
 
         if source.is_live:
             async with sources.open_cluster(source) as (client, name):

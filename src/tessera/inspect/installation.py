@@ -25,7 +25,7 @@ from tessera.services.value_types import FlagKind
 
 T = TypeVar("T")
 
-WEBHOOK = "vgpu.hami.io"
+WEBHOOK_NAME = "vgpu.hami.io"
 """name of the webhook in its configuration, in both charts"""
 CONFIGURATIONS = ("tessera-webhook", "hami-webhook")
 SCHEDULERS = ("tessera-scheduler", "hami-scheduler")
@@ -142,7 +142,7 @@ async def find_installation(client: KubeClient) -> Installation:
 
 def is_ours(configuration: Json) -> bool:
     names = [webhook.get("name") for webhook in configuration.get("webhooks") or ()]
-    return configuration["metadata"]["name"] in CONFIGURATIONS or WEBHOOK in names
+    return configuration["metadata"]["name"] in CONFIGURATIONS or WEBHOOK_NAME in names
 
 
 def scheduler_arguments(deployment: Json) -> list[str] | None:

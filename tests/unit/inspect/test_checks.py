@@ -10,13 +10,11 @@ import msgspec
 import pytest
 from msgspec import convert
 
-from tessera.inspect.checks.claims import check_claims
-from tessera.inspect.checks.findings import Finding, Severity
-from tessera.inspect.checks.ledger import check_ledger, check_quotas
+from tessera.inspect.checks import Finding, Severity
+from tessera.inspect.checks.ledger import check_claims, check_ledger, check_quotas
 from tessera.inspect.checks.nodes import check_nodes
-from tessera.inspect.diagnosis import is_broken
+from tessera.inspect.diagnosis import diagnosis_lines, is_broken
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.diagnosis import diagnosis_lines
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.registration import encode_requesting
 from tessera.wire.resource_api import ResourceClaim

@@ -10,21 +10,17 @@ from typing import Any, cast
 import pytest
 import trustme
 
-from tessera.inspect.checks.claims import check_claims
-from tessera.inspect.checks.findings import Finding, Severity
-from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
+from tessera.inspect.checks import Finding, Severity
+from tessera.inspect.checks.control_plane import check_agents, check_daemon_set, check_kube_scheduler, check_scheduler
+from tessera.inspect.checks.ledger import check_claims
 from tessera.inspect.checks.permissions import FOR_PREEMPTION, needed_by
 from tessera.inspect.checks.webhook import DAY, check_registration
-from tessera.inspect.checks.workloads import check_agents, check_daemon_set, check_scheduler
 from tessera.inspect.installation import Installation, scheduler_arguments
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tests.support.builders import NOW, node, vendors
+from tests.support.builders import NOW, node
 from tests.support.cluster_states import not_fine, state_of
-
-NVIDIA = frozenset({"NVIDIA"})
-
 
 CONDITIONS = [{"name": "concerns-devices", "expression": "true"}]
 
@@ -169,9 +165,9 @@ extenders:
 
 def configured(text: str) -> list[Finding]:
     config_map = {"metadata": {"namespace": "kube-system", "name": "tessera-scheduler"}, "data": {"config.yaml": text}}
-    cluster = OfflineCluster(state_of([]))
+    cluster = OfflineCluster(state_of([node("n1").gpus(1)]))
     installation = Installation(scheduler_config=config_map)
-    return not_fine(check_kube_scheduler(installation, settings=cluster.settings, vendors=vendors(), present=NVIDIA))
+    return not_fine(check_kube_scheduler(installation, cluster))
 
 
 async def test_the_documented_configuration_is_fine() -> None:
@@ -224,8 +220,8 @@ def dra_deployment(*flags: str) -> Installation:
 async def test_a_kube_scheduler_that_allocates_claims_itself_is_found(text: str, words: list[str]) -> None:
     config_map = {"metadata": {"namespace": "kube-system", "name": "tessera-scheduler"}, "data": {"config.yaml": text}}
     installation = replace(dra_deployment(), scheduler_config=config_map)
-    settings = OfflineCluster(state_of([], setup=installation.setup)).settings
-    found = not_fine(check_kube_scheduler(installation, settings=settings, vendors=vendors(), present=NVIDIA))
+    cluster = OfflineCluster(state_of([node("n1").gpus(1)], setup=installation.setup))
+    found = not_fine(check_kube_scheduler(installation, cluster))
     assert [each.severity for each in found] == [Severity.BROKEN] * len(words)
     for each, expected in zip(found, words, strict=True):
         assert expected in each.what
@@ -248,8 +244,7 @@ async def test_a_scheduler_with_dra_and_no_devices_is_told() -> None:
 
 
 async def test_a_configuration_that_cannot_be_seen_is_said_so() -> None:
-    cluster = OfflineCluster(state_of([]))
-    [found] = check_kube_scheduler(Installation(), settings=cluster.settings, vendors=vendors(), present=NVIDIA)
+    [found] = check_kube_scheduler(Installation(), OfflineCluster(state_of([])))
     assert found.severity is Severity.UNSEEN
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, tzinfo
 import msgspec
 
 from tessera.core.model.devices import MIG, NodeFacts
-from tessera.inspect.checks.findings import Area, Finding, Severity
+from tessera.inspect.checks import Area, Finding, Severity
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
 from tessera.scheduler.node_informer import ANSWER_WITHIN
@@ -22,7 +22,7 @@ from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 from tessera.wire.registration import Requesting, decode_handshake
 
-AREA = Area("nodes")
+NODES = Area("nodes")
 LOCK_S = 300.0
 """after which the scheduler takes over a node lock that has no time of its own"""
 
@@ -34,7 +34,7 @@ def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
         facts = node_facts(node, cluster.vendors)
         registered += bool(facts.devices)
         if facts.problem:
-            yield AREA.broken(
+            yield NODES.broken(
                 f"{name}: its registration cannot be read: {facts.problem}",
                 why="the node gets no new pods: Tessera never treats unknown cards as free",
                 fix="restart the device plugin on that node; if that does not help, its version is not supported",
@@ -42,7 +42,7 @@ def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
         for vendor in cluster.vendors.values():
             yield from _check_vendor(cluster, node, vendor)
         if facts.devices and not _is_ready(document):
-            yield AREA.warning(
+            yield NODES.warning(
                 f"{name} is not ready",
                 why="its cards are counted, but kube-scheduler places no pods there",
                 fix=f"kubectl describe node {name}",
@@ -51,9 +51,9 @@ def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
         yield from _check_cordon(cluster, facts)
         yield from _check_held(cluster, facts)
     if registered:
-        yield AREA.fine(f"{registered} of {len(cluster.nodes)} node(s) have registered cards")
+        yield NODES.fine(f"{registered} of {len(cluster.nodes)} node(s) have registered cards")
     else:
-        yield AREA.broken(
+        yield NODES.broken(
             f"no cards are registered on any of the {len(cluster.nodes)} node(s)",
             why="no device pod can be placed",
             fix="check that the device plugin runs on them: kubectl get daemonsets,pods -A | grep device-plugin",
@@ -87,7 +87,7 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
         if vendor.keys.register and seen:
             yield _unregistered(cluster, node, vendor, seen=seen, is_offered=bool(offered))
         elif offered and vendor.keys.register:
-            yield AREA.warning(
+            yield NODES.warning(
                 f"{node.name} offers {offered} {count}, but no plugin of Tessera or HAMi has registered its cards",
                 why="another device plugin serves that resource: its pods get whole cards that Tessera does not count",
                 fix=f"keep the other plugin off that node, or give it a resource name other than {count}",
@@ -100,7 +100,7 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
     )
     if not cards and (view is None or not view.facts.problem) and not _registers_nothing(node, vendor):
         since = _since(handshake, cluster.state.taken)
-        yield AREA.broken(
+        yield NODES.broken(
             f"{node.name}: the plugin of {vendor.key} is gone{since}; its cards were removed from the ledger",
             why="pods that hold them keep running, but no pod is added",
             fix="kubectl get pods -A -o wide --field-selector spec.nodeName=" + node.name,
@@ -112,7 +112,7 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
     # Only NVIDIA's plugins are known to offer one device per slot; with MIG they offer instances.
     counts_slots = vendor.key == Nvidia.key and not any(card.device.mode == MIG for card in cards)
     if cards and offered is not None and offered != slots and counts_slots:
-        yield AREA.warning(
+        yield NODES.warning(
             f"{node.name}: kubelet offers {offered} {count}, the registration has {slots} slots on healthy cards",
             why="another plugin serves the resource too, or kubelet lost the plugin: kubelet may refuse pods there",
             fix="run only one device plugin per resource; if there is only one, restart it",
@@ -123,12 +123,12 @@ def _unregistered(cluster: OfflineCluster, node: Node, vendor: Vendor, *, seen: 
     """A node on which a plugin was `seen` and that registers no cards."""
     pods = sum(vendor.key in entry.facts.grants for entry in cluster.ledger.pods_on(node.name))
     if not pods and not is_offered:
-        return AREA.warning(
+        return NODES.warning(
             f"{node.name}: a plugin runs there ({seen}), but registers no cards of {vendor.key}",
             why="the node gets no device pods",
             fix="if the node has cards, the plugin's log says why it does not see them; else keep the plugin off it",
         )
-    return AREA.broken(
+    return NODES.broken(
         f"{node.name}: its registration of {vendor.key} cards has vanished ({vendor.keys.register}); a plugin was there"
         f" ({seen})",
         why=f"its cards take no new pods, and what {pods} pod(s) hold there is not counted",
@@ -142,7 +142,7 @@ def _unanswered(cluster: OfflineCluster, node: Node, vendor: Vendor, asked: Requ
     if asked.time is None or _moment(cluster) < asked.time + ANSWER_WITHIN:
         return
     minutes = int((_moment(cluster) - asked.time).total_seconds() // 60)
-    yield AREA.warning(
+    yield NODES.warning(
         f"{node.name}: the plugin of {vendor.key} has not answered the scheduler for {minutes} minutes",
         why="its cards stay, because kubelet still offers them, but changes of their health go unnoticed",
         fix="restart the device plugin on that node; HAMi's plugins since v2.8 do not answer and need no restart",
@@ -176,7 +176,7 @@ def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
         age = _moment(cluster) - lock.time
         if age.total_seconds() > (seconds or LOCK_S):
             owner = f" by {'/'.join(lock.owner)}" if lock.owner else ""
-            yield AREA.warning(
+            yield NODES.warning(
                 f"{node.name} has been locked{owner} for {int(age.total_seconds() // 60)} minutes ({key})",
                 why="if its plugin needs the lock, no other pod is bound there meanwhile",
                 fix=f"Tessera takes it over by itself; to remove it now: kubectl annotate node {node.name} {key}-",
@@ -192,17 +192,17 @@ def _check_cordon(cluster: OfflineCluster, facts: NodeFacts) -> Iterator[Finding
     ]
     if closed:
         named = ", ".join(f"{facts.name}/{device.index}" for device in closed)
-        yield AREA.fine(f"{named} cordoned: no new pods there until tessera uncordon {facts.name}/CARD")
+        yield NODES.fine(f"{named} cordoned: no new pods there until tessera uncordon {facts.name}/CARD")
     for uuid in sorted(facts.cordoned):
         if uuid not in devices:
-            yield AREA.warning(
+            yield NODES.warning(
                 f"{facts.name}: {keys.DEVICE_CORDON} names {uuid}, which is no card of this node",
                 why="the card that was meant still takes new pods",
                 fix=f"tessera uncordon {facts.name}/{uuid}, then tessera cordon {facts.name}/CARD; the node has "
                 + (", ".join(sorted(devices)) or "no cards"),
             )
         elif not cluster.vendors[devices[uuid].vendor].honours_cordon:
-            yield AREA.warning(
+            yield NODES.warning(
                 f"{facts.name}: {keys.DEVICE_CORDON} names {uuid}, but cards of {devices[uuid].vendor} take no cordon",
                 why="the card still takes new pods",
                 fix=f"take the whole node out: kubectl cordon {facts.name}",
@@ -220,7 +220,7 @@ def _check_held(cluster: OfflineCluster, facts: NodeFacts) -> Iterator[Finding]:
             for uuid in sorted({grant.uuid for grants in held.grants[vendor] for grant in grants} - shown):
                 holders.setdefault(uuid, []).append(f"{held.namespace}/{held.name}")
     for uuid, pods in sorted(holders.items()):
-        yield AREA.warning(
+        yield NODES.warning(
             f"{facts.name}: card {uuid} is not registered any more, but held by {', '.join(pods)}",
             why="it was taken out, or its driver or plugin does not see it; what is used of it is not counted",
             fix=f"look at the card (nvidia-smi -L on {facts.name}); delete the pods so that they get another one",

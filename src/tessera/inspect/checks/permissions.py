@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.inspect.checks.findings import Area, Finding
+from tessera.inspect.checks import Area, Finding
 from tessera.inspect.installation import Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
@@ -17,7 +17,7 @@ from tessera.kube.errors import ApiError, is_forbidden, is_not_found
 from tessera.kube.resources import SELF_SUBJECT_ACCESS_REVIEWS, Resource
 from tessera.wire.gobool import parse_bool
 
-AREA = Area("permissions")
+PERMISSIONS = Area("permissions")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
 
 
@@ -93,9 +93,11 @@ async def check_permissions(client: KubeClient, installation: Installation) -> l
         if not is_forbidden(error) and not is_not_found(error):
             raise
         text = f"you may not check the permissions of {account}; checking yours instead"
-        return [AREA.unseen(text), *await _check_own(client, needed)]
+        return [PERMISSIONS.unseen(text), *await _check_own(client, needed)]
     return _findings(missing, needed, account) or [
-        AREA.broken(f"{account} may not {each.text}", why=each.without, fix="apply the chart's ClusterRole again")
+        PERMISSIONS.broken(
+            f"{account} may not {each.text}", why=each.without, fix="apply the chart's ClusterRole again"
+        )
         for each in missing
     ]
 
@@ -121,7 +123,7 @@ async def _check_own(client: KubeClient, needed: Sequence[Permission]) -> list[F
     missing = await _missing(client, needed)
     texts = ", ".join(permission.text for permission in missing)
     return _findings(missing, needed, "you") or [
-        AREA.unseen(
+        PERMISSIONS.unseen(
             f"you may not {texts}; whether the scheduler may is unknown",
             fix="run it as the scheduler: kubectl exec deploy/tessera-scheduler -c tessera -- tessera doctor",
         )
@@ -135,7 +137,7 @@ async def _missing(client: KubeClient, needed: Sequence[Permission], *, user: st
 def _findings(missing: list[Permission], needed: Sequence[Permission], who: str) -> list[Finding]:
     """That nothing is missing, if that is so."""
     text = f"{who} may do everything that the scheduler needs ({len(needed)} permissions)"
-    return [] if missing else [AREA.fine(text)]
+    return [] if missing else [PERMISSIONS.fine(text)]
 
 
 def _account(installation: Installation) -> str | None:
