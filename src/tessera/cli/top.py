@@ -130,16 +130,16 @@ class Screen:
     _last: Any = None
 
     def show(self, cluster: OfflineCluster, use: MeasuredUse) -> None:
-        from tessera.inspect import overview, usage
+        from tessera.inspect import usage
         from tessera.inspect.render.explanation import unseen_lines
         from tessera.inspect.render.usage import cards_table, nodes_table, overview_lines, pods_table
 
-        overview.require_known(cluster, self.wanted)
+        usage.require_known(cluster, self.wanted)
         needs_nodes = self.what != "pods" or cluster.state.nodes_seen
         cards = usage.card_usage(cluster, self.wanted, use) if needs_nodes else []
-        totals = overview.sum_usage(cards) if needs_nodes else None
-        unreadable = overview.unread_nodes(cluster, self.wanted)
-        pending = overview.pending_pods(cluster, self.wanted)
+        totals = usage.sum_usage(cards) if needs_nodes else None
+        unreadable = usage.unread_nodes(cluster, self.wanted)
+        pending = usage.pending_pods(cluster, self.wanted)
         width, ascii_only = None if self.output == "wide" else sources.terminal_width(), sources.ascii_only()
         found: Sequence[object]
         if self.what == "pods":

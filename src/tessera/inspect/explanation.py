@@ -14,11 +14,10 @@ from enum import Enum
 from tessera.core.ledger.holders import GrantState, Holder
 from tessera.core.model.misfits import Reason
 from tessera.core.search import finish
-from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.defragmentation import DefragmentationReport, plan_for_waiting
 from tessera.inspect.demand import ExpectedDemand, last_refusal
 from tessera.inspect.gang_status import GangStatus, gang_status
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.offline_cluster import InspectedCluster, OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee
 from tessera.inspect.request import ClaimSummary, RequestSummary, summarize_claims, summarize_request
 from tessera.inspect.slices import GrantedSlice, holder_slices

@@ -19,8 +19,7 @@ from tessera.core.search.gang_trial import GangMember
 from tessera.core.search.gangs import GangMisfit, GangPlanning, describe_members
 from tessera.core.search.preemption import Demand
 from tessera.core.search.selection import Candidates, Unfinished
-from tessera.inspect.cluster import InspectedCluster
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.offline_cluster import InspectedCluster, OfflineCluster
 from tessera.inspect.preemption import PreemptionOutlook, foresee_gang
 from tessera.inspect.state import Json
 from tessera.scheduler.engine_view import GangView

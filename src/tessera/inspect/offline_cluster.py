@@ -1,13 +1,14 @@
-"""The scheduler's own engine on a `ClusterState`: the same ledger, request reading and selection.
+"""A cluster that questions can be asked about, and the scheduler's own engine on a `ClusterState`.
 
-The engine is fed as its informers would feed it. It never leads, so it never writes. Its clock stands at the moment
-the state was taken: an old snapshot shows the pods that ran then. A cluster that is followed gives it a clock, and puts
-and drops objects as they change. Create it on a running event loop.
+Whose engine it is differs: that of a running scheduler, or one of the reader's own, `OfflineCluster`, which it may try
+things on. That is fed as its informers would feed it. It never leads, so it never writes. Its clock stands at the
+moment the state was taken: an old snapshot shows the pods that ran then. A cluster that is followed gives it a clock,
+and puts and drops objects as they change. Create it on a running event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,11 +17,12 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
+from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.grants import Placement
 from tessera.core.model.requests import HostRequest, PodRequest
 from tessera.core.policies import uses_forecast
+from tessera.core.search import finish
 from tessera.core.search.gang_trial import Domains
-from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.installation import build_offline_settings
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Json
@@ -41,15 +43,74 @@ from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.informer_handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.node_filters import FilteredNode, NodeTraits, pod_constraints
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
+from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
 from tessera.wire.resource_api import DRIVER, ClaimStatus, ResourceClaim, ResourceSlice
+
+
+class InspectedCluster:
+    """What all answers are made from."""
+
+    def __init__(self, view: EngineView, state: ClusterState, settings: Settings) -> None:
+        self.view = view
+        self.state = state
+        self.settings = settings
+        self.nodes: dict[str, Json] = {}
+        self.pods: dict[str, Pod] = {}
+        """by namespace/name"""
+        self.documents: dict[str, Json] = {}
+        """the same pods as JSON"""
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.view.ledger
+
+    @property
+    def vendors(self) -> Mapping[str, Vendor]:
+        return self.view.vendors
+
+    def prepare(self, pod: Pod) -> PreparedRequest | BadPod:
+        """The pod's request as filter would read it now."""
+        return self.view.read(pod)
+
+    def domains(self, topology: str) -> Domains | None:
+        """The nodes by the value of a label; None if none is asked for."""
+        return self.view.domains(topology)
+
+    def candidates(self, document: Json) -> tuple[list[str], dict[str, str]]:
+        """The nodes that kube-scheduler would ask about, sorted, and why it would not ask about the others."""
+        return finish(self.candidates_in_steps(document))
+
+    def candidates_in_steps(self, document: Json) -> Generator[None, None, tuple[list[str], dict[str, str]]]:
+        """The same, node by node: a pod may have thousands of terms."""
+        constraints = pod_constraints(document)
+        candidates: list[str] = []
+        filtered_out: dict[str, str] = {}
+        for name, node in sorted(self.nodes.items()):
+            yield
+            reason = node_traits(node).refusal(constraints)
+            if reason is None:
+                candidates.append(name)
+            else:
+                filtered_out[name] = reason
+        return candidates, filtered_out
+
+
+def node_traits(node: Json) -> NodeTraits:
+    """Raises InspectionError for what is no node: a snapshot may hold anything."""
+    try:
+        return msgspec.convert(node, FilteredNode).traits
+    except msgspec.ValidationError as error:
+        raise InspectionError(f"a node cannot be read: {error}") from error
+
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from tessera.core.model.requests import (
 )
 from tessera.core.search import near_misses
 from tessera.core.search.selection import Candidates
-from tessera.inspect.cluster import InspectedCluster
+from tessera.inspect.offline_cluster import InspectedCluster
 from tessera.inspect.slices import GrantedSlice, holder_slices, holder_title, user_names
 from tessera.scheduler.engine_view import ClaimView
 from tessera.vendors.base import Vendor

@@ -16,12 +16,11 @@ from tessera.inspect import simulation
 from tessera.inspect.explanation import Explanation, PodVerdict, explain
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.overview import sum_usage
 from tessera.inspect.render.explanation import explanation_lines, simulation_lines
 from tessera.inspect.render.usage import cards_table
 from tessera.inspect.simulation import Simulation, simulate
 from tessera.inspect.state import InspectionError, Json
-from tessera.inspect.usage import UsageFilter, card_usage, pod_usage
+from tessera.inspect.usage import UsageFilter, card_usage, pod_usage, sum_usage
 from tessera.inspect.verdicts import Fits, FitsNowhere
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import ResourceClaim

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.overview import pending_pods, require_known, sum_usage, unread_nodes
 from tessera.inspect.render.usage import age_text, overview_lines
 from tessera.inspect.state import InspectionError, Setup
-from tessera.inspect.usage import Amount, UsageFilter, card_usage
+from tessera.inspect.usage import Amount, UsageFilter, card_usage, pending_pods, require_known, sum_usage, unread_nodes
 from tests.support.builders import NOW, REGISTER, NodeBuilder, gpu_pod, node, pod
 from tests.support.cluster_states import state_of
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import msgspec
 
-from tessera.inspect.cluster import node_traits
 from tessera.inspect.collector import Reach
 from tessera.inspect.dashboard.journal import PageJournal
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.installation import build_offline_settings, find_installation
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.offline_cluster import OfflineCluster, node_traits
 from tessera.inspect.sanitize import Sanitizer, is_foreign
 from tessera.inspect.state import ClusterState, Json, Setup
 from tessera.inspect.utilization import MeasuredUse, read_use

@@ -15,7 +15,6 @@ import msgspec
 
 from tessera.http11.router import Route
 from tessera.inspect import sanitize
-from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin
 from tessera.inspect.dashboard.journal import RunningJournal
 from tessera.inspect.dashboard.live_state import LiveState
@@ -23,7 +22,7 @@ from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer, Revie
 from tessera.inspect.dashboard.source import PageSource, PodAnswer, WaitingPod, pod_origin
 from tessera.inspect.dashboard.steps import Allowance, finish_in_steps, pause_for
 from tessera.inspect.explanation import bad_pod_text, explain_in_steps
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.offline_cluster import InspectedCluster, OfflineCluster
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES

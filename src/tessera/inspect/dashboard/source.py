@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.selection import Candidates
-from tessera.inspect.cluster import InspectedCluster
 from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin, encode
 from tessera.inspect.dashboard.journal import PageJournal, RecordedJournal, refused_then
 from tessera.inspect.explanation import Explanation, bad_pod_text, explain
 from tessera.inspect.journal_source import FileSource
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.offline_cluster import InspectedCluster, OfflineCluster
 from tessera.inspect.replay import Timeline
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.inspect.utilization import NOTHING_MEASURED

@@ -6,9 +6,17 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from tessera.inspect.overview import PendingPod, UnreadableNode, UsageTotals
 from tessera.inspect.render.lines import Style, StyledLine, TableColumn, bar, count_of, join_names, table
-from tessera.inspect.usage import Amount, CardUsage, MeasuredHolder, NodeUsage, PodUsage
+from tessera.inspect.usage import (
+    Amount,
+    CardUsage,
+    MeasuredHolder,
+    NodeUsage,
+    PendingPod,
+    PodUsage,
+    UnreadableNode,
+    UsageTotals,
+)
 
 BARS = "MEMORY"
 """title of the column with bars"""

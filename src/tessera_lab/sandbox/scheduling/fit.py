@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from tessera.inspect.cluster import node_traits
+from tessera.inspect.offline_cluster import node_traits
 from tessera.scheduler.node_filters import NodeTraits, PodConstraints, pod_constraints
 from tessera.wire.quantity import NotAQuantity, read
 from tessera_lab.sandbox.api.kinds import Json

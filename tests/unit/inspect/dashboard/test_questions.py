@@ -11,13 +11,12 @@ from typing import Any, cast
 import pytest
 
 from tessera.core.search import finish
-from tessera.inspect import cluster as inspected
+from tessera.inspect import offline_cluster as inspected
 from tessera.inspect import simulation
-from tessera.inspect.cluster import node_traits
 from tessera.inspect.dashboard import questions, server, steps
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.manifests import Manifest, admit_copy, read_manifests
-from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.offline_cluster import OfflineCluster, node_traits
 from tessera.inspect.simulation import simulate
 from tests.support.builders import cluster, gpu_pod, node
 from tests.support.cluster_states import quota, state_of
