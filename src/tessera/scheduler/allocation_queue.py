@@ -15,7 +15,7 @@ node has a foreign plugin that needs the node lock, an active pod takes it too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -71,57 +71,27 @@ class Ticket:
             self.turn.set_result(None)
 
 
-class PodsAhead:
-    """The pods that are ahead in a node's queue, summed up, so that each next one is judged without a look at all."""
-
-    def __init__(self, tickets: Iterable[Ticket], now: float) -> None:
-        self._now = now
-        self._dependents: set[str] = set()
-        """uids"""
-        self._downward: dict[int, set[str]] = {}
-        """device count of a container -> uids of downward API pods"""
-        self._young_dependents: dict[int, set[str]] = {}
-        """device count -> uids of dependent pods for which downward API pods still wait"""
-        for ticket in tickets:
-            self.add(ticket)
-
-    def add(self, ticket: Ticket) -> None:
-        if not ticket.depends_on_allocate:
-            by_count = self._downward
-        else:
-            self._dependents.add(ticket.uid)
-            if self._now >= ticket.since + DOWNWARD_API_WAIT_S:
-                return
-            by_count = self._young_dependents
-        for count in ticket.device_counts:
-            by_count.setdefault(count, set()).add(ticket.uid)
-
-    def block(self, ticket: Ticket) -> bool:
-        """Whether this pod has to wait for one of them. No pod waits for itself."""
-        if ticket.depends_on_allocate and _has_other(self._dependents, ticket.uid):
-            return True
-        by_count = self._downward if ticket.depends_on_allocate else self._young_dependents
-        return any(count in by_count and _has_other(by_count[count], ticket.uid) for count in ticket.device_counts)
-
-
-def _has_other(uids: set[str], uid: str) -> bool:
-    return len(uids) > (uid in uids)
+def blocks(ahead: Ticket, behind: Ticket, now: float) -> bool:
+    """Whether an Allocate that is meant for one of them could be taken for the other's. No pod waits for itself."""
+    if ahead.uid == behind.uid or not (ahead.depends_on_allocate or behind.depends_on_allocate):
+        return False
+    if ahead.depends_on_allocate and behind.depends_on_allocate:
+        return True
+    is_alike = not ahead.device_counts.isdisjoint(behind.device_counts)
+    return is_alike and (behind.depends_on_allocate or now < ahead.since + DOWNWARD_API_WAIT_S)
 
 
 @dataclass(slots=True)
 class _NodeQueue:
     active: dict[Ticket, None] = field(default_factory=dict)
     waiting: list[Ticket] = field(default_factory=list)
-    active_dependents: int = 0
 
     def ahead_of(self, ticket: Ticket) -> list[Ticket]:
         position = self.waiting.index(ticket) if ticket in self.waiting else len(self.waiting)
         return [*self.active, *self.waiting[:position]]
 
     def is_free_for(self, ticket: Ticket, now: float) -> bool:
-        if not ticket.depends_on_allocate and not self.active_dependents and not self.waiting:
-            return True  # By far the most common case, on nodes with many pods.
-        return not PodsAhead(self.ahead_of(ticket), now).block(ticket)
+        return not any(blocks(each, ticket, now) for each in self.ahead_of(ticket))
 
 
 class AllocationQueue:
@@ -283,7 +253,6 @@ class AllocationQueue:
             return
         if state is TicketState.ACTIVE:
             del queue.active[ticket]
-            queue.active_dependents -= ticket.depends_on_allocate
         else:
             queue.waiting.remove(ticket)
             ticket.end_wait()
@@ -314,22 +283,20 @@ class AllocationQueue:
 
     def _activate(self, ticket: Ticket) -> None:
         ticket.state, ticket.since = TicketState.ACTIVE, self._time()
-        queue = self._queues.setdefault(ticket.node, _NodeQueue())
-        queue.active[ticket] = None
-        queue.active_dependents += ticket.depends_on_allocate
+        self._queues.setdefault(ticket.node, _NodeQueue()).active[ticket] = None
 
     def _advance(self, node: str) -> None:
         """Activate every waiting ticket that nothing ahead blocks."""
         queue, now = self._queues[node], self._time()
-        ahead = PodsAhead(queue.active, now)
+        ahead = list(queue.active)
         candidates, queue.waiting = queue.waiting, []
         for ticket in candidates:
-            if ahead.block(ticket):
+            if any(blocks(each, ticket, now) for each in ahead):
                 queue.waiting.append(ticket)
             else:
                 self._activate(ticket)
                 ticket.end_wait()
-            ahead.add(ticket)
+            ahead.append(ticket)
         if not queue.active and not queue.waiting:
             del self._queues[node]
 
