@@ -285,8 +285,7 @@ class EngineView:
     def held_for_gang(self, request: PodRequest, candidates: Candidates) -> str:
         """For which gang room is held that a refused pod would fit in, in words; empty if for none."""
         turns = self._gangs.turns
-        held = turns.refusal_of(request, candidates) if turns.favoured is not None else None
-        return "" if held is None else held.misfit.text
+        return turns.misfit.text if turns.held_nodes(request, candidates) else ""
 
     def _gang(self, gang: Gang) -> GangView:
         fitting, why = gang.fitting, gang.wait.reason or NOT_JUDGED

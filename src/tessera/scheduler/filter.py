@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from sys import intern
+from functools import lru_cache, partial
 from typing import Any
 
 from msgspec import Raw, structs
@@ -25,7 +24,6 @@ from tessera.core.search.selection import Candidates, Refused, Selected, Selecto
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.framework import Attempt, Feature, Named, Place, Refusal, methods
-from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
@@ -67,8 +65,8 @@ class Filter:
         self._features = features
         self._on_bad_pod = methods(features, Feature.on_bad_pod)
         # Most members of a gang are refused with the same reason for the same candidates.
-        self._refusals = IdentityCache(_refuse_all, most=KEPT_REFUSALS)
-        self._encoded = IdentityCache(_encode_refusal, most=KEPT_REFUSALS)
+        self._refuse_all = lru_cache(KEPT_REFUSALS)(_refuse_all)
+        self._encode_refusal = lru_cache(KEPT_REFUSALS)(_encode_refusal)
         self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
     def answer(self, body: bytes) -> bytes:
@@ -272,7 +270,7 @@ class Filter:
 
     def _refuse_by_feature(self, attempt: Attempt, refusal: Refusal, began: float) -> bytes:
         request, misfit = attempt.request, refusal.misfit
-        refused = self._refusals.of(attempt.given.resolve(), misfit)
+        refused = self._refuse_all(attempt.given.resolve(), misfit)
         for feature in attempt.features:
             refused = feature.on_refused(attempt, refused, by_feature=True)
         seconds = time.perf_counter() - began
@@ -337,8 +335,7 @@ class Filter:
         nomination for a node that it takes for hopeless, so that one is only refused.
         """
         kept = pod.status.nominated_node_name if (request.preempts_below or 0) > 0 else None
-        encoded: bytes = self._encoded.of(refused, None if kept is None else intern(kept))
-        return encoded
+        return self._encode_refusal(refused, kept)
 
     def _refuse_unready(self, pod: Pod, named: Named, bad: BadPod) -> bytes:
         """The pod cannot be placed now: every node says why."""

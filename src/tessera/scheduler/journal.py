@@ -16,6 +16,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,7 +36,6 @@ from tessera.core.model.requests import HostRequest, PodRequest
 from tessera.core.search.selection import Candidates, Refused, Selected, Unfinished
 from tessera.core.search.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
-from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.journal_ring import (
     DECISION_BYTES,
     DEVICE_BYTES,
@@ -159,7 +159,7 @@ class Journal(SchedulerObserver):
         """by the identity of the containers"""
         self._searched: dict[tuple[int, int, tuple[int, ...]], CandidateMask] = {}
         """lists that were only searched, by the arguments of `_searched_mask`"""
-        self._masks = IdentityCache(self._make_mask, most=MASKS)
+        self._mask_of = lru_cache(MASKS)(self._make_mask)
         self._order: tuple[NameOrder, int] | None = None
         """the last order of nodes, and how many free columns it has"""
         self._refused: dict[str, tuple[int, RefusalKey]] = {}
@@ -277,7 +277,7 @@ class Journal(SchedulerObserver):
             entry = DecisionEntry(time, _ref(request), ask, mask, self._changed, took, answer.placement)
             self.add(entry, size + new + ask.granted_bytes)
             return
-        mask = self._masks.of(event.candidates.resolve())
+        mask = self._mask_of(event.candidates.resolve())
         if isinstance(answer, Refused):
             self._add_refused(time, event, RefusalKey(ask, mask, answer.reason_counts), size)
         else:
@@ -339,9 +339,9 @@ class Journal(SchedulerObserver):
         """With the bytes that are new in it. Looking up all names would cost more than the choice did, so a list that
         was only searched stays one."""
         if isinstance(candidates, Candidates):
-            return self._masks.of(candidates), 0
+            return self._mask_of(candidates), 0
         if candidates.resolved is not None:
-            return self._masks.of(candidates.resolved), 0
+            return self._mask_of(candidates.resolved), 0
         nodes = 0
         absent: tuple[int, ...] = ()
         if chosen.absent:

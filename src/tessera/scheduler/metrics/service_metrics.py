@@ -13,6 +13,7 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import structlog
 
@@ -20,7 +21,6 @@ from tessera import __version__
 from tessera.core.ledger.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.model.misfits import Reason
 from tessera.core.search.selection import Refused
-from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.services.exposition import Family, Found, Registry, counter, gauge, info, number
 
@@ -79,7 +79,7 @@ class Metrics(SchedulerObserver):
         self._writes: Counter[str] = Counter()
         self._findings: dict[str, frozenset[AuditFinding]] = {}
         """by node, what its last audit found"""
-        self._reasons = IdentityCache(reasons_of, most=REMEMBERED_REFUSALS)
+        self._reasons_of = lru_cache(REMEMBERED_REFUSALS)(reasons_of)
         self.add_counter(
             "tessera_refusals_total",
             "Filters that found no node, by each reason that occurred.",
@@ -137,7 +137,7 @@ class Metrics(SchedulerObserver):
         """Every reason that occurred counts once, on however many nodes."""
         # A backlog is refused with the same few objects again and again; looking through all nodes each time would
         # cost more than the answer.
-        for reason in self._reasons.of(event.refused):
+        for reason in self._reasons_of(event.refused):
             self._refusals[reason.value] += 1
 
     def on_preemption(self, event: PreemptionEvent) -> None:

@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 
 import structlog
@@ -35,9 +36,8 @@ from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfi
 from tessera.scheduler.features.gangs.nominations import GangNominations
 from tessera.scheduler.features.gangs.preemptor import GangPreemptor, gang_priority
 from tessera.scheduler.features.gangs.registry import EACH_S, GangRegistry, WantedGroup
-from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns, HeldNodes
+from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, WaitingGroup, Work
-from tessera.scheduler.identity_cache import IdentityCache
 from tessera.scheduler.pod_cycle import PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.preemption_loop import finish_in_slices
@@ -103,7 +103,7 @@ class Gangs(Feature):
         """why nothing is decided; empty if it is"""
         self._round = _Round(deque(), None)
         self._is_ticking = False
-        self._held_refusals = IdentityCache(_refuse_for_turn, most=KEPT_REFUSALS)
+        self._refuse_for_turn = lru_cache(KEPT_REFUSALS)(_refuse_for_turn)
         cycles.on_overdue[HolderKind.GANG] = self._end_overdue
 
     def count(self, *states: GangState) -> int:
@@ -262,10 +262,8 @@ class Gangs(Feature):
 
     def on_refused(self, attempt: Attempt, refused: Refused, *, by_feature: bool) -> Refused:
         """Says where the pod would fit without what is held for a gang."""
-        if by_feature or self.turns.favoured is None:
-            return refused
-        held = self.turns.refusal_of(attempt.request, attempt.candidates)
-        return refused if held is None else self._held_refusals.of(refused, held)
+        nodes = () if by_feature else self.turns.held_nodes(attempt.request, attempt.candidates)
+        return self._refuse_for_turn(refused, self.turns.misfit, nodes) if nodes else refused
 
     def reserve(self, prepared: PreparedRequest) -> None:
         self.holds.settle()
@@ -593,6 +591,6 @@ class Gangs(Feature):
         return gang if self._cycles.unschedulable.room.is_set() else None
 
 
-def _refuse_for_turn(refused: Refused, held: HeldNodes) -> Refused:
+def _refuse_for_turn(refused: Refused, misfit: Misfit, nodes: tuple[str, ...]) -> Refused:
     """The same, with the reason of the nodes where the pod would fit without what is held."""
-    return Refused(dict(refused.misfits) | dict.fromkeys(held.nodes, held.misfit))
+    return Refused(dict(refused.misfits) | dict.fromkeys(nodes, misfit))

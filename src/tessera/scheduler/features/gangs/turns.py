@@ -19,14 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
 
 from tessera.core.ledger.holders import Holder
 from tessera.core.model.grants import Placement
-from tessera.core.model.misfits import Misfit, Reason, node_misfit
+from tessera.core.model.misfits import Reason, node_misfit
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.evaluation import work_per_card
 from tessera.core.search.gang_trial import GangMember, Placed
@@ -127,14 +126,6 @@ class GangOutlook:
         return self._cycles.clock.monotonic()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldNodes:
-    """Nodes where pods of one shape would fit without what is held in the turn."""
-
-    misfit: Misfit
-    nodes: tuple[str, ...]
-
-
 class GangTurns:
     """Whose turn it is."""
 
@@ -146,14 +137,12 @@ class GangTurns:
         self.favoured: Gang | None = None
         """the gang whose turn it is"""
         self._ends = math.inf
-        self._misfit = node_misfit(Reason.HELD_FOR_GANG)
+        self.misfit = node_misfit(Reason.HELD_FOR_GANG)
         """with which pods are refused because of the turn"""
         self._last: dict[str, float] = {}
         """namespace -> when a turn of one of its gangs began"""
         self._freed: tuple[object, dict[object, tuple[str, ...]]] = None, {}
         """nodes on which pods would fit without what is held, by shape, for one state of the ledger"""
-        self._said: tuple[object, dict[tuple[str, ...], HeldNodes]] = None, {}
-        """equal answers are one object, for one state of the ledger"""
 
     def has(self, gang: Gang) -> bool:
         return self.favoured is gang
@@ -190,7 +179,7 @@ class GangTurns:
         self._ends = now + TURN_S
         clock = self._cycles.clock
         until = datetime.fromtimestamp(clock.now() + TURN_S, clock.zone)
-        self._misfit = node_misfit(Reason.HELD_FOR_GANG, detail=f"held for gang {gang.name} until {until:%H:%M %Z}")
+        self.misfit = node_misfit(Reason.HELD_FOR_GANG, detail=f"held for gang {gang.name} until {until:%H:%M %Z}")
         log.info("what becomes free is held for a starving gang", gang=gang.name)
         return gang
 
@@ -218,14 +207,9 @@ class GangTurns:
 
     # -- other pods
 
-    def refusal_of(self, request: PodRequest, named: CandidateNames) -> HeldNodes | None:
-        """Where a pod that does not fit would fit without what is held; None if it would nowhere."""
-        nodes = self._freed_for(request, named) if self._is_holding() else ()
-        if not nodes:
-            return None
-        if self._said[0] != self._cycles.ledger.version:
-            self._said = self._cycles.ledger.version, {}
-        return self._said[1].setdefault(nodes, HeldNodes(self._misfit, nodes))
+    def held_nodes(self, request: PodRequest, named: CandidateNames) -> tuple[str, ...]:
+        """Where a pod that does not fit would fit without what is held: there it is refused with `misfit`."""
+        return self._freed_for(request, named) if self._is_holding() else ()
 
     def makes_way_for(self, request: PodRequest, named: CandidateNames) -> bool:
         """Release what is held in the turn, if a pod of higher priority fits then."""
