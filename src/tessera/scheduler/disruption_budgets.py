@@ -1,15 +1,14 @@
-"""Which disruption budgets hold for which pods, matched once per change, in slices.
+"""Which disruption budgets hold for which pods, matched when a search asks, in slices.
 
-A selector is compiled once. A pod that a search looks at is compared with the selectors of its namespace that have
-changed since the last time and that an index of labels cannot rule out. `settle` does this, and pauses; until then the
-pod is answered with a budget that allows no eviction, so that a change never makes it a victim too early. Tenants
-choose the number and the size of all of this: nothing here depends on it between two pauses.
+A selector is compiled once. A pod that a search looks at, and whose namespace has other selectors than the last time,
+is compared with those that an index of labels cannot rule out. `settle` does this, and pauses; until then the pod is
+answered with a budget that allows no eviction, so that a change never makes it a victim too early. Tenants choose the
+number and the size of all of this: nothing here depends on it between two pauses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from itertools import takewhile
 from typing import NamedTuple
 
 from tessera.wire.objects import LabelSelector, PodDisruptionBudget
@@ -85,25 +84,10 @@ def _compile(selector: LabelSelector) -> _Terms:
     return _Terms(values, frozenset(present), frozenset(absent), forbidden)
 
 
-class _Selector:
-    """The selector of one budget, with the labels that it can be found by."""
-
-    __slots__ = ("anchors", "changed", "name", "source", "terms")
-
-    def __init__(self, name: str, source: LabelSelector, changed: int) -> None:
-        self.name = name
-        self.source = source
-        self.changed = changed
-        """the revision of its namespace that brought it"""
-        self.terms: _Terms | None = None
-        """None until it is compiled"""
-        self.anchors: list[Anchor] = []
-
-
 class _Labelled:
     """A pod."""
 
-    __slots__ = ("budgets", "is_cut", "labels", "matched")
+    __slots__ = ("budgets", "labels", "matched")
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
@@ -111,8 +95,6 @@ class _Labelled:
         """the revision of its namespace that it was compared with"""
         self.budgets: tuple[str, ...] = ()
         """names, sorted"""
-        self.is_cut = False
-        """there may be more of them"""
 
 
 class _Namespace:
@@ -123,12 +105,10 @@ class _Namespace:
         """of the selectors"""
         self.budgets: dict[str, PodDisruptionBudget] = {}
         self.pods: dict[str, _Labelled] = {}
-        self._selectors: dict[str, _Selector] = {}
-        """those that can match; the newest last"""
-        self._newest_first: list[_Selector] | None = None
-        self._uncompiled: dict[str, _Selector] = {}
-        self._index: dict[Anchor, dict[str, _Selector]] = {}
-        """the others"""
+        self._uncompiled: dict[str, LabelSelector] = {}
+        """by name of the budget"""
+        self._anchors: dict[str, list[Anchor]] = {}
+        self._index: dict[Anchor, dict[str, _Terms]] = {}
 
     def put(self, name: str, budget: PodDisruptionBudget) -> None:
         known, self.budgets[name] = self.budgets.get(name), budget
@@ -137,7 +117,7 @@ class _Namespace:
             return  # Most changes are of the status.
         self._forget(name)
         if selector is not None:
-            self._selectors[name] = self._uncompiled[name] = _Selector(name, selector, self.revision)
+            self._uncompiled[name] = selector
 
     def drop(self, name: str) -> None:
         if self.budgets.pop(name, None) is not None:
@@ -152,73 +132,55 @@ class _Namespace:
         return True
 
     def settle(self, uid: str, work: int, most: int) -> Generator[None, None, int]:
-        """Compare a pod with what is new, as it is now. It pauses whenever there was as much work as may be at once;
-        `work` is what there was before, and the result what there was since the last pause."""
+        """Compare a pod with the selectors as they are now, if any has changed since the last time. It pauses whenever
+        there was as much work as may be at once; `work` is what there was before, and the result what there was since
+        the last pause."""
         pod, revision = self.pods.get(uid), self.revision
         if pod is None or pod.matched == revision:
             return work
-        for selector in list(self._uncompiled.values()):
-            work += self._compile(selector)
+        for name, selector in list(self._uncompiled.items()):
+            work += self._compile(name, selector)
             if work >= most:
                 yield
                 work = 0
-        since = 0 if pod.is_cut else pod.matched
-        kept = [name for name in pod.budgets if self._is_older(name, since)]
-        work, is_cut = work + len(pod.labels), False
-        for selector in self._newer(since, pod.labels):
-            is_cut = len(kept) >= MAX_KEPT
-            if is_cut:
+        kept: list[str] = []
+        work += len(pod.labels)
+        for name, terms in self._candidates(pod.labels):
+            if len(kept) == MAX_KEPT:
                 break
-            if selector.terms is None:
-                continue  # It was gone before it was compiled, or is newer.
-            work += min(selector.terms.size, len(pod.labels) + 1)
+            work += min(terms.size, len(pod.labels) + 1)
             if work >= most:
                 yield
                 work = 0
-            if selector.terms.match(pod.labels):
-                kept.append(selector.name)
+            if terms.match(pod.labels):
+                kept.append(name)
         if pod.matched < revision:  # Another search may have come further meanwhile.
-            pod.budgets, pod.is_cut, pod.matched = tuple(sorted(kept)), is_cut, revision
+            pod.budgets, pod.matched = tuple(sorted(kept)), revision
         return work
 
-    def _newer(self, revision: int, labels: Mapping[str, str]) -> Iterable[_Selector]:
-        """Selectors that have changed since, and may match these labels."""
-        candidates = self._candidates(labels)
-        if self.revision - revision > len(candidates):
-            return [selector for selector in candidates if selector.changed > revision]
-        if self._newest_first is None:
-            self._newest_first = list(reversed(self._selectors.values()))
-        return takewhile(lambda one: one.changed > revision, self._newest_first)
-
-    def _is_older(self, name: str, revision: int) -> bool:
-        known = self._selectors.get(name)
-        return known is not None and known.changed <= revision
-
-    def _candidates(self, labels: Mapping[str, str]) -> list[_Selector]:
-        """Compiled selectors that may match these labels."""
+    def _candidates(self, labels: Mapping[str, str]) -> list[tuple[str, _Terms]]:
+        """Compiled selectors that may match these labels, with the names of their budgets."""
         anchors: list[Anchor] = [None]
         for key, value in labels.items():
             anchors += ((key, value), (key, None))
-        return [selector for anchor in anchors for selector in self._index.get(anchor, {}).values()]
+        return [found for anchor in anchors for found in self._index.get(anchor, {}).items()]
 
-    def _compile(self, selector: _Selector) -> int:
+    def _compile(self, name: str, selector: LabelSelector) -> int:
         """The work that it was."""
-        if self._uncompiled.get(selector.name) is not selector:
-            return 1
-        del self._uncompiled[selector.name]
-        selector.terms = terms = _compile(selector.source)
-        selector.anchors = terms.anchors()
-        for anchor in selector.anchors:
-            self._index.setdefault(anchor, {})[selector.name] = selector
+        if self._uncompiled.get(name) is not selector:
+            return 1  # It was gone before it was compiled.
+        del self._uncompiled[name]
+        terms = _compile(selector)
+        self._anchors[name] = terms.anchors()
+        for anchor in self._anchors[name]:
+            self._index.setdefault(anchor, {})[name] = terms
         values = sum(map(len, terms.values.values())) + sum(map(len, terms.forbidden.values()))
         return WORK_OF_A_SELECTOR + 4 * terms.size + values // 4
 
     def _forget(self, name: str) -> None:
         self.revision += 1
-        self._newest_first = None
-        known = self._selectors.pop(name, None)
         self._uncompiled.pop(name, None)
-        for anchor in known.anchors if known is not None else ():
+        for anchor in self._anchors.pop(name, ()):
             del self._index[anchor][name]
             if not self._index[anchor]:
                 del self._index[anchor]
