@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tessera.core.model.devices import Device
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
-from tessera_lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Json, Product, container, gpu_pod, pod, product, sidecar
 
@@ -95,13 +93,6 @@ async def test_an_init_container_that_is_done_leaves_its_room_and_the_app_keeps_
         await cluster.at_rest()
 
 
-async def test_a_sidecar_keeps_its_slice_while_the_app_runs(tmp_path: Path) -> None:
-    async with product([node(count=1)], tmp_path) as cluster:
-        await run(cluster, pod("p", container("a", gpu=1, mem=1000), init=[sidecar("s", gpu=1, mem=80000)]))
-        await cluster.plane.create_pod(gpu_pod("q", gpu=1, mem=2000))
-        assert "CardInsufficientMemory" in await cluster.refused("q")
-
-
 # -- wishes
 
 
@@ -117,13 +108,6 @@ async def test_the_gpu_policy_decides_whether_pods_share_a_card(tmp_path: Path, 
     async with product([node()], tmp_path) as cluster:
         await run(cluster, *(gpu_pod(name, gpu=1, mem=100, annotations={GPU_POLICY: policy}) for name in ("p", "q")))
         assert (placed(cluster, "p") == placed(cluster, "q")) is together
-
-
-async def test_mutex_refuses_a_card_that_is_in_use(tmp_path: Path) -> None:
-    async with product([node(count=1)], tmp_path) as cluster:
-        await run(cluster, gpu_pod("p", gpu=1, mem=100))
-        await cluster.plane.create_pod(gpu_pod("q", gpu=1, mem=100, annotations={GPU_POLICY: "mutex"}))
-        assert "1/1 ExclusiveDeviceAllocateConflict" in await cluster.refused("q")
 
 
 @pytest.mark.parametrize(
@@ -143,16 +127,6 @@ async def test_a_pod_may_choose_its_cards_by_model_and_uuid(
     async with product([SimulatedNode("n1", cards)], tmp_path) as cluster:
         await run(cluster, gpu_pod("p", gpu=1, mem=100, annotations={key: text}))
         assert placed(cluster, "p") == ("n1", {0: chosen})
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [("nvidia.com/use-gputype", "H100", "CardTypeMismatch"), ("nvidia.com/use-gpuuuid", "GPU-no", "CardUuidMismatch")],
-)
-async def test_a_choice_that_no_card_meets_is_refused_for_it(tmp_path: Path, key: str, value: str, reason: str) -> None:
-    async with product([SimulatedNode("n1", mixed())], tmp_path) as cluster:
-        await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=100, annotations={key: value}))
-        assert f"3/3 {reason}" in await cluster.refused("p")
 
 
 def mixed() -> tuple[Device, ...]:
@@ -234,43 +208,6 @@ async def test_a_pod_costs_one_write_and_its_events(tmp_path: Path) -> None:
 # -- filter, asked by a test in kube-scheduler's place
 
 
-async def ask(cluster: Product, **args: Any) -> Json:
-    """A filter call as any caller may write it."""
-    url = f"{cluster.scheduler.extender_url}/filter"
-    async with aiohttp.ClientSession() as session, session.post(url, json=args) as response:
-        assert response.status == 200
-        return dict(await response.json())
-
-
-async def test_a_pod_that_asks_for_nothing_passes_through(tmp_path: Path) -> None:
-    async with product([node()], tmp_path, scheduling=False) as cluster:
-        plain = await cluster.plane.create_pod(gpu_pod("p"))
-        answer = await ask(cluster, Pod=plain, NodeNames=["n1", "elsewhere"])
-        assert (answer["NodeNames"], answer["FailedNodes"], answer["Error"]) == (["n1", "elsewhere"], None, "")
-        assert cluster.ledger.pods() == []
-
-
-async def test_whole_nodes_mean_a_rehearsal_on_empty_ones(tmp_path: Path) -> None:
-    """An autoscaler asks whether a node like this one would help; the real one is full."""
-    async with product([node(count=1)], tmp_path, scheduling=False) as cluster:
-        taker, asking = [await cluster.plane.create_pod(gpu_pod(name, gpu=1)) for name in ("p", "q")]
-        async with cluster.extender() as extender:
-            await extender.filter(taker, ["n1"])
-            await extender.bind(taker, "n1")
-        await cluster.running_pods("p")
-        template = {
-            **(cluster.plane.node("n1") or {}),
-            "metadata": {**node(count=1).document()["metadata"], "name": "t"},
-        }
-        bare = {"metadata": {"name": "bare"}}
-        answer = await ask(cluster, Pod=asking, Nodes={"items": [template, bare]})
-        assert [each["metadata"]["name"] for each in answer["Nodes"]["items"]] == ["t"]
-        answer = await ask(cluster, Pod=asking, Nodes={"items": [bare]})
-        assert answer["FailedNodes"] == {"bare": "node unregistered"}
-        await cluster.at_rest()
-        assert [entry.facts.name for entry in cluster.ledger.pods()] == ["p"]
-
-
 async def test_filters_at_the_same_time_give_a_card_to_one_pod_only(tmp_path: Path) -> None:
     """HAMi gives a card twice where two filters overlap."""
     async with product([node("n1", 1), node("n2", 1)], tmp_path, scheduling=False) as cluster:
@@ -279,20 +216,6 @@ async def test_filters_at_the_same_time_give_a_card_to_one_pod_only(tmp_path: Pa
             answers = await asyncio.gather(*(extender.filter(each, ["n1", "n2"]) for each in pods))
             given = [answer.nodes for answer in answers if answer.nodes]
             assert sorted(given) == [("n1",), ("n2",)]
-
-
-async def test_a_pod_asked_for_again_without_its_node_moves_its_reservation(tmp_path: Path) -> None:
-    """Another plugin of kube-scheduler may refuse the one node that was answered."""
-    async with product([node("n1", 1), node("n2", 1)], tmp_path, scheduling=False) as cluster:
-        first, second = [await cluster.plane.create_pod(gpu_pod(name, gpu=1)) for name in ("p", "q")]
-        async with cluster.extender() as extender:
-            assert (await extender.filter(first, ["n1"])).nodes == ("n1",)
-            assert (await extender.filter(first, ["n2"])).nodes == ("n2",)
-            assert (await extender.filter(second, ["n1", "n2"])).nodes == ("n1",)
-            await extender.bind(first, "n2")
-            await extender.bind(second, "n1")
-        await cluster.running_pods("p", "q")
-        await cluster.at_rest()
 
 
 async def test_a_decision_that_is_never_bound_expires_and_the_card_goes_to_others(tmp_path: Path) -> None:
@@ -312,28 +235,6 @@ async def test_a_decision_that_is_never_bound_expires_and_the_card_goes_to_other
             assert (await extender.filter(waiting, ["n1"])).nodes == ("n1",)
             await extender.bind(waiting, "n1")
         await cluster.running_pods("waiting")
-        await cluster.at_rest()
-
-
-async def test_a_reservation_goes_with_its_pod(tmp_path: Path) -> None:
-    async with product([node(count=1)], tmp_path, scheduling=False) as cluster:
-        held = await cluster.plane.create_pod(gpu_pod("held", gpu=1))
-        async with cluster.extender() as extender:
-            assert (await extender.filter(held, ["n1"])).nodes == ("n1",)
-            await cluster.plane.delete_pod("default", "held")
-            await cluster.at_rest()
-
-
-async def test_a_pod_that_is_bound_is_not_decided_about_again(tmp_path: Path) -> None:
-    async with product([node("n1"), node("n2")], tmp_path) as cluster:
-        await run(cluster, gpu_pod("p", gpu=1, mem=100))
-        bound = cluster.plane.pod("default", "p")
-        assert bound is not None
-        await cluster.at_rest()
-        async with cluster.extender() as extender:
-            with pytest.raises(ExtenderError, match="is bound to"):
-                await extender.filter(bound, ["n1", "n2"])
-            await extender.bind(bound, bound["spec"]["nodeName"])  # an answer that kube-scheduler did not get
         await cluster.at_rest()
 
 

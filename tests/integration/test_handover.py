@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tessera_lab.sandbox.api.store import StoreChange
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
@@ -46,41 +45,6 @@ async def test_pods_that_depend_on_allocate_take_turns(tmp_path: Path, agent: st
         assert len(cluster.writes()) == 24
 
 
-async def test_pods_that_use_the_downward_api_need_no_turn(tmp_path: Path) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="env")
-    async with product([node], tmp_path) as cluster:
-        node.kubelet.pause()
-        pods = [gpu_pod(f"p{number}", gpu=1, mem=100) for number in range(5)]
-        for each in pods:
-            await cluster.plane.create_pod(each)
-        await cluster.until(lambda: cluster.service.engine.queue.active == 5, what="five pods in hand at once")
-        node.kubelet.resume()
-        await cluster.running_pods(*names(pods))
-        await cluster.at_rest()
-
-
-async def test_dependent_pods_are_bound_one_after_the_other(tmp_path: Path) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="answer")
-    async with product([node], tmp_path) as cluster:
-        node.kubelet.pause()
-        pods = [gpu_pod(f"p{number}", gpu=1, mem=100) for number in range(4)]
-        for each in pods:
-            await cluster.plane.create_pod(each)
-        queue = cluster.service.engine.queue
-
-        def bound() -> list[str]:
-            return [name for name in names(pods) if (cluster.plane.pod("default", name) or {})["spec"].get("nodeName")]
-
-        # The others may wait before the first one's binding is written.
-        await cluster.until(lambda: queue.waiting == 3 and bound() != [], what="one pod bound, and three to wait")
-        assert bound() == ["p0"]
-        assert queue.active == 1
-        node.kubelet.resume()
-        await cluster.running_pods(*names(pods))
-        await cluster.at_rest()
-        assert list(wrong_slices(cluster.plane)) == []
-
-
 async def test_twenty_pods_through_hamis_plugin_each_under_its_lock(tmp_path: Path) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 4), agent="hami")
     owners: list[str] = []
@@ -114,31 +78,6 @@ async def test_only_a_pods_init_container_needs_devices_and_still_has_the_lock(t
         await cluster.at_rest()
 
 
-async def test_a_foreign_lock_is_respected_until_it_is_released(tmp_path: Path) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
-    async with product([node], tmp_path) as cluster:
-        plane = cluster.plane
-        await plane.create_pod(owner())
-        await set_lock(cluster, f"{now()},default,owner")
-        await plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.until(lambda: cluster.service.engine.queue.active == 1, what="the pod's turn")
-        await cluster.until(lambda: any(seen.path.endswith("/pods/owner") for seen in cluster.requests()))
-        assert plane.phase("default", "p") == "Pending"
-        await set_lock(cluster, None)
-        await cluster.running_pods("p")
-        await cluster.at_rest()
-
-
-@pytest.mark.parametrize("lock", ["2020-01-01T00:00:00Z,default,owner", "{now},default,missing"], ids=["old", "orphan"])
-async def test_a_forgotten_lock_is_taken_over(tmp_path: Path, lock: str) -> None:
-    async with product([SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")], tmp_path) as cluster:
-        await cluster.plane.create_pod(owner())
-        await set_lock(cluster, lock.format(now=now()))
-        await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.running_pods("p")
-        await cluster.at_rest()
-
-
 @pytest.mark.parametrize("lock", ["{now},default,owner", "{now}"], ids=["with an owner", "of old plugins"])
 async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others_lock_alone(
     tmp_path: Path, lock: str
@@ -158,38 +97,6 @@ async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others
         await cluster.at_rest()
 
 
-async def test_waiting_for_a_turn_is_bounded(tmp_path: Path) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="answer")
-    async with product([node], tmp_path, turn_s=0.05) as cluster:
-        node.kubelet.pause()
-        await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.plane.create_pod(gpu_pod("q", gpu=1, mem=200))
-        refused = await cluster.plane.wait_for(
-            lambda: [
-                event
-                for name in ("p", "q")
-                for event in cluster.plane.events("default", name)
-                if event["reason"] == "BindingFailed"
-            ],
-            what="a bind that gave up",
-        )
-        assert refused[0]["message"] == "node n1 is still handing devices to another pod"
-        node.kubelet.resume()
-        await cluster.running_pods("p", "q")
-        await cluster.at_rest()
-
-
-@pytest.mark.parametrize("mode", [NodeLockMode.NEVER, NodeLockMode.ALWAYS])
-async def test_the_administrator_decides_about_locks(tmp_path: Path, mode: NodeLockMode) -> None:
-    agent = "hami" if mode is NodeLockMode.NEVER else "env"
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent=agent)
-    async with product([node], tmp_path, node_lock=mode) as cluster:
-        await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.running_pods("p")
-        locked = [seen for seen in cluster.writes() if seen.path == NODES.path(name="n1")]
-        assert bool(locked) is (mode is NodeLockMode.ALWAYS)
-
-
 @pytest.mark.parametrize("agent", ["env", "answer", "hami"])
 async def test_a_pod_that_fails_in_allocate_frees_its_turn_and_its_cards(tmp_path: Path, agent: str) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent=agent)
@@ -201,39 +108,6 @@ async def test_a_pod_that_fails_in_allocate_frees_its_turn_and_its_cards(tmp_pat
         await cluster.at_rest()
         await plane.create_pod(gpu_pod("q", gpu=1))
         await cluster.running_pods("q")
-        await cluster.at_rest()
-
-
-@pytest.mark.parametrize("agent", ["answer", "hami"])
-async def test_a_pod_deleted_in_handover_frees_its_turn(tmp_path: Path, agent: str) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent=agent)
-    async with product([node], tmp_path) as cluster:
-        plane = cluster.plane
-        node.kubelet.pause()
-        await plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.until(lambda: cluster.service.engine.queue.active == 1)
-        await plane.create_pod(gpu_pod("q", gpu=1, mem=200))
-        await cluster.until(lambda: cluster.service.engine.queue.waiting == 1)
-        await plane.delete_pod("default", "p", grace_s=0)
-        node.kubelet.resume()
-        await cluster.running_pods("q")
-        await cluster.at_rest()
-
-
-async def test_a_node_that_is_slow_to_hand_over_does_not_delay_other_nodes(tmp_path: Path) -> None:
-    slow = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami", labels={"speed": "slow"})
-    fast = SimulatedNode("n2", gpu_cards("n2", 1), agent="hami", labels={"speed": "fast"})
-    async with product([slow, fast], tmp_path) as cluster:
-        slow.kubelet.pause()
-        for number in range(3):
-            for speed in ("slow", "fast"):
-                await cluster.plane.create_pod(
-                    pod(f"{speed}{number}", container("a", gpu=1, mem=100 + number), nodeSelector={"speed": speed})
-                )
-        await cluster.running_pods("fast0", "fast1", "fast2")
-        assert cluster.service.engine.queue.waiting == 2
-        slow.kubelet.resume()
-        await cluster.running_pods("slow0", "slow1", "slow2")
         await cluster.at_rest()
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
-from tessera.wire import keys
+from tessera.kube.resources import PODS, RESOURCE_QUOTAS
 from tessera_lab.sandbox.api.faults import Fail, Hold
 from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
-from tessera_lab.sandbox.objects import annotations_of
 from tests.support.product import Product, gpu_pod, product
 
 US = "tessera-scheduler"
@@ -60,32 +58,6 @@ async def test_a_pod_is_bound_when_a_running_one_is_deleted(tmp_path: Path) -> N
         assert asleep(cluster) == 0
 
 
-async def test_a_pod_is_bound_when_a_running_one_has_ended(tmp_path: Path) -> None:
-    async with product([node()], tmp_path) as cluster:
-        await cluster.plane.create_pod(gpu_pod("ends", gpu=1, annotations={"sandbox.tessera.io/run-seconds": "0.1"}))
-        await refuse(cluster)
-        await cluster.running_pods("waiting")
-        await cluster.at_rest()
-
-
-async def test_a_pod_is_bound_when_a_node_joins(tmp_path: Path) -> None:
-    async with product([node()], tmp_path) as cluster:
-        await run(cluster)
-        await refuse(cluster)
-        await cluster.plane.fleet.add(node("n2"))
-        await cluster.running_pods("waiting")
-        await cluster.at_rest()
-
-
-async def test_a_pod_is_bound_when_its_node_registers_more(tmp_path: Path) -> None:
-    async with product([node()], tmp_path) as cluster:
-        await run(cluster)
-        await refuse(cluster)
-        await cluster.plane.nodes["n1"].set_cards(gpu_cards("n1", 2))
-        await cluster.running_pods("waiting")
-        await cluster.at_rest()
-
-
 @pytest.mark.parametrize("change", ["raised", "deleted"])
 async def test_a_pod_is_bound_when_its_quota_allows_it(tmp_path: Path, change: str) -> None:
     """kube-scheduler knows nothing of these quotas: without being told it would sleep for minutes."""
@@ -107,41 +79,6 @@ async def test_a_pod_is_bound_when_its_quota_allows_it(tmp_path: Path, change: s
         await cluster.running_pods(waiting)
         await cluster.at_rest()
         assert wakings(cluster) == [waiting]
-
-
-async def test_a_pod_is_bound_when_a_card_is_healthy_again(tmp_path: Path) -> None:
-    async with product([node(count=2)], tmp_path) as cluster:
-        simulated = cluster.plane.nodes["n1"]
-        await simulated.set_health(simulated.cards[0].uuid, healthy=False)
-        await cluster.at_rest()
-        await refuse(cluster, gpu=2, mem=100)
-        await simulated.set_health(simulated.cards[0].uuid, healthy=True)
-        await cluster.running_pods("waiting")
-
-
-async def test_a_pod_is_bound_when_a_cordon_is_lifted(tmp_path: Path) -> None:
-    async with product([node()], tmp_path) as cluster:
-        card = cluster.plane.nodes["n1"].cards[0].uuid
-        await annotate_node(cluster, {keys.DEVICE_CORDON: card})
-        await cluster.at_rest()
-        await refuse(cluster)
-        await annotate_node(cluster, {keys.DEVICE_CORDON: None})
-        await cluster.running_pods("waiting")
-
-
-async def test_a_pod_is_bound_when_a_reservation_that_was_never_used_expires(tmp_path: Path) -> None:
-    async with product([node()], tmp_path, scheduling=False, reservation_s=0.0) as cluster:
-        gated = gpu_pod("held", gpu=1)
-        gated["spec"]["schedulingGates"] = GATES
-        held = await cluster.plane.create_pod(gated)
-        async with cluster.extender() as extender:
-            assert (await extender.filter(held, ["n1"])).nodes == ("n1",)
-        await cluster.start_scheduling()
-        await refuse(cluster)
-        cluster.time_passes()
-        await cluster.running_pods("waiting")
-        assert wakings(cluster) == ["waiting"]
-        await cluster.at_rest()
 
 
 # -- races
@@ -201,15 +138,6 @@ async def test_room_gained_while_everything_is_read_again_is_not_overlooked(tmp_
         await cluster.at_rest()
 
 
-async def test_pods_that_waited_and_are_deleted_are_forgotten(tmp_path: Path) -> None:
-    async with product([node()], tmp_path) as cluster:
-        await run(cluster)
-        await refuse(cluster)
-        assert asleep(cluster) == 1
-        await cluster.plane.delete_pod("default", "waiting")
-        await cluster.until(lambda: asleep(cluster) == 0)
-
-
 # -- cost
 
 
@@ -236,23 +164,5 @@ async def test_a_backlog_that_does_not_fit_costs_few_writes(tmp_path: Path) -> N
         assert [seen.status for seen in cluster.writes() if "binding" in seen.path] in ([201], [409, 201])
 
 
-async def test_no_pod_is_woken_for_room_that_is_too_small(tmp_path: Path) -> None:
-    async with product([node()], tmp_path) as cluster:
-        await run(cluster, "small", gpu=1, mem=100)
-        await run(cluster, "large", gpu=1, mem=80000)
-        await refuse(cluster, gpu=1, mem=70000)
-        await cluster.plane.delete_pod("default", "small", grace_s=0)
-        await cluster.at_rest()
-        assert asleep(cluster) == 1
-        assert wakings(cluster) == []
-        waiting = cluster.plane.pod("default", "waiting")
-        assert waiting is not None
-        assert keys.RETRY not in annotations_of(waiting)
-
-
 def ran(cluster: Product, *names: str) -> list[str]:
     return [name for name in names if cluster.plane.phase("default", name) == "Running"]
-
-
-async def annotate_node(cluster: Product, annotations: dict[str, str | None]) -> None:
-    await cluster.plane.client.patch(NODES.path(name="n1"), {"metadata": {"annotations": annotations}})
