@@ -307,17 +307,14 @@ async def test_downward_api_pods_do_not_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(downward(1), dependent(1)), (dependent(1), downward(1))])
-def test_a_dependent_pod_and_a_downward_api_pod_wait_for_each_other(first: Kind, second: Kind) -> None:
-    @in_fake_time
-    async def check() -> None:
-        line = Line()
-        await line.ask("p1", first)
-        await line.ask("p2", second)
-        assert line.got == ["p1"]
-        await line.leave("p1")
-        assert line.got == ["p1", "p2"]
-
-    check()
+@in_fake_time
+async def test_a_dependent_pod_and_a_downward_api_pod_wait_for_each_other(first: Kind, second: Kind) -> None:
+    line = Line()
+    await line.ask("p1", first)
+    await line.ask("p2", second)
+    assert line.got == ["p1"]
+    await line.leave("p1")
+    assert line.got == ["p1", "p2"]
 
 
 @in_fake_time

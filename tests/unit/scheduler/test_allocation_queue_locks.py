@@ -123,17 +123,14 @@ def lock_of(world: World, key: str = keys.NODE_LOCK) -> str | None:
 
 
 @pytest.mark.parametrize("mode", [AUTO, NEVER])
-def test_a_foreign_plugin_gets_one_pod_at_a_time_with_and_without_the_lock(mode: NodeLockMode) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(node("n1").gpus(2), mode=mode)
-        _, problem = await enter(world, "a")
-        assert problem == ""
-        _, problem = await enter(world, "b")
-        assert problem == BUSY
-        assert (lock_of(world) is not None) is (mode is AUTO)
-
-    check()
+@in_fake_time
+async def test_a_foreign_plugin_gets_one_pod_at_a_time_with_and_without_the_lock(mode: NodeLockMode) -> None:
+    world = World(node("n1").gpus(2), mode=mode)
+    _, problem = await enter(world, "a")
+    assert problem == ""
+    _, problem = await enter(world, "b")
+    assert problem == BUSY
+    assert (lock_of(world) is not None) is (mode is AUTO)
 
 
 @in_fake_time
@@ -192,17 +189,14 @@ async def test_a_failed_bind_gives_lock_and_turn_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("fault", [refused(500), never_sent(), refused(404)])
-def test_a_lock_that_cannot_be_removed_stops_neither_the_turn_nor_the_other_locks(fault: Exception) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(node("n1").gpus(1))
-        ticket, _ = await enter(world, "a", of_vendors("NVIDIA", "MLU"))
-        world.api.script("get_node", fault)  # type: ignore[arg-type]
-        await world.queue.give_back(ticket)
-        assert sorted([lock_of(world, CAMBRICON) is None, lock_of(world) is None]) == [False, True]
-        assert world.queue.active == 0
-
-    check()
+@in_fake_time
+async def test_a_lock_that_cannot_be_removed_stops_neither_the_turn_nor_the_other_locks(fault: Exception) -> None:
+    world = World(node("n1").gpus(1))
+    ticket, _ = await enter(world, "a", of_vendors("NVIDIA", "MLU"))
+    world.api.script("get_node", fault)  # type: ignore[arg-type]
+    await world.queue.give_back(ticket)
+    assert sorted([lock_of(world, CAMBRICON) is None, lock_of(world) is None]) == [False, True]
+    assert world.queue.active == 0
 
 
 @in_fake_time

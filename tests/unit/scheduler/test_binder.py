@@ -23,7 +23,7 @@ from tests.support.stepwise_scheduler import (
     uid,
     using_downward_api,
 )
-from tests.unit.scheduler.binder_cases import FREE, HELD, KEY, POD, agent, node_of, ready, run, seconds
+from tests.unit.scheduler.binder_cases import FREE, HELD, KEY, POD, agent, node_of, ready, seconds
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
 
@@ -96,13 +96,11 @@ async def test_a_recorded_bind_request_is_answered_as_recorded() -> None:
         (b'{"PodName":"p","PodNamespace":"d","PodUID":"u"}', "extender binding args missing Node"),
     ],
 )
-def test_a_body_that_cannot_be_read_is_an_error_in_the_answer(body: bytes, error: str) -> None:
-    async def case() -> None:
-        world = ready()
-        assert json.loads(await world.binder.answer(body))["Error"].startswith(error)
-        assert world.api.calls == []
-
-    run(case)
+@in_fake_time
+async def test_a_body_that_cannot_be_read_is_an_error_in_the_answer(body: bytes, error: str) -> None:
+    world = ready()
+    assert json.loads(await world.binder.answer(body))["Error"].startswith(error)
+    assert world.api.calls == []
 
 
 # -- without a reservation
@@ -165,16 +163,14 @@ async def test_a_late_bind_never_takes_a_settled_pod_from_its_cards() -> None:
 
 
 @pytest.mark.parametrize(("there", "error"), [("n1", ""), ("n2", "pod is bound to n2 already")])
-def test_a_pod_that_is_bound_already_is_left_alone(there: str, error: str) -> None:
-    async def case() -> None:
-        world = ready(agent("n1"), agent("n2"))
-        world.api.add_pod(POD.on(there, f"{there}-0,NVIDIA,1000,10:;"))
-        world.restart()
-        before = world.ledger.state()
-        assert await world.bound(POD) == error
-        assert (world.ledger.state(), world.api.writes) == (before, [])
-
-    run(case)
+@in_fake_time
+async def test_a_pod_that_is_bound_already_is_left_alone(there: str, error: str) -> None:
+    world = ready(agent("n1"), agent("n2"))
+    world.api.add_pod(POD.on(there, f"{there}-0,NVIDIA,1000,10:;"))
+    world.restart()
+    before = world.ledger.state()
+    assert await world.bound(POD) == error
+    assert (world.ledger.state(), world.api.writes) == (before, [])
 
 
 @pytest.mark.parametrize(
@@ -184,15 +180,13 @@ def test_a_pod_that_is_bound_already_is_left_alone(there: str, error: str) -> No
         (never_sent(), "pod default/p cannot be read: connection refused"),
     ],
 )
-def test_a_pod_that_cannot_be_read_after_a_restart_is_not_bound(fault: KubeError, error: str) -> None:
-    async def case() -> None:
-        world = ready()
-        world.restart()
-        world.api.script("get_pod", fault)
-        assert await world.bound(POD) == error
-        assert (node_of(world), world.cards()) == ("", FREE)
-
-    run(case)
+@in_fake_time
+async def test_a_pod_that_cannot_be_read_after_a_restart_is_not_bound(fault: KubeError, error: str) -> None:
+    world = ready()
+    world.restart()
+    world.api.script("get_pod", fault)
+    assert await world.bound(POD) == error
+    assert (node_of(world), world.cards()) == ("", FREE)
 
 
 @in_fake_time
@@ -266,20 +260,18 @@ async def test_a_node_that_is_gone_is_refused_and_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("mode", list(NodeLockMode))
-def test_a_vendor_that_left_the_configuration_ends_the_reservation_of_its_pods(mode: NodeLockMode) -> None:
-    async def case() -> None:
-        world = World(node("n1").gpus(1), mode=mode)
-        world.create(POD)
-        world.chosen(POD)
-        world.vendors.clear()
-        world.engine.forget_vendors()
-        world.nodes.put("n1", world.api.nodes["n1"])
-        assert await world.bound(POD) == "node n1 lost its devices"
-        assert world.cycle_state(POD) is CycleState.PENDING
-        assert world.ledger.pods() == []
-        assert (world.queue.active, world.queue.waiting) == (0, 0)
-
-    run(case)
+@in_fake_time
+async def test_a_vendor_that_left_the_configuration_ends_the_reservation_of_its_pods(mode: NodeLockMode) -> None:
+    world = World(node("n1").gpus(1), mode=mode)
+    world.create(POD)
+    world.chosen(POD)
+    world.vendors.clear()
+    world.engine.forget_vendors()
+    world.nodes.put("n1", world.api.nodes["n1"])
+    assert await world.bound(POD) == "node n1 lost its devices"
+    assert world.cycle_state(POD) is CycleState.PENDING
+    assert world.ledger.pods() == []
+    assert (world.queue.active, world.queue.waiting) == (0, 0)
 
 
 @in_fake_time
@@ -322,35 +314,31 @@ async def test_a_pod_that_is_bound_elsewhere_frees_its_cards_here() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_refusal_for_now_is_tried_again_after_a_pause(status: int) -> None:
-    async def case() -> None:
-        world = ready()
-        world.api.script("bind", *[refused(status)] * (ATTEMPTS - 1))
-        assert await world.bound(POD) == ""
-        assert world.api.calls == ["bind"] * ATTEMPTS
-        assert 0 < seconds() < PAUSES.cap * ATTEMPTS
-        assert world.agrees()
-
-    run(case)
+@in_fake_time
+async def test_a_refusal_for_now_is_tried_again_after_a_pause(status: int) -> None:
+    world = ready()
+    world.api.script("bind", *[refused(status)] * (ATTEMPTS - 1))
+    assert await world.bound(POD) == ""
+    assert world.api.calls == ["bind"] * ATTEMPTS
+    assert 0 < seconds() < PAUSES.cap * ATTEMPTS
+    assert world.agrees()
 
 
 @pytest.mark.parametrize(("jitter", "total"), [(min, 3 * PAUSES.floor), (max, 0.4 + 0.8 + 1.6)], ids=["none", "full"])
 @pytest.mark.parametrize("verb", ["bind", "get_pod"])
-def test_each_pause_is_up_to_twice_as_long_as_the_one_before(
+@in_fake_time
+async def test_each_pause_is_up_to_twice_as_long_as_the_one_before(
     monkeypatch: pytest.MonkeyPatch, verb: str, jitter: Callable[[float, float], float], total: float
 ) -> None:
     """`jitter` chooses between the shortest and the longest pause."""
 
-    async def case() -> None:
-        world = ready()
-        monkeypatch.setattr("random.uniform", jitter)
-        if verb == "get_pod":
-            world.api.script("bind", Step(lost_answer(), done=True))
-        world.api.script(verb, *[refused(429)] * (ATTEMPTS - 1))
-        assert await world.bound(POD) == ""
-        assert seconds() == pytest.approx(total)
-
-    run(case)
+    world = ready()
+    monkeypatch.setattr("random.uniform", jitter)
+    if verb == "get_pod":
+        world.api.script("bind", Step(lost_answer(), done=True))
+    world.api.script(verb, *[refused(429)] * (ATTEMPTS - 1))
+    assert await world.bound(POD) == ""
+    assert seconds() == pytest.approx(total)
 
 
 @in_fake_time
@@ -371,25 +359,23 @@ async def test_a_look_up_that_is_refused_for_now_keeps_the_bind_as_short() -> No
 
 
 @pytest.mark.parametrize(("status", "looks"), [(429, 0), (500, 1), (504, 1)])
-def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_ends(status: int, looks: int) -> None:
-    async def case() -> None:
-        world = ready()
-        world.api.always("bind", refused(status))
-        assert await world.bound(POD) == f"{status}: scripted"
-        assert world.api.calls.count("get_pod") == looks
-        assert (world.state(POD), world.cards()) == (GrantState.RESERVED, HELD)
-        if looks:
-            world.cycles.tick()
-            assert (world.cycle_state(POD), world.cards()) == (CycleState.UNCERTAIN, HELD)
-            await world.binder.look_up_unconfirmed()
-        await asyncio.sleep(RESERVATION - 3)
-        assert world.cards() == (FREE if looks else HELD)
-        await asyncio.sleep(3.001)  # The jitter of the pauses makes the sum inexact.
+@in_fake_time
+async def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_ends(status: int, looks: int) -> None:
+    world = ready()
+    world.api.always("bind", refused(status))
+    assert await world.bound(POD) == f"{status}: scripted"
+    assert world.api.calls.count("get_pod") == looks
+    assert (world.state(POD), world.cards()) == (GrantState.RESERVED, HELD)
+    if looks:
         world.cycles.tick()
-        assert world.cards() == FREE
-        assert world.agrees()
-
-    run(case)
+        assert (world.cycle_state(POD), world.cards()) == (CycleState.UNCERTAIN, HELD)
+        await world.binder.look_up_unconfirmed()
+    await asyncio.sleep(RESERVATION - 3)
+    assert world.cards() == (FREE if looks else HELD)
+    await asyncio.sleep(3.001)  # The jitter of the pauses makes the sum inexact.
+    world.cycles.tick()
+    assert world.cards() == FREE
+    assert world.agrees()
 
 
 @in_fake_time

@@ -24,7 +24,7 @@ from tests.support.stepwise_scheduler import (
     answering,
     serving_downward_api,
 )
-from tests.unit.scheduler.binder_cases import FREE, HELD, KEY, PLAIN, POD, agent, node_of, ready, run, unknown
+from tests.unit.scheduler.binder_cases import FREE, HELD, KEY, PLAIN, POD, agent, node_of, ready, unknown
 
 # -- answers that are lost
 
@@ -170,14 +170,12 @@ async def test_a_reservation_from_before_another_replica_led_is_chosen_again() -
 
 
 @pytest.mark.parametrize("status", [429, 500])
-def test_a_bind_is_not_sent_again_after_another_replica_led_between_two_attempts(status: int) -> None:
-    async def case() -> None:
-        world = ready()
-        world.api.script("bind", Step(refused(status), meanwhile=world.lead_again))
-        assert await world.bound(POD) == NOT_LEADING
-        assert (world.api.calls.count("bind"), node_of(world)) == (1, "")
-
-    run(case)
+@in_fake_time
+async def test_a_bind_is_not_sent_again_after_another_replica_led_between_two_attempts(status: int) -> None:
+    world = ready()
+    world.api.script("bind", Step(refused(status), meanwhile=world.lead_again))
+    assert await world.bound(POD) == NOT_LEADING
+    assert (world.api.calls.count("bind"), node_of(world)) == (1, "")
 
 
 def unreachable_bind(world: World) -> None:
@@ -198,16 +196,16 @@ def card_gone(world: World) -> None:
 
 
 @pytest.mark.parametrize("trouble", [unreachable_bind, forbidden_credentials, not_leading, card_gone])
-def test_a_later_bind_that_is_not_sent_says_nothing_about_the_earlier_one(trouble: Callable[[World], None]) -> None:
-    async def case() -> None:
-        world = ready()
-        await unknown(world, done=True)
-        trouble(world)
-        assert await world.bound(POD) != ""
-        assert (world.cycle_state(POD), world.state(POD)) == (CycleState.UNCERTAIN, GrantState.RESERVED)
-        assert world.agrees()
-
-    run(case)
+@in_fake_time
+async def test_a_later_bind_that_is_not_sent_says_nothing_about_the_earlier_one(
+    trouble: Callable[[World], None],
+) -> None:
+    world = ready()
+    await unknown(world, done=True)
+    trouble(world)
+    assert await world.bound(POD) != ""
+    assert (world.cycle_state(POD), world.state(POD)) == (CycleState.UNCERTAIN, GrantState.RESERVED)
+    assert world.agrees()
 
 
 @in_fake_time
@@ -240,17 +238,15 @@ async def test_a_later_bind_that_gets_no_lock_says_nothing_about_the_earlier_one
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_a_pod_of_unknown_end_that_is_asked_for_again_ends_on_the_same_cards(done: bool) -> None:
-    async def case() -> None:
-        world = ready(agent("n1"), agent("n2"))
-        await unknown(world, done=done)
-        assert world.chosen(POD) == "n1"
-        assert world.cards("n2") == {"n2-0": (0, 0, 0)}
-        assert await world.bound(POD) == ""
-        assert world.cards() == HELD
-        assert world.agrees()
-
-    run(case)
+@in_fake_time
+async def test_a_pod_of_unknown_end_that_is_asked_for_again_ends_on_the_same_cards(done: bool) -> None:
+    world = ready(agent("n1"), agent("n2"))
+    await unknown(world, done=done)
+    assert world.chosen(POD) == "n1"
+    assert world.cards("n2") == {"n2-0": (0, 0, 0)}
+    assert await world.bound(POD) == ""
+    assert world.cards() == HELD
+    assert world.agrees()
 
 
 @in_fake_time
@@ -267,30 +263,28 @@ async def test_a_pod_of_unknown_end_that_turns_out_unbound_may_go_elsewhere() ->
     [(1.0, ["bind", "get_pod"], CycleState.RESERVED), (20.0, ["bind"], CycleState.BINDING)],
     ids=["refused meanwhile", "not answered yet"],
 )
-def test_a_pod_that_is_bound_again_while_another_one_is_looked_up_is_left_to_that_bind(
+@in_fake_time
+async def test_a_pod_that_is_bound_again_while_another_one_is_looked_up_is_left_to_that_bind(
     took: float, calls: list[str], state: CycleState
 ) -> None:
-    async def case() -> None:
-        world, again = ready(), POD.called("again", uid="uid-again")
-        world.create(again)
-        assert world.chosen(again) == "n1"
-        world.api.always("bind", lost_answer())
-        world.api.always("get_pod", never_sent())
-        for each in (POD, again):
-            assert await world.bound(each) == "no answer within 30 s"
-        world.api.always("get_pod", None)
-        world.api.mark_pod("default/again", {"note": "x"})  # The first write can land no more.
-        world.api.script("annotate_pod", Step(delay=10.0))
-        looking_up = asyncio.create_task(world.binder.look_up_unconfirmed())
-        await asyncio.sleep(1)
-        world.api.calls.clear()
-        world.api.always("bind", Step(refused(403, "Forbidden"), delay=took))
-        binding = asyncio.create_task(world.bound(again))
-        await looking_up
-        assert (world.api.calls, world.cycle_state(again)) == (calls, state)
-        assert await binding == "403 Forbidden: scripted"
-
-    run(case)
+    world, again = ready(), POD.called("again", uid="uid-again")
+    world.create(again)
+    assert world.chosen(again) == "n1"
+    world.api.always("bind", lost_answer())
+    world.api.always("get_pod", never_sent())
+    for each in (POD, again):
+        assert await world.bound(each) == "no answer within 30 s"
+    world.api.always("get_pod", None)
+    world.api.mark_pod("default/again", {"note": "x"})  # The first write can land no more.
+    world.api.script("annotate_pod", Step(delay=10.0))
+    looking_up = asyncio.create_task(world.binder.look_up_unconfirmed())
+    await asyncio.sleep(1)
+    world.api.calls.clear()
+    world.api.always("bind", Step(refused(403, "Forbidden"), delay=took))
+    binding = asyncio.create_task(world.bound(again))
+    await looking_up
+    assert (world.api.calls, world.cycle_state(again)) == (calls, state)
+    assert await binding == "403 Forbidden: scripted"
 
 
 @in_fake_time
@@ -303,20 +297,18 @@ async def test_a_pod_of_unknown_end_is_not_bound_to_another_node() -> None:
 
 
 @pytest.mark.parametrize("bound_elsewhere", [True, False])
-def test_a_conflict_that_cannot_be_looked_up_keeps_its_reservation_for_a_while(bound_elsewhere: bool) -> None:
-    async def case() -> None:
-        world = ready(agent("n1"), agent("n2"))
-        world.api.script("bind", refused(409, "Conflict"))
-        world.api.always("get_pod", never_sent())
-        assert await world.bound(POD) == "409 Conflict: scripted"
-        assert (world.cycle_state(POD), world.cards("n1")) == (CycleState.RESERVED, HELD)
-        world.api.always("get_pod", None)
-        if bound_elsewhere:
-            world.api.add_pod(POD.on("n2", "n2-0,NVIDIA,1000,10:;"))
-            world.watch()
-        await asyncio.sleep(RESERVATION)
-        world.cycles.tick()
-        assert world.cards("n1") == FREE
-        assert world.agrees()
-
-    run(case)
+@in_fake_time
+async def test_a_conflict_that_cannot_be_looked_up_keeps_its_reservation_for_a_while(bound_elsewhere: bool) -> None:
+    world = ready(agent("n1"), agent("n2"))
+    world.api.script("bind", refused(409, "Conflict"))
+    world.api.always("get_pod", never_sent())
+    assert await world.bound(POD) == "409 Conflict: scripted"
+    assert (world.cycle_state(POD), world.cards("n1")) == (CycleState.RESERVED, HELD)
+    world.api.always("get_pod", None)
+    if bound_elsewhere:
+        world.api.add_pod(POD.on("n2", "n2-0,NVIDIA,1000,10:;"))
+        world.watch()
+    await asyncio.sleep(RESERVATION)
+    world.cycles.tick()
+    assert world.cards("n1") == FREE
+    assert world.agrees()

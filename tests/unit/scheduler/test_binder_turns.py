@@ -18,7 +18,7 @@ from tests.support.stepwise_scheduler import (
     answering,
     using_downward_api,
 )
-from tests.unit.scheduler.binder_cases import KEY, PLAIN, agent, node_of, ready, run, seconds
+from tests.unit.scheduler.binder_cases import KEY, PLAIN, agent, node_of, ready, seconds
 
 # -- turns and locks
 
@@ -129,36 +129,32 @@ async def test_a_slow_write_keeps_its_turn_however_long_it_takes() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-def test_a_pod_that_is_seen_in_handover_while_its_bind_waits_has_its_turn(cancelled: bool) -> None:
-    async def case() -> None:
-        world = World(answering(node("n1").gpus(1)))
-        task = await queued(world)
-        world.create(PLAIN.on("n1", "n1-0,NVIDIA,1000,0:;").annotate((keys.BIND_PHASE, keys.PHASE_ALLOCATING)))
-        if cancelled:
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        else:
-            assert await task == ""
-        assert seconds() == pytest.approx(1, abs=0.01)
-        assert [ticket.uid for ticket in world.queue.active_on("n1")] == ["uid-first", "uid-p"]
-        world.api.mark_pod(KEY, {keys.BIND_PHASE: keys.PHASE_SUCCESS})
-        world.api.delete_pod("default/first")
-        assert world.agrees()
-        assert (world.queue.active, world.queue.waiting) == (0, 0)
-
-    run(case)
+@in_fake_time
+async def test_a_pod_that_is_seen_in_handover_while_its_bind_waits_has_its_turn(cancelled: bool) -> None:
+    world = World(answering(node("n1").gpus(1)))
+    task = await queued(world)
+    world.create(PLAIN.on("n1", "n1-0,NVIDIA,1000,0:;").annotate((keys.BIND_PHASE, keys.PHASE_ALLOCATING)))
+    if cancelled:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        assert await task == ""
+    assert seconds() == pytest.approx(1, abs=0.01)
+    assert [ticket.uid for ticket in world.queue.active_on("n1")] == ["uid-first", "uid-p"]
+    world.api.mark_pod(KEY, {keys.BIND_PHASE: keys.PHASE_SUCCESS})
+    world.api.delete_pod("default/first")
+    assert world.agrees()
+    assert (world.queue.active, world.queue.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("status", [403, 409])
-def test_a_bind_that_fails_gives_its_turn_and_its_lock_back(status: int) -> None:
-    async def case() -> None:
-        world = ready(node("n1").gpus(1), asking=PLAIN)
-        world.api.script("bind", refused(status))
-        assert await world.bound(PLAIN) != ""
-        assert (world.queue.active, world.api.nodes["n1"].annotations.get(keys.NODE_LOCK)) == (0, None)
-
-    run(case)
+@in_fake_time
+async def test_a_bind_that_fails_gives_its_turn_and_its_lock_back(status: int) -> None:
+    world = ready(node("n1").gpus(1), asking=PLAIN)
+    world.api.script("bind", refused(status))
+    assert await world.bound(PLAIN) != ""
+    assert (world.queue.active, world.api.nodes["n1"].annotations.get(keys.NODE_LOCK)) == (0, None)
 
 
 @in_fake_time

@@ -14,7 +14,7 @@ from tests.support.stepwise_scheduler import (
     World,
     filter_body,
 )
-from tests.unit.scheduler.binder_cases import FREE, KEY, POD, agent, change, node_of, ready, run, seconds, unknown
+from tests.unit.scheduler.binder_cases import FREE, KEY, POD, agent, change, node_of, ready, seconds, unknown
 
 # -- the version of the pod
 
@@ -72,18 +72,16 @@ def unreadable(world: World) -> None:
     ("trouble", "state"),
     [(gone, CycleState.PENDING), (being_deleted, CycleState.PENDING), (unreadable, CycleState.RESERVED)],
 )
-def test_a_pod_whose_version_cannot_be_read_is_not_said_to_be_bound(
+@in_fake_time
+async def test_a_pod_whose_version_cannot_be_read_is_not_said_to_be_bound(
     trouble: Callable[[World], None], state: CycleState
 ) -> None:
-    async def case() -> None:
-        world = World(agent())
-        world.create(POD)
-        assert world.asked(filter_body(POD, ["n1"]))["NodeNames"] == ["n1"]
-        trouble(world)
-        assert await world.bound(POD) == "pod default/p is gone, being deleted, or cannot be read"
-        assert (world.api.writes, world.cycle_state(POD)) == ([], state)
-
-    run(case)
+    world = World(agent())
+    world.create(POD)
+    assert world.asked(filter_body(POD, ["n1"]))["NodeNames"] == ["n1"]
+    trouble(world)
+    assert await world.bound(POD) == "pod default/p is gone, being deleted, or cannot be read"
+    assert (world.api.writes, world.cycle_state(POD)) == ([], state)
 
 
 @in_fake_time

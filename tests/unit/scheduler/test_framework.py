@@ -63,19 +63,16 @@ async def test_without_features_the_pipeline_schedules_plain_pods() -> None:
 
 
 @pytest.mark.parametrize("kind", [Alone, BeforeOthers])
-def test_a_feature_is_one_class_and_one_line(kind: type[World]) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = kind(node("n1").gpus(1))
-        marked, plain = gpu_pod("marked").labelled(quarantine="yes"), gpu_pod("plain")
-        world.create(marked, plain)
-        assert world.filtered(marked)["FailedNodes"] == {"n1": Reason.NODE_UNAVAILABLE}
-        assert world.chosen(plain) == "n1"
-        assert await world.bound(plain) == ""
-        assert await world.bound(marked) != "", "there is no room beside the other pod"
-        assert world.engine.feature(Quarantine).bound == 1
-
-    check()
+@in_fake_time
+async def test_a_feature_is_one_class_and_one_line(kind: type[World]) -> None:
+    world = kind(node("n1").gpus(1))
+    marked, plain = gpu_pod("marked").labelled(quarantine="yes"), gpu_pod("plain")
+    world.create(marked, plain)
+    assert world.filtered(marked)["FailedNodes"] == {"n1": Reason.NODE_UNAVAILABLE}
+    assert world.chosen(plain) == "n1"
+    assert await world.bound(plain) == ""
+    assert await world.bound(marked) != "", "there is no room beside the other pod"
+    assert world.engine.feature(Quarantine).bound == 1
 
 
 def test_a_plain_pod_asks_each_feature_one_question() -> None:

@@ -117,31 +117,28 @@ async def test_a_plan_is_given_up_for_a_member_with_a_claim_that_others_may_use(
 
 
 @pytest.mark.parametrize("happens", ["released", "deleted", "pod deleted"])
-def test_no_member_is_bound_before_the_claims_of_all_are_theirs(happens: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        members = [member(0), claiming(pod("g-1"), "c").in_gang("g", 2)]
-        world = world_with(*members, nodes=("n1", "n2"))
-        world.claim("c", memory=1000)
-        world.api.change_claim("default/c", world.allocation("n1", memory=1000))
-        world.watch()
-        chosen = [world.chosen(each) for each in members]
-        if happens == "released":
-            world.api.change_claim("default/c", ClaimStatus())
-        elif happens == "deleted":
-            world.api.delete_claim("default/c")
-        else:
-            world.api.delete_pod("default/g-1")
-            world.api.delete_claim("default/c")
-        binds = [world.bound(each, at) for each, at in zip(members, chosen, strict=True)]
-        assert all(await asyncio.gather(*binds))
-        assert not any(each.spec.node_name for each in world.api.pods.values())
-        world.watch()
-        await world.work()
-        assert gangs_of(world.engine).count(GangState.WAITING) == 1
-        assert world.agrees()
-
-    check()
+@in_fake_time
+async def test_no_member_is_bound_before_the_claims_of_all_are_theirs(happens: str) -> None:
+    members = [member(0), claiming(pod("g-1"), "c").in_gang("g", 2)]
+    world = world_with(*members, nodes=("n1", "n2"))
+    world.claim("c", memory=1000)
+    world.api.change_claim("default/c", world.allocation("n1", memory=1000))
+    world.watch()
+    chosen = [world.chosen(each) for each in members]
+    if happens == "released":
+        world.api.change_claim("default/c", ClaimStatus())
+    elif happens == "deleted":
+        world.api.delete_claim("default/c")
+    else:
+        world.api.delete_pod("default/g-1")
+        world.api.delete_claim("default/c")
+    binds = [world.bound(each, at) for each, at in zip(members, chosen, strict=True)]
+    assert all(await asyncio.gather(*binds))
+    assert not any(each.spec.node_name for each in world.api.pods.values())
+    world.watch()
+    await world.work()
+    assert gangs_of(world.engine).count(GangState.WAITING) == 1
+    assert world.agrees()
 
 
 @in_fake_time

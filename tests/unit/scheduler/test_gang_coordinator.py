@@ -343,24 +343,21 @@ async def test_a_member_gets_the_place_that_was_found_by_preferring_other_cards(
 
 
 @pytest.mark.parametrize("had_more_nodes", [False, True])
-def test_a_plan_that_one_member_can_never_follow_is_not_made_again_and_again(had_more_nodes: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(machine("n1", cards=1), machine("n2", cards=1))
-        whole, most = (using_downward_api(gpu_pod(f"g-{mem}", mem=mem)).in_gang("g", 2) for mem in (81920, 81000))
-        world.create(whole, most)
-        if had_more_nodes:
-            world.create(using_downward_api(gpu_pod("other")).on("n1", "n1-0,NVIDIA,81920,0:;"))
-            assert world.filtered(most, ["n1", "n2"])["NodeNames"] is None
-            world.api.delete_pod("default/other")
-            world.watch()
-        for _ in range(2):
-            assert world.chosen(whole, ["n1"]) == "n1"
-            assert world.filtered(most, ["n1"])["NodeNames"] is None
-            await asyncio.sleep(10)
-        assert world.filtered(whole, ["n1"])["NodeNames"] is None
-
-    check()
+@in_fake_time
+async def test_a_plan_that_one_member_can_never_follow_is_not_made_again_and_again(had_more_nodes: bool) -> None:
+    world = World(machine("n1", cards=1), machine("n2", cards=1))
+    whole, most = (using_downward_api(gpu_pod(f"g-{mem}", mem=mem)).in_gang("g", 2) for mem in (81920, 81000))
+    world.create(whole, most)
+    if had_more_nodes:
+        world.create(using_downward_api(gpu_pod("other")).on("n1", "n1-0,NVIDIA,81920,0:;"))
+        assert world.filtered(most, ["n1", "n2"])["NodeNames"] is None
+        world.api.delete_pod("default/other")
+        world.watch()
+    for _ in range(2):
+        assert world.chosen(whole, ["n1"]) == "n1"
+        assert world.filtered(most, ["n1"])["NodeNames"] is None
+        await asyncio.sleep(10)
+    assert world.filtered(whole, ["n1"])["NodeNames"] is None
 
 
 @in_fake_time
@@ -707,24 +704,21 @@ async def test_members_that_disagree_about_the_size_are_told_so() -> None:
         ),
     ],
 )
-def test_the_size_is_read_from_the_object_of_the_group(kind: GroupObject, key: str, found: PodGroupSpec) -> None:
-    @in_fake_time
-    async def case() -> None:
-        world = World(machine("n1"))
-        pods = [using_downward_api(gpu_pod(f"g-{i}")).annotate((key, "g")) for i in range(2)]
-        world.create(*pods)
-        assert "its size is not known" in reason(world, pods[0])
-        world.api.pod_groups[kind, "default", "g"] = PodGroupObject(found)
-        for informer in (world.pods, world.nodes, world.quotas):
-            informer.synced()
-        tasks = [asyncio.ensure_future(work()) for work in world.engine.work()]
-        await asyncio.sleep(6)
-        for task in tasks:
-            task.cancel()
-        assert "tessera.io/retry" in world.api.pods["default/g-0"].annotations
-        assert await bind_all(world, pods) == ["", ""]
-
-    case()
+@in_fake_time
+async def test_the_size_is_read_from_the_object_of_the_group(kind: GroupObject, key: str, found: PodGroupSpec) -> None:
+    world = World(machine("n1"))
+    pods = [using_downward_api(gpu_pod(f"g-{i}")).annotate((key, "g")) for i in range(2)]
+    world.create(*pods)
+    assert "its size is not known" in reason(world, pods[0])
+    world.api.pod_groups[kind, "default", "g"] = PodGroupObject(found)
+    for informer in (world.pods, world.nodes, world.quotas):
+        informer.synced()
+    tasks = [asyncio.ensure_future(work()) for work in world.engine.work()]
+    await asyncio.sleep(6)
+    for task in tasks:
+        task.cancel()
+    assert "tessera.io/retry" in world.api.pods["default/g-0"].annotations
+    assert await bind_all(world, pods) == ["", ""]
 
 
 @in_fake_time

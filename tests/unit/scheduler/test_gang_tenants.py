@@ -137,17 +137,14 @@ async def refusals(cluster: Cluster, other: PodBuilder, serve: Callable[[], None
     ],
     ids=["two gangs with nine-card pods", "33 of 32 cards", "five of four nodes"],
 )
-def test_gangs_that_can_never_fit_hold_nothing_and_say_so(attackers: list[PodBuilder], said: str) -> None:
-    @in_fake_time
-    async def case() -> None:
-        cluster = Cluster(*machines())
-        cluster.create(*attackers)
-        other = using_downward_api(gpu_pod(gpu=1, mem=1_000))
-        found = await refusals(cluster, other, lambda: cluster.serve(attackers), attempts=HALF_AN_HOUR)
-        assert found == []
-        assert cluster.texts(attackers[0]) == {f"gang mallory/a: never fits, even with all other pods gone: {said}"}
-
-    case()
+@in_fake_time
+async def test_gangs_that_can_never_fit_hold_nothing_and_say_so(attackers: list[PodBuilder], said: str) -> None:
+    cluster = Cluster(*machines())
+    cluster.create(*attackers)
+    other = using_downward_api(gpu_pod(gpu=1, mem=1_000))
+    found = await refusals(cluster, other, lambda: cluster.serve(attackers), attempts=HALF_AN_HOUR)
+    assert found == []
+    assert cluster.texts(attackers[0]) == {f"gang mallory/a: never fits, even with all other pods gone: {said}"}
 
 
 # -- plans that come to nothing
@@ -205,16 +202,13 @@ async def optional_members(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("attack", [late_second_member, one_of_many, running_member, optional_members])
-def test_what_gangs_hold_without_being_bound_is_bounded(attack: Callable[[Cluster], Awaitable[None]]) -> None:
-    @in_fake_time
-    async def case() -> None:
-        cluster = Cluster(*machines(1), serving_downward_api(node("full").gpus(1)))
-        cluster.run_beside(attack(cluster))
-        other = using_downward_api(gpu_pod(gpu=8))
-        found = await refusals(cluster, other, lambda: None, attempts=ONE_HOUR)
-        assert len(found) * TICK <= FULL_S * 9 / 8 + 0.1 * ONE_HOUR * TICK * 9 / 8
-
-    case()
+@in_fake_time
+async def test_what_gangs_hold_without_being_bound_is_bounded(attack: Callable[[Cluster], Awaitable[None]]) -> None:
+    cluster = Cluster(*machines(1), serving_downward_api(node("full").gpus(1)))
+    cluster.run_beside(attack(cluster))
+    other = using_downward_api(gpu_pod(gpu=8))
+    found = await refusals(cluster, other, lambda: None, attempts=ONE_HOUR)
+    assert len(found) * TICK <= FULL_S * 9 / 8 + 0.1 * ONE_HOUR * TICK * 9 / 8
 
 
 # -- groups without an object

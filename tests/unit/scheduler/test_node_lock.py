@@ -83,32 +83,26 @@ async def test_our_own_lock_is_kept_as_it_is_until_it_has_expired() -> None:
     ],
     ids=["expired", "own but expired", "expired without owner", "owner gone"],
 )
-def test_a_forgotten_lock_is_taken_over(old: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(old)
-        assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
-        assert world.lock == OURS
-        assert asyncio.get_running_loop().time() == 0
-
-    check()
+@in_fake_time
+async def test_a_forgotten_lock_is_taken_over(old: str) -> None:
+    world = World(old)
+    assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
+    assert world.lock == OURS
+    assert asyncio.get_running_loop().time() == 0
 
 
 @pytest.mark.parametrize(
     ("node_name", "phase"),
     [("n1", "Running"), ("n1", "Succeeded"), ("n1", "Failed"), ("", "Failed"), ("n2", "Pending")],
 )
-def test_a_lock_whose_owner_waits_for_no_allocate_on_this_node_is_taken_over(node_name: str, phase: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(THEIRS)
-        other = world.api.pods["default/other"]
-        spec, status = replace(other.spec, node_name=node_name), replace(other.status, phase=phase)
-        world.api.pods["default/other"] = replace(other, spec=spec, status=status)
-        assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
-        assert asyncio.get_running_loop().time() == 0
-
-    check()
+@in_fake_time
+async def test_a_lock_whose_owner_waits_for_no_allocate_on_this_node_is_taken_over(node_name: str, phase: str) -> None:
+    world = World(THEIRS)
+    other = world.api.pods["default/other"]
+    spec, status = replace(other.spec, node_name=node_name), replace(other.status, phase=phase)
+    world.api.pods["default/other"] = replace(other, spec=spec, status=status)
+    assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
+    assert asyncio.get_running_loop().time() == 0
 
 
 @in_fake_time
@@ -179,15 +173,12 @@ async def test_a_change_between_reading_and_waiting_is_not_missed() -> None:
 @pytest.mark.parametrize(
     ("expire_after", "text"), [(300.0, "5m0s"), (20.5, "20s"), (3600.0, "1h0m0s"), (3725.0, "1h2m5s")]
 )
-def test_a_lock_that_stays_is_an_error_in_upstreams_words(expire_after: float, text: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(f"{at(100000)},default,other", expire_after=expire_after)
-        answer = await world.acquire()
-        assert answer == LockRefusal(f"node n1 has been locked within {text}: node lock contention")
-        assert asyncio.get_running_loop().time() == pytest.approx(TIMEOUT, abs=0.01)
-
-    check()
+@in_fake_time
+async def test_a_lock_that_stays_is_an_error_in_upstreams_words(expire_after: float, text: str) -> None:
+    world = World(f"{at(100000)},default,other", expire_after=expire_after)
+    answer = await world.acquire()
+    assert answer == LockRefusal(f"node n1 has been locked within {text}: node lock contention")
+    assert asyncio.get_running_loop().time() == pytest.approx(TIMEOUT, abs=0.01)
 
 
 @in_fake_time
@@ -277,29 +268,23 @@ async def test_a_lock_that_was_never_sent_is_written_again() -> None:
 
 
 @pytest.mark.parametrize("verb", ["get_node", "get_pod"])
-def test_an_apiserver_that_cannot_be_asked_is_a_fault(verb: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(THEIRS)
-        world.api.script(verb, refused(500))
-        with pytest.raises(ApiError):
-            await world.acquire()
-        assert world.lock == THEIRS
-
-    check()
+@in_fake_time
+async def test_an_apiserver_that_cannot_be_asked_is_a_fault(verb: str) -> None:
+    world = World(THEIRS)
+    world.api.script(verb, refused(500))
+    with pytest.raises(ApiError):
+        await world.acquire()
+    assert world.lock == THEIRS
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-01-01T00:00:00Z,only-namespace", ",,", ""])
-def test_a_malformed_lock_is_refused_and_left_alone(text: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(text)
-        answer = await world.acquire()
-        assert isinstance(answer, LockRefusal)
-        assert answer.text.startswith("malformed lock annotation")
-        assert world.lock == text
-
-    check()
+@in_fake_time
+async def test_a_malformed_lock_is_refused_and_left_alone(text: str) -> None:
+    world = World(text)
+    answer = await world.acquire()
+    assert isinstance(answer, LockRefusal)
+    assert answer.text.startswith("malformed lock annotation")
+    assert world.lock == text
 
 
 # -- Cambricon
@@ -341,17 +326,14 @@ async def test_a_lock_is_removed_by_who_took_it() -> None:
 
 
 @pytest.mark.parametrize("now_there", [None, THEIRS, f"{at(7)},default,p", at(0)])
-def test_only_the_very_value_that_was_taken_is_removed(now_there: str | None) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World()
-        held = await world.acquire()
-        assert isinstance(held, HeldLock)
-        world.change(now_there)
-        await world.locks.release(held)
-        assert world.lock == now_there
-
-    check()
+@in_fake_time
+async def test_only_the_very_value_that_was_taken_is_removed(now_there: str | None) -> None:
+    world = World()
+    held = await world.acquire()
+    assert isinstance(held, HeldLock)
+    world.change(now_there)
+    await world.locks.release(held)
+    assert world.lock == now_there
 
 
 @in_fake_time
@@ -380,17 +362,14 @@ async def test_a_release_that_loses_a_race_looks_again_and_gives_up_in_the_end()
 
 
 @pytest.mark.parametrize("fault", [refused(500), never_sent()])
-def test_a_release_that_fails_otherwise_is_a_fault(fault: ApiError | Unreachable) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World()
-        held = await world.acquire()
-        assert isinstance(held, HeldLock)
-        world.api.script("annotate_node", fault)
-        with pytest.raises(type(fault)):
-            await world.locks.release(held)
-
-    check()
+@in_fake_time
+async def test_a_release_that_fails_otherwise_is_a_fault(fault: ApiError | Unreachable) -> None:
+    world = World()
+    held = await world.acquire()
+    assert isinstance(held, HeldLock)
+    world.api.script("annotate_node", fault)
+    with pytest.raises(type(fault)):
+        await world.locks.release(held)
 
 
 @in_fake_time

@@ -107,23 +107,22 @@ async def test_many_pods_are_touched_a_few_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("fault", [refused(403, "Forbidden"), refused(409), refused(500), lost_answer(), never_sent()])
-def test_a_pod_that_cannot_be_touched_keeps_the_replica_from_deciding_and_is_tried_again(fault: KubeError) -> None:
-    @in_fake_time
-    async def case() -> None:
-        here = Replica("p", "q")
-        here.api.always("annotate_pod", fault)
-        running = asyncio.create_task(here.takeover.run(1))
-        await asyncio.sleep(120)
-        assert here.takeover.left == 2
-        assert "2 pods cannot be touched, such as default/p" in here.takeover.problem
-        assert str(fault) in here.tenure.missing()
-        assert len(here.api.writes) < 60, "it pauses longer and longer"
-        here.api.always("annotate_pod", None)
-        assert await running is not None
-        assert "" not in here.fences()
-        assert (here.takeover.left, here.takeover.problem) == (0, "")
-
-    case()
+@in_fake_time
+async def test_a_pod_that_cannot_be_touched_keeps_the_replica_from_deciding_and_is_tried_again(
+    fault: KubeError,
+) -> None:
+    here = Replica("p", "q")
+    here.api.always("annotate_pod", fault)
+    running = asyncio.create_task(here.takeover.run(1))
+    await asyncio.sleep(120)
+    assert here.takeover.left == 2
+    assert "2 pods cannot be touched, such as default/p" in here.takeover.problem
+    assert str(fault) in here.tenure.missing()
+    assert len(here.api.writes) < 60, "it pauses longer and longer"
+    here.api.always("annotate_pod", None)
+    assert await running is not None
+    assert "" not in here.fences()
+    assert (here.takeover.left, here.takeover.problem) == (0, "")
 
 
 @in_fake_time
@@ -143,15 +142,12 @@ async def test_pods_that_cannot_be_listed_are_listed_again() -> None:
 
 
 @pytest.mark.parametrize("verb", ["unbound_pods", "annotate_pod"])
-def test_a_lease_that_moves_on_ends_the_take_over(verb: str) -> None:
-    @in_fake_time
-    async def case() -> None:
-        here = Replica("p")
-        here.api.script(verb, Step(meanwhile=here.lose_lease))
-        assert await here.takeover.run(1) is None
-        assert here.tenure.number is None
-
-    case()
+@in_fake_time
+async def test_a_lease_that_moves_on_ends_the_take_over(verb: str) -> None:
+    here = Replica("p")
+    here.api.script(verb, Step(meanwhile=here.lose_lease))
+    assert await here.takeover.run(1) is None
+    assert here.tenure.number is None
 
 
 @in_fake_time
