@@ -34,7 +34,7 @@ from tessera.wire.resource_api import (
     ResourceClaim,
     ResourceSlice,
 )
-from tests.support.builders import NodeBuilder, PodBuilder, node
+from tests.support.builders import NodeBuilder, PodBuilder, node, pod
 from tests.support.features import claims_of
 from tests.support.stepwise_scheduler import World, assert_cycles_match, serving_downward_api
 
@@ -231,3 +231,35 @@ async def settle() -> None:
     """Let everything run that is ready to."""
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+# -- a pod with a claim
+
+PART: dict[str, Any] = {"memory": 4096, "cores": 30}
+HELD = {"n1-0": (1, 4096, 30)}
+FREE = {"n1-0": (0, 0, 0)}
+USER = claiming(pod(), "c")
+
+
+def ready(*, asking: PodBuilder = USER, **asks: Any) -> ClaimWorld:
+    """A pod with a reservation for its claim."""
+    world = ClaimWorld(agent_node().gpus(1), agent_node("n2").gpus(1))
+    world.claim("c", **{**PART, **asks})
+    world.create(asking)
+    assert world.chosen(asking, ["n1"]) == "n1"
+    return world
+
+
+def write_state(world: ClaimWorld, name: str = "c") -> WriteState:
+    found = world.claims.book.get(f"default/{name}")
+    assert found is not None
+    return found.state
+
+
+def reserved_for(claim: ResourceClaim) -> list[str]:
+    return [each.uid for each in claim.status.reserved_for or ()]
+
+
+def woken(world: ClaimWorld) -> list[str]:
+    """uids of the pods that need not wait for their claims any more."""
+    return [each.uid for each in world.claims.take_ready().values()]

@@ -230,6 +230,13 @@ class World:
         assert isinstance(node, str)
         return node
 
+    def reason(self, pod: PodBuilder, names: Iterable[str] | None = None) -> str:
+        """With which a pod is refused, the same for every node."""
+        answer = self.filtered(pod, names)
+        assert answer["NodeNames"] is None, answer
+        [text] = {*(answer["FailedNodes"] or {}).values(), *(answer["FailedAndUnresolvableNodes"] or {}).values()}
+        return str(text)
+
     async def bound(self, pod: PodBuilder, node: str = "n1") -> str:
         """The error of a bind; empty where it went well."""
         answer: dict[str, str] = json.loads(await self.binder.answer(bind_body(pod, node)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.scheduler.test_gang_accounts import CARDS, FULL, SHARE, Accounts
+from tests.support.gangs import CARDS, FULL, SHARE, Accounts
 
 
 @given(

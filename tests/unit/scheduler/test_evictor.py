@@ -6,23 +6,23 @@ from tessera.scheduler.pod_cycle import CycleState
 from tests.support.builders import node
 from tests.support.fake_cluster import Step, never_sent, not_found, refused
 from tests.support.features import preemption_loop_of, preemptor_of
-from tests.unit.scheduler.test_preemptor import Cluster, budget, high, low, member
+from tests.support.preemption import PreemptionCluster, budget, high, low, member
 
 
-async def two_victims() -> Cluster:
+async def two_victims() -> PreemptionCluster:
     """A cluster in which a pod that asks for two cards needs the only two; `web` has a budget."""
-    cluster = Cluster(node("n1").gpus(2))
+    cluster = PreemptionCluster(node("n1").gpus(2))
     await cluster.runs(low("plain"), low("web").labelled(app="web"))
     cluster.engine.budgets.put(*budget("web", 1, app="web"))
     return cluster
 
 
-def calls(cluster: Cluster) -> list[str]:
+def calls(cluster: PreemptionCluster) -> list[str]:
     return [call for call in cluster.api.calls if call.startswith("evict")]
 
 
 async def test_one_victim_is_evicted_without_a_dry_run() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     assert calls(cluster) == ["evict"]
@@ -61,7 +61,7 @@ async def test_nothing_further_is_evicted_after_a_refusal() -> None:
 
 
 async def test_pods_with_a_budget_are_evicted_one_after_the_other() -> None:
-    cluster = Cluster(node("n1").gpus(3))
+    cluster = PreemptionCluster(node("n1").gpus(3))
     await cluster.runs(*(low(name).labelled(app="web") for name in "abc"))
     cluster.engine.budgets.put(*budget("web", 3, app="web"))
     cluster.api.script("evict", Step(), refused(429))
@@ -70,7 +70,7 @@ async def test_pods_with_a_budget_are_evicted_one_after_the_other() -> None:
 
 
 async def test_of_pods_without_a_budget_none_is_evicted_that_was_not_sent_before_a_refusal() -> None:
-    cluster = Cluster(node("n1").gpus(16))
+    cluster = PreemptionCluster(node("n1").gpus(16))
     await cluster.runs(*(low(f"p{i:02}") for i in range(16)))
     cluster.api.script("evict", refused(500))
     await cluster.preempts(high(gpu=16))
@@ -88,7 +88,7 @@ async def test_a_victim_that_is_gone_is_no_obstacle_and_not_reported_as_evicted(
 
 async def test_a_victim_that_leaves_for_another_preemptor_already_is_not_evicted_again() -> None:
     """A group on two nodes, and a preemptor on each of them: the second waits for what leaves for the first."""
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2"))
     waiting = [cluster.refuse(high(name)) for name in ("one", "other")]
     loop, preemptors = preemption_loop_of(cluster.engine), [preemptor_of(cluster.engine, pod) for pod in waiting]

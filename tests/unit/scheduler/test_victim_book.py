@@ -12,7 +12,7 @@ from tessera.scheduler.victim_book import (
     read_traits,
 )
 from tests.support.builders import PodBuilder, gpu_pod
-from tests.unit.scheduler.test_preemptor import budget
+from tests.support.preemption import budget
 
 HELD = "n1-0,NVIDIA,1000,0:;"
 

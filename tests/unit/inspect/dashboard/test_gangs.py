@@ -22,13 +22,12 @@ from tessera.wire import journal
 from tests.support.builders import NOW, PodBuilder, cluster, gpu_pod, node
 from tests.support.cluster_states import state_of
 from tests.support.event_loops import in_fake_time
+from tests.support.gangs import gang, machine
 from tests.support.page import Page, decoded
+from tests.support.preemption import GangCluster, low
+from tests.support.preemption import important_gang as important
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.stepwise_scheduler import World, serving_downward_api, using_downward_api
-from tests.unit.scheduler.test_gang_coordinator import gang, machine
-from tests.unit.scheduler.test_gang_preemptor import GangCluster
-from tests.unit.scheduler.test_gang_preemptor import gang as important
-from tests.unit.scheduler.test_preemptor import low
 
 PLAN_ENDS = NOW + 20
 """of a plan that is made when fake time begins"""

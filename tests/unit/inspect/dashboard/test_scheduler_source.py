@@ -20,8 +20,8 @@ from tessera.scheduler.settings import Settings
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import plain, state_of
 from tests.support.event_loops import in_fake_time
+from tests.support.gangs import gang, machine
 from tests.support.stepwise_scheduler import World
-from tests.unit.scheduler.test_gang_coordinator import gang, machine
 
 
 class Client:

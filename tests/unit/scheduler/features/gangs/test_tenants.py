@@ -73,12 +73,6 @@ class Cluster(World):
             self.api.delete_pod(f"{pod.namespace}/{pod.name}")
         self.watch()
 
-    def texts(self, pod: PodBuilder) -> set[str]:
-        """With which a pod is refused."""
-        answer = self.filtered(pod)
-        assert answer["NodeNames"] is None
-        return {*(answer["FailedNodes"] or {}).values(), *(answer["FailedAndUnresolvableNodes"] or {}).values()}
-
     def serve(self, pods: Sequence[PodBuilder], names: Sequence[str] | None = None) -> None:
         """Ask for those of the pods that it is time for."""
         for pod in pods:
@@ -144,7 +138,7 @@ async def test_gangs_that_can_never_fit_hold_nothing_and_say_so(attackers: list[
     other = using_downward_api(gpu_pod(gpu=1, mem=1_000))
     found = await refusals(cluster, other, lambda: cluster.serve(attackers), attempts=HALF_AN_HOUR)
     assert found == []
-    assert cluster.texts(attackers[0]) == {f"gang mallory/a: never fits, even with all other pods gone: {said}"}
+    assert cluster.reason(attackers[0]) == f"gang mallory/a: never fits, even with all other pods gone: {said}"
 
 
 # -- plans that come to nothing
@@ -229,7 +223,7 @@ async def test_groups_without_an_object_are_looked_up_at_a_bounded_rate_and_dela
     ]
     cluster.create(waits, *lost)
     assert cluster.filtered(waits)["NodeNames"] is None
-    assert "its size is not known" in cluster.texts(lost[0]).pop()
+    assert "its size is not known" in cluster.reason(lost[0])
     await asyncio.sleep(30)
     assert 200 <= cluster.api.calls.count("get_pod_group") <= 300, "ten a second at most"
     honest = using_downward_api(gpu_pod("honest")).annotate(("scheduling.x-k8s.io/pod-group", "train"))

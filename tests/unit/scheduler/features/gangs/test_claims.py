@@ -16,6 +16,7 @@ from tests.support.claim_scheduler import ClaimWorld, agent_node, claiming, devi
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
 from tests.support.features import gangs_of
+from tests.support.gangs import bind_all
 
 BIG: dict[str, Any] = {"memory": 60000, "cores": 30}
 """two of it do not fit one card"""
@@ -38,27 +39,15 @@ def world_with(*members: PodBuilder, nodes: tuple[str, ...] = ("n1",), **asks: A
     return world
 
 
-def reason(world: ClaimWorld, asking: PodBuilder) -> str:
-    answer = world.filtered(asking)
-    assert answer["NodeNames"] is None, answer
-    [text] = {*(answer["FailedNodes"] or {}).values(), *(answer["FailedAndUnresolvableNodes"] or {}).values()}
-    return str(text)
-
-
 def woken(world: ClaimWorld) -> list[str]:
     return [each.name for each in world.claims.take_ready().values()]
-
-
-async def bind_all(world: ClaimWorld, *members: PodBuilder) -> list[str]:
-    chosen = [world.chosen(each) for each in members]
-    return await asyncio.gather(*(world.bound(each, at) for each, at in zip(members, chosen, strict=True)))
 
 
 @in_fake_time
 async def test_a_gang_with_claims_is_bound_together() -> None:
     members = [member(0), member(1)]
     world = world_with(*members, nodes=("n1", "n2"))
-    assert await bind_all(world, *members) == ["", ""]
+    assert await bind_all(world, members) == ["", ""]
     assert [world.stored(f"own-{i}").status.allocation is not None for i in range(2)] == [True, True]
     assert world.agrees()
 
@@ -68,13 +57,13 @@ async def test_a_gang_is_asked_for_again_when_a_member_needs_less_because_its_cl
     members = [member(0), member(1)]
     world = world_with(*members)
     for each in members:
-        assert "1 of 2 members fit" in reason(world, each)
+        assert "1 of 2 members fit" in world.reason(each)
     other = Consumer(resource="pods", name="other", uid="other")
     allocated = world.allocation("n1", "own-0", memory=1000)
     world.api.change_claim("default/own-0", ClaimStatus(allocated.allocation, (other,)))
     world.watch()
     assert woken(world) == ["g-0"]
-    assert await bind_all(world, *members) == ["", ""]
+    assert await bind_all(world, members) == ["", ""]
 
 
 @in_fake_time
@@ -84,10 +73,10 @@ async def test_a_gang_is_planned_again_when_a_member_asks_for_something_else_on_
     none = {"metadata": {"name": "special"}, "spec": {"selectors": [{"cel": {"expression": NO_DEVICE}}]}}
     world.claims.classes.put("special", msgspec.convert(none, DeviceClass))
     for each in members:
-        assert "0 of 2 members fit" in reason(world, each)
+        assert "0 of 2 members fit" in world.reason(each)
     world.claims.classes.put("special", device_class("special"))
     assert sorted(woken(world)) == ["g-0", "g-1"]
-    assert await bind_all(world, *members) == ["", ""]
+    assert await bind_all(world, members) == ["", ""]
 
 
 @in_fake_time
@@ -97,12 +86,12 @@ async def test_a_gang_allocates_no_claim_that_several_members_may_use() -> None:
     world = world_with(*members)
     world.claim("c", memory=1000)
     for each in members:
-        assert reason(world, each) == REFUSAL
+        assert world.reason(each) == REFUSAL
     assert gangs_of(world.engine).count(GangState.PLANNED) == 0
     world.api.change_claim("default/c", world.allocation("n1", memory=1000))
     world.watch()
     assert sorted(woken(world)) == ["g-0", "g-1"]
-    assert await bind_all(world, *members) == ["", ""]
+    assert await bind_all(world, members) == ["", ""]
 
 
 @in_fake_time
@@ -112,7 +101,7 @@ async def test_a_plan_is_given_up_for_a_member_with_a_claim_that_others_may_use(
     world.claim("c", memory=1000)
     world.chosen(members[0])
     assert gangs_of(world.engine).count(GangState.PLANNED) == 1
-    assert reason(world, members[1]) == REFUSAL
+    assert world.reason(members[1]) == REFUSAL
     assert [*world.ledger.pods()] == []
 
 
@@ -161,7 +150,7 @@ async def test_a_place_is_not_held_again_for_a_member_whose_claim_has_it() -> No
     members = [member(0), member(1)]
     world = world_with(*members, nodes=("n1", "n2"))
     world.api.script("bind", Step(), *[refused(429)] * 20)
-    assert sorted(map(bool, await bind_all(world, *members))) == [False, True]
+    assert sorted(map(bool, await bind_all(world, members))) == [False, True]
     world.watch()
     await world.work()
     for each in members:
@@ -178,18 +167,18 @@ async def test_a_member_gives_back_the_claim_of_an_earlier_process_while_its_gan
     allocated = world.allocation("n1", "own-0", memory=60000)
     world.api.change_claim("default/own-0", ClaimStatus(allocated.allocation, (mine,)))
     world.watch()
-    reason(world, members[0])
+    world.reason(members[0])
     await world.work()
     assert world.stored("own-0").status == ClaimStatus()
     assert woken(world) == ["g-0"]
-    assert "1 of 2 members fit" in reason(world, members[0])
+    assert "1 of 2 members fit" in world.reason(members[0])
 
 
 @in_fake_time
 async def test_a_member_that_is_bound_stays_one_when_its_claim_is_gone() -> None:
     members = [member(0), member(1)]
     world = world_with(*members, nodes=("n1", "n2"))
-    await bind_all(world, *members)
+    await bind_all(world, members)
     world.watch()
     world.api.delete_claim("default/own-0")
     world.watch()
@@ -206,7 +195,7 @@ def test_a_pod_that_is_gone_is_no_member_because_its_claim_appears() -> None:
     world.create(asking)
     world.api.delete_pod("default/g-0")
     world.watch()
-    assert reason(world, asking) == "ResourceClaim c does not exist yet", "kube-scheduler's cache is late"
+    assert world.reason(asking) == "ResourceClaim c does not exist yet", "kube-scheduler's cache is late"
     world.claim("c", **BIG)
     assert woken(world) == ["g-0"]
     assert len(gangs_of(world.engine).registry) == 0

@@ -17,12 +17,12 @@ from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step
 from tests.support.features import preempt_for, preemption_loop_of, preemptor_of
+from tests.support.preemption import CARD, GRACE, TIMEOUT, PreemptionCluster, budget, high, low, member
 from tests.support.stepwise_scheduler import serving_downward_api
-from tests.unit.scheduler.test_preemptor import CARD, GRACE, TIMEOUT, Cluster, budget, high, low, member
 
 
 async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins_while_it_pauses() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("a").with_priority(1), low("b").with_priority(2))
     pod = cluster.refuse(high())
     search = cluster.engine.preemption.search(Demand.of_pod(pod.request, pod.candidates, priority=1000))
@@ -41,7 +41,7 @@ async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins
 
 async def test_a_card_with_many_tenants_is_not_searched_for_all_their_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = count_trials(monkeypatch)
-    cluster = Cluster(node("n1").gpus(1, slots=64))
+    cluster = PreemptionCluster(node("n1").gpus(1, slots=64))
     large = [low(f"large-{i}", mem=3000).started("2026-01-01T00:00:00Z") for i in range(10)]
     small = [low(f"small-{i}", mem=1000).started("2026-02-01T00:00:00Z") for i in range(10)]
     await cluster.runs(*large, *small)
@@ -66,7 +66,7 @@ def count_trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @in_fake_time
 async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_size() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("runs"))
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ async def test_a_backlog_that_finds_no_victims_leaves_one_timer_whatever_its_siz
 
 @in_fake_time
 async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("stuck"), low("plain"))
     await cluster.api.evict("default", "stuck", uid="uid-stuck")
     cluster.watch()
@@ -102,7 +102,7 @@ async def test_a_pod_that_is_deleted_but_never_goes_is_waited_for_once() -> None
 
 
 async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(2))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(2))
     await cluster.runs(low("a").labelled(app="web").with_priority(-1), low("b").labelled(app="web"), low("c"))
     cluster.engine.budgets.put(*budget("web", 1, app="web"))
     first = preemptor_of(cluster.engine, cluster.refuse(high("first")))
@@ -115,7 +115,7 @@ async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
 
 async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
-    cluster = Cluster(node("n1").gpus(2), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(2), node("n2").gpus(1))
     await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
     pod = cluster.refuse(high(gpu=2))
     loop, preemptor = preemption_loop_of(cluster.engine), preemptor_of(cluster.engine, pod)
@@ -140,14 +140,14 @@ async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeyp
 
 async def test_the_preempt_verb_names_only_victims_on_the_node() -> None:
     """kube-scheduler ends its preemption with an error if it does not find a victim on the node."""
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2"))
     assert await cluster.preempt_verb(high(), {"n1": ["cpu-hog"]}) == {}
     assert await cluster.preempt_verb(high(), {"n1": ["cpu-hog"], "n2": ["cpu-hog"]}) == {}
 
 
 async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     pod = high("g-0").in_gang("g", 2)
     cluster.create(pod)
     assert cluster.filtered(pod)["NodeNames"] is None
@@ -157,7 +157,7 @@ async def test_the_preempt_verb_names_no_node_for_a_member_of_a_gang_that_waits(
 
 
 async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_refused() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     pod = cluster.refuse(high())
     assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
@@ -167,7 +167,7 @@ async def test_no_pod_is_evicted_for_one_that_has_joined_a_gang_since_it_was_ref
 
 
 async def test_a_nomination_ends_when_its_pod_joins_a_gang_that_waits() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     assert cluster.filtered(high().in_gang("g", 8))["NodeNames"] is None
@@ -180,7 +180,7 @@ async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trial
 ) -> None:
     monkeypatch.setattr(preempt_verb, "MAX_TRIALS", 8)
     names = [f"n{i}" for i in range(4)]
-    cluster = Cluster(*(node(name).gpus(4, slots=10) for name in names))
+    cluster = PreemptionCluster(*(node(name).gpus(4, slots=10) for name in names))
     for name in names:
         for i in range(12):
             pod = low(f"{name}-{i}", mem=27_000)
@@ -192,7 +192,7 @@ async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trial
 
 
 async def test_a_set_that_was_found_in_steps_is_used_only_while_all_of_it_is_needed() -> None:
-    cluster = Cluster(node("n1").gpus(3))
+    cluster = PreemptionCluster(node("n1").gpus(3))
     await cluster.runs(low("a"), low("b"), low("c"))
     pod = cluster.refuse(high(gpu=2))
     found = cluster.engine.preemption.find_for_pod(pod.request, priority=1000, candidates=pod.candidates)
@@ -216,7 +216,7 @@ async def test_a_set_that_was_found_in_steps_is_used_only_while_all_of_it_is_nee
 
 async def test_a_search_that_tries_sets_ends_with_the_best_one_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"n{i}" for i in range(6)]
-    cluster = Cluster(*(node(name).gpus(2) for name in names))
+    cluster = PreemptionCluster(*(node(name).gpus(2) for name in names))
     await cluster.runs(*(low(f"p{i:02}") for i in range(12)))
     pod = cluster.refuse(high())
     # On each node one victim may be enough for each container, but both together need two.

@@ -5,20 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.ledger.holdings import Holding
-from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.devices import Device
 from tessera.core.model.grants import Use
-from tessera.scheduler.features.gangs.accounts import FULL_S, RESERVE_S, HoldAccounts, cards_taken
-
-CARDS, SHARE = 32, 0.1
-FULL = FULL_S * CARDS
-
-
-class Accounts(HoldAccounts):
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(lambda: self.now, Ledger({}), share=SHARE)
-        self._cluster.card_count = CARDS
+from tessera.scheduler.features.gangs.accounts import FULL_S, RESERVE_S, cards_taken
+from tests.support.gangs import CARDS, SHARE, Accounts
 
 
 def test_a_full_account_pays_for_all_cards_for_five_minutes() -> None:

@@ -4,122 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from tessera.core.search import node_victims
 from tessera.scheduler.evictor import SPARED_S
-from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState
-from tessera.scheduler.unschedulable_pods import UnschedulablePod
 from tessera.wire import keys
-from tessera.wire.objects import (
-    DisruptionBudgetSpec,
-    DisruptionBudgetStatus,
-    LabelSelector,
-    Metadata,
-    PodDisruptionBudget,
-)
-from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
+from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.features import pod_preemptors_of, preempt_for, preemption_loop_of
-from tests.support.stepwise_scheduler import World, serving_downward_api, uid, using_downward_api
-
-CARD = 81920
-"""MiB of a card"""
-TIMEOUT = 300.0
-"""seconds for which a nomination holds beyond the victims' grace"""
-GRACE = 30.0
-
-
-class Preemptions(SchedulerObserver):
-    """What the preemptor reported."""
-
-    def __init__(self) -> None:
-        self.evicted: list[tuple[str, str]] = []
-        self.texts: list[str] = []
-
-    def on_evicted(self, event: EvictedEvent) -> None:
-        self.evicted.append((event.victim.name, event.text))
-
-    def on_preemption(self, event: PreemptionEvent) -> None:
-        self.texts.append(event.text)
-
-
-class Cluster(World):
-    """A world whose lists are complete, and in which pods run."""
-
-    def __init__(self, *nodes: NodeBuilder) -> None:
-        super().__init__(*(serving_downward_api(one) for one in nodes))
-        self.started()
-
-    def started(self) -> None:
-        for handler in (self.pods, self.nodes, self.quotas, self.engine.budgets):
-            handler.synced()
-
-    def observer(self) -> SchedulerObserver:
-        self.seen = Preemptions()
-        return self.seen
-
-    async def runs(self, *pods: PodBuilder) -> None:
-        for pod in pods:
-            await self.run(pod)
-            self.watch()
-
-    def refuse(self, pod: PodBuilder) -> UnschedulablePod:
-        if f"{pod.namespace}/{pod.name}" not in self.api.pods:
-            self.create(pod)
-        assert self.filtered(pod)["NodeNames"] is None
-        found = self.unschedulable.get(uid(pod))
-        assert found is not None
-        return found
-
-    async def preempts(self, pod: PodBuilder) -> None:
-        """The pod is refused, and the preemptor looks at it; the informers see what it did."""
-        await preempt_for(self.engine, self.refuse(pod))
-        await self.engine.nominated_nodes.write()
-        self.watch()
-
-    def gone(self, *names: str) -> None:
-        for name in names:
-            self.api.delete_pod(f"default/{name}")
-        self.watch()
-
-    def woken(self) -> list[str]:
-        return [request.name for request in pod_preemptors_of(self.engine).ready()]
-
-    @property
-    def evictions(self) -> list[str]:
-        return [write.name.removeprefix("default/") for write in self.api.writes if write.verb == "evict"]
-
-    async def preempt_verb(self, pod: PodBuilder, victims: dict[str, Sequence[str]]) -> dict[str, list[str]]:
-        meta = {name: {"Pods": [{"UID": one} for one in uids], "NumPDBViolations": 0} for name, uids in victims.items()}
-        body = {"Pod": pod.manifest(), "NodeNameToVictims": None, "NodeNameToMetaVictims": meta}
-        answer = json.loads(await self.engine.answer_preempt(json.dumps(body).encode()))["NodeNameToMetaVictims"]
-        return {name: [one["UID"] for one in found["Pods"]] for name, found in answer.items()}
-
-
-def low(name: str, *, mem: int = CARD, gpu: int = 1) -> PodBuilder:
-    return using_downward_api(gpu_pod(name, mem=mem, gpu=gpu))
-
-
-def high(name: str = "high", *, mem: int = CARD, gpu: int = 1) -> PodBuilder:
-    return low(name, mem=mem, gpu=gpu).with_priority(1000)
-
-
-def budget(name: str, allowed: int, **labels: str) -> tuple[str, PodDisruptionBudget]:
-    return f"default/{name}", PodDisruptionBudget(
-        Metadata(name, namespace="default"),
-        DisruptionBudgetSpec(LabelSelector(labels)),
-        DisruptionBudgetStatus(allowed),
-    )
+from tests.support.features import preempt_for, preemption_loop_of
+from tests.support.preemption import CARD, GRACE, TIMEOUT, PreemptionCluster, budget, high, low, member
+from tests.support.stepwise_scheduler import serving_downward_api, uid
 
 
 async def test_a_pod_of_higher_priority_is_bound_where_its_victim_was() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     assert cluster.evictions == ["victim"]
@@ -135,7 +37,7 @@ async def test_a_pod_of_higher_priority_is_bound_where_its_victim_was() -> None:
 
 
 async def test_victim_and_preemptor_are_told_of_each_other() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     assert cluster.seen.evicted == [
@@ -145,7 +47,7 @@ async def test_victim_and_preemptor_are_told_of_each_other() -> None:
 
 
 async def test_no_other_pod_takes_what_is_nominated_and_what_fits_beside_goes_in() -> None:
-    cluster = Cluster(node("n1").gpus(1, slots=10))
+    cluster = PreemptionCluster(node("n1").gpus(1, slots=10))
     await cluster.runs(low("victim", mem=60_000))
     await cluster.preempts(high(mem=70_000))
     beside, thief = low("beside", mem=10_000), low("thief", mem=20_000).with_priority(5000)
@@ -166,7 +68,7 @@ async def test_no_other_pod_takes_what_is_nominated_and_what_fits_beside_goes_in
     ],
 )
 async def test_a_pod_that_may_not_preempt_evicts_none(pod: PodBuilder) -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("runs"))
     await cluster.preempts(pod)
     assert cluster.evictions == []
@@ -174,14 +76,14 @@ async def test_a_pod_that_may_not_preempt_evicts_none(pod: PodBuilder) -> None:
 
 
 async def test_a_pod_that_opted_out_is_not_evicted() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("stays").annotate((keys.PREEMPTIBLE, "false")))
     await cluster.preempts(high())
     assert cluster.evictions == []
 
 
 async def test_a_pod_whose_budget_allows_no_eviction_is_not_evicted_and_another_one_is() -> None:
-    cluster = Cluster(node("n1").gpus(2))
+    cluster = PreemptionCluster(node("n1").gpus(2))
     await cluster.runs(low("guarded").labelled(app="web").with_priority(-5), low("plain"))
     cluster.engine.budgets.put(*budget("web", 0, app="web"))
     await cluster.preempts(high())
@@ -189,7 +91,7 @@ async def test_a_pod_whose_budget_allows_no_eviction_is_not_evicted_and_another_
 
 
 async def test_a_victim_that_the_apiserver_keeps_is_left_alone_and_another_set_is_chosen() -> None:
-    cluster = Cluster(node("n1").gpus(2))
+    cluster = PreemptionCluster(node("n1").gpus(2))
     await cluster.runs(low("guarded").with_priority(-5), low("plain"))
     cluster.api.script("evict", refused(429))
     await cluster.preempts(high())
@@ -200,7 +102,7 @@ async def test_a_victim_that_the_apiserver_keeps_is_left_alone_and_another_set_i
 
 
 async def test_evictions_that_are_all_refused_end_and_leave_no_nomination() -> None:
-    cluster = Cluster(node("n1").gpus(2))
+    cluster = PreemptionCluster(node("n1").gpus(2))
     await cluster.runs(low("a"), low("b"))
     cluster.api.always("evict", refused(429))
     await cluster.preempts(high())
@@ -211,7 +113,7 @@ async def test_evictions_that_are_all_refused_end_and_leave_no_nomination() -> N
 
 @in_fake_time
 async def test_a_spared_pod_is_tried_again_later() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("a"))
     cluster.api.script("evict", refused(429))
     await cluster.preempts(high())
@@ -223,7 +125,7 @@ async def test_a_spared_pod_is_tried_again_later() -> None:
 
 @in_fake_time
 async def test_a_lost_answer_to_an_eviction_evicts_no_further_pod_once_the_victim_is_seen_to_leave() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     cluster.api.script("evict", Step(error=lost_answer(), done=True))
     await cluster.preempts(high())
@@ -234,7 +136,7 @@ async def test_a_lost_answer_to_an_eviction_evicts_no_further_pod_once_the_victi
 
 
 async def test_after_a_restart_terminating_victims_are_waited_for_and_none_is_evicted_again() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("one"), low("two"))
     await cluster.preempts(high())
     [first] = cluster.evictions
@@ -250,7 +152,7 @@ async def test_after_a_restart_terminating_victims_are_waited_for_and_none_is_ev
 
 
 async def test_two_preemptors_do_not_share_a_victim() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("one"), low("two"))
     await cluster.preempts(high("first"))
     await cluster.preempts(high("second"))
@@ -260,7 +162,7 @@ async def test_two_preemptors_do_not_share_a_victim() -> None:
 
 
 async def test_two_pods_share_what_one_victim_frees() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high("first", mem=CARD // 2))
     await cluster.preempts(high("second", mem=CARD // 2))
@@ -271,7 +173,7 @@ async def test_two_pods_share_what_one_victim_frees() -> None:
 
 
 async def test_a_nomination_ends_with_its_pod() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     cluster.gone("high", "victim")
@@ -281,7 +183,7 @@ async def test_a_nomination_ends_with_its_pod() -> None:
 
 @in_fake_time
 async def test_a_nomination_ends_by_its_deadline_and_the_devices_are_free() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     cluster.gone("victim")
@@ -299,7 +201,7 @@ async def test_a_nomination_ends_by_its_deadline_and_the_devices_are_free() -> N
 
 
 async def test_a_replica_that_leads_no_more_evicts_none_and_keeps_no_nomination() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     pod = cluster.refuse(high())
     cluster.stop_leading()
@@ -314,7 +216,7 @@ async def test_a_replica_that_leads_no_more_evicts_none_and_keeps_no_nomination(
 
 
 async def test_a_pod_that_fits_elsewhere_meanwhile_goes_there_and_frees_its_nomination() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     cluster.api.add_node(serving_downward_api(node("n2").gpus(1)))
@@ -325,7 +227,7 @@ async def test_a_pod_that_fits_elsewhere_meanwhile_goes_there_and_frees_its_nomi
 
 async def test_no_pod_is_evicted_any_more_for_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
-    cluster = Cluster(node("n1").gpus(2))
+    cluster = PreemptionCluster(node("n1").gpus(2))
     await cluster.runs(low("one"), low("two"))
     cluster.api.script("evict", Step(meanwhile=lambda: cluster.gone("high")))
     await cluster.preempts(high(gpu=2))
@@ -333,14 +235,8 @@ async def test_no_pod_is_evicted_any_more_for_a_pod_that_is_gone(monkeypatch: py
     assert not cluster.ledger.nominations.all()
 
 
-def member(name: str, where: str) -> PodBuilder:
-    """A bound member of a group."""
-    grouped = low(name).annotate(("scheduling.x-k8s.io/pod-group", "train"))
-    return grouped.on(where, f"{where}-0,NVIDIA,{CARD},0:;")
-
-
 async def test_groups_leave_whole_or_not_at_all() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1), node("n3").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1), node("n3").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2"))
     await cluster.runs(low("important").with_priority(2000))
     await cluster.preempts(high())
@@ -348,7 +244,7 @@ async def test_groups_leave_whole_or_not_at_all() -> None:
 
 
 async def test_a_group_with_a_member_that_must_stay_is_left_alone() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     cluster.create(member("a", "n1"), member("b", "n2").with_priority(2000))
     await cluster.preempts(high())
     assert cluster.evictions == []
@@ -359,7 +255,7 @@ async def test_a_group_with_a_member_that_must_stay_is_left_alone() -> None:
 
 @in_fake_time
 async def test_the_delay_passes_before_the_first_eviction() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     cluster.settings = replace(cluster.settings, preemption_delay_s=60.0)
     cluster.restart()
     cluster.started()
@@ -375,7 +271,7 @@ async def test_the_delay_passes_before_the_first_eviction() -> None:
 
 @in_fake_time
 async def test_the_highest_priority_comes_first() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     cluster.refuse(high("second").with_priority(10))
     cluster.refuse(high("first").with_priority(20))
@@ -388,7 +284,7 @@ async def test_the_highest_priority_comes_first() -> None:
 
 @in_fake_time
 async def test_nothing_is_evicted_before_the_budgets_are_known() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     cluster.engine.budgets.has_synced = False
     await cluster.runs(low("victim"))
     task = asyncio.ensure_future(preemption_loop_of(cluster.engine).run())
@@ -403,7 +299,7 @@ async def test_nothing_is_evicted_before_the_budgets_are_known() -> None:
 
 @in_fake_time
 async def test_a_pod_with_other_candidates_is_not_kept_waiting_by_one_of_its_kind_that_finds_no_victims() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("runs").with_priority(5000))
     [full] = {cluster.placement(low("runs")).node}
     [other] = {"n1", "n2"} - {full}
@@ -423,7 +319,7 @@ async def test_a_pod_with_other_candidates_is_not_kept_waiting_by_one_of_its_kin
 
 
 async def test_the_preempt_verb_adds_the_pods_whose_devices_are_needed() -> None:
-    cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1), node("n2").gpus(1))
     await cluster.runs(low("a"), low("b").with_priority(2000))
     taken = {cluster.placement(pod).node: uid(pod) for pod in (low("a"),)}
     [where] = taken
@@ -432,19 +328,19 @@ async def test_the_preempt_verb_adds_the_pods_whose_devices_are_needed() -> None
 
 
 async def test_the_preempt_verb_keeps_what_is_enough() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("a"))
     assert await cluster.preempt_verb(high(), {"n1": ["uid-a"]}) == {"n1": ["uid-a"]}
     assert cluster.evictions == [], "kube-scheduler deletes the victims itself"
 
 
 async def test_the_preempt_verb_passes_pods_without_devices_through() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     assert await cluster.preempt_verb(PodBuilder("plain"), {"n1": ["x"]}) == {"n1": ["x"]}
 
 
 async def test_the_preempt_verb_names_no_node_while_tessera_preempts_itself() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     await cluster.preempts(high())
     assert await cluster.preempt_verb(high(), {"n1": ["uid-victim"]}) == {}
@@ -452,7 +348,7 @@ async def test_the_preempt_verb_names_no_node_while_tessera_preempts_itself() ->
 
 @in_fake_time
 async def test_tessera_leaves_a_pod_to_kube_scheduler_that_was_told_of_victims() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     cluster.refuse(high())
     assert await cluster.preempt_verb(high(), {"n1": ["uid-victim"]})
@@ -465,7 +361,7 @@ async def test_tessera_leaves_a_pod_to_kube_scheduler_that_was_told_of_victims()
 
 
 async def test_the_preempt_verb_matches_many_budgets_between_other_requests() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim").labelled(app="x"))
     for number in range(5_000):
         cluster.engine.budgets.put(*budget(f"b{number}", 0, tier="x"))
@@ -485,7 +381,7 @@ async def test_the_preempt_verb_matches_many_budgets_between_other_requests() ->
 
 
 async def test_the_preempt_verb_names_no_node_if_tessera_began_to_preempt_meanwhile() -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim"))
     refused = cluster.refuse(high())
     named = {f"n{i}": {"Pods": [], "NumPDBViolations": 0} for i in range(1, 50)}
@@ -498,7 +394,7 @@ async def test_the_preempt_verb_names_no_node_if_tessera_began_to_preempt_meanwh
 
 
 async def test_a_pod_whose_budgets_take_too_long_to_match_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(node("n1").gpus(1))
+    cluster = PreemptionCluster(node("n1").gpus(1))
     await cluster.runs(low("victim").labelled(app="x"))
     for number in range(5_000):
         cluster.engine.budgets.put(*budget(f"b{number}", 1, tier="x"))
