@@ -12,11 +12,16 @@ import ast
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tessera.host.cards import CardError, CardFacts, ComputeMode
+from tessera.node import reconciler
+from tessera.node.modes.mps import mode
 from tessera.node.modes.mps.control import Limits, MpsProgram
 
 A = "GPU-11111111-1111-1111-1111-111111111111"
@@ -172,6 +177,19 @@ class FakeMps:
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+@contextmanager
+def installed_mps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
+    """The program of agents below this folder, while the context lasts."""
+    (folder / "fake").mkdir()
+    daemons = FakeMps(folder / "fake", folder / "mps")
+    for module in (mode, reconciler):
+        monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
+    try:
+        yield daemons
+    finally:
+        daemons.close()
 
 
 def processes_of(program: Path) -> list[int]:

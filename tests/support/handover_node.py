@@ -254,10 +254,12 @@ class HandoverNode:
         resources: bool = True,
         earlier: Sequence[Record] = (),
         inherited: bool = False,
+        lock: str = "",
         api: Api | None = None,
         kubelet: Resources | None = None,
     ) -> None:
-        """`earlier`: the checkpoint. `inherited`: whether the pods were bound before this agent started."""
+        """`earlier`: the checkpoint. `inherited`: whether the pods were bound before this agent started. `lock`: the
+        pod that holds the node lock."""
         self.api = api or Api()
         self.resources = kubelet or Resources()
         self.mode = Mode()
@@ -284,6 +286,8 @@ class HandoverNode:
         self.agent.pods.node_view.synced()
         self.agent.pods.synced()
         self.api.put(*pods)
+        if lock:
+            self.api.lock_for(lock)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[HandoverNode]:

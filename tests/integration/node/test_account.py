@@ -14,17 +14,16 @@ from grpc import aio
 
 from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.kube.resources import PODS
-from tessera.node import agent, arbiter, reconciler
+from tessera.node import agent, arbiter
 from tessera.node.handover import allocator
 from tessera.node.handover.checkpoint import Checkpoint
-from tessera.node.modes.mps import mode as mps
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tests.support.agent import ALLOCATED, Json
 from tests.support.agent_api import pod_ended
 from tests.support.dra import ClaimNode, claim_node
-from tests.support.fake_mps import FakeMps
+from tests.support.fake_mps import installed_mps
 
 CARD_MIB = 81920
 MODES = ("hami-core", "mps", "none", "mig")
@@ -39,16 +38,10 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def node_in(folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch, **entry: Any) -> AsyncIterator[ClaimNode]:
-    (folder / "fake").mkdir()
-    daemons = FakeMps(folder / "fake", folder / "mps")
-    for module in (mps, reconciler):
-        monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
-    try:
-        own = {"operatingmode": mode, "devicesplitcount": 4, **entry}
+    own = {"operatingmode": mode, "devicesplitcount": 4, **entry}
+    with installed_mps(folder, monkeypatch):
         async with claim_node(folder, cards=CARDS, node=own, flags={"dra-allocator": "tessera"}) as node:
             yield node
-    finally:
-        daemons.close()
 
 
 async def claim_of_card(node: ClaimNode, mode: str, name: str = "c") -> messages.Claim:

@@ -18,10 +18,9 @@ from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES
-from tessera.node import arbiter, reconciler
+from tessera.node import arbiter
 from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.fleet import Fleet
-from tessera.node.modes.mps import mode as mps
 from tessera.node.registration import registrar
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.wire.keys import MIG_ALLOCATIONS
@@ -31,7 +30,7 @@ from tessera.wire.resource_api import CORDONED, MANAGED, MANAGED_BY_TESSERA, UNH
 from tessera_lab.sandbox.api import defaults
 from tests.support.agent import NODE, Json
 from tests.support.dra import ClaimNode, claim_node
-from tests.support.fake_mps import FakeMps
+from tests.support.fake_mps import installed_mps
 
 BOTH = {"dra-allocator": "tessera"}
 REGISTER = "hami.io/node-nvidia-register"
@@ -162,11 +161,7 @@ async def test_instances_of_pods_and_claims_are_released_each_with_its_own_holde
 async def test_in_mode_mps_the_ceiling_of_a_card_is_the_largest_of_both_worlds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fake").mkdir()
-    daemons = FakeMps(tmp_path / "fake", tmp_path / "mps")
-    for module in (mps, reconciler):
-        monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
-    try:
+    with installed_mps(tmp_path, monkeypatch) as daemons:
         async with claim_node(tmp_path, node={"operatingmode": "mps"}, flags=BOTH) as node:
             card = node.agent.card(0).uuid
             claim = await node.claim("small", node.part(0, memory=4096, cores=30))
@@ -178,8 +173,6 @@ async def test_in_mode_mps_the_ceiling_of_a_card_is_the_largest_of_both_worlds(
             await node.agent.until(lambda: daemons.default(card) == ("8192M", 60), what="the pod's ceiling")
             await delete_pod(node, "classic")
             await node.agent.until(lambda: daemons.default(card) == ("4096M", 30), what="the claim's ceiling")
-    finally:
-        daemons.close()
 
 
 # -- the taint

@@ -18,13 +18,12 @@ from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.mig.mode import Mig
-from tessera.node.modes.mps import mode as mps
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.resource_api import CORDONED, DRIVER, HELD, UNHEALTHY
 from tessera_lab.sandbox.api import defaults, kinds
 from tests.support.agent import NODE, Json
 from tests.support.dra import ClaimNode, claim_node
-from tests.support.fake_mps import FakeMps
+from tests.support.fake_mps import installed_mps
 from tests.support.logs import captured
 
 REGISTER = "hami.io/node-nvidia-register"
@@ -353,11 +352,7 @@ async def test_in_mode_none_a_claim_gets_the_whole_card(tmp_path: Path) -> None:
 async def test_in_mode_mps_each_claim_has_its_limits_and_the_card_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fake").mkdir()
-    daemons = FakeMps(tmp_path / "fake", tmp_path / "mps")
-    for module in (mps, reconciler):
-        monkeypatch.setattr(module, "MpsProgram", lambda environ: daemons.program)
-    try:
+    with installed_mps(tmp_path, monkeypatch) as daemons:
         async with claim_node(tmp_path, node={"operatingmode": "mps"}) as node:
             card = node.agent.card(0).uuid
             small = await node.claim("small", node.part(0, memory=4096, cores=30))
@@ -375,8 +370,6 @@ async def test_in_mode_mps_each_claim_has_its_limits_and_the_card_the_largest(
             await node.agent.until(lambda: daemons.default(card) == ("4096M", 30), what="a lower ceiling")
             two = await node.claim("two", node.part(0, memory=1, cores=1), node.part(1, memory=1, cores=1))
             assert "with MPS it can have one" in await node.refusal(two)
-    finally:
-        daemons.close()
 
 
 async def mig_node_with_claim(node: ClaimNode, name: str, device: str) -> messages.Claim:
@@ -434,21 +427,3 @@ async def test_an_instance_is_not_released_before_its_claim_is_recorded(
         go_on.set()
         await asking
         assert node.env(claim)["NVIDIA_VISIBLE_DEVICES"] == instance.mig_uuid
-
-
-async def test_an_instance_outlives_the_agent_and_not_its_claim(tmp_path: Path) -> None:
-    async with claim_node(tmp_path, cards=MIG_CARD, node={"operatingmode": "mig"}) as node:
-        uuid = node.agent.card(0).uuid
-        kept = await mig_node_with_claim(node, "kept", f"{uuid.lower()}-{SMALL}-0")
-        gone = await mig_node_with_claim(node, "gone", f"{uuid.lower()}-{SMALL}-1")
-        env = node.env(kept)
-        await node.agent.kill()
-        await node.delete_claim("gone")
-        await node.agent.start()
-        # kubelet asks until it is answered.
-        await node.unprepare(gone)
-        await node.agent.until(lambda: len(node.agent.hardware.instances(uuid)) == 1)
-        assert node.specs() == [kept.uid]
-        assert gone.uid not in node.specs()
-        await node.prepare(kept)
-        assert node.env(kept) == env

@@ -33,12 +33,6 @@ async def test_the_cards_are_registered_on_the_node_and_replicas_with_kubelet(tm
         assert set(node.kubelet.health) == {f"{node.card(i).uuid}-{n}" for i in (0, 1) for n in range(SPLIT)}
 
 
-async def test_nobody_waits_so_nobody_gets_anything(tmp_path: Path) -> None:
-    async with agent_node(tmp_path) as node:
-        with pytest.raises(grpc.aio.AioRpcError, match="no binding pod found on node"):
-            await node.allocate(1)
-
-
 async def test_it_says_how_it_is(tmp_path: Path) -> None:
     async with agent_node(tmp_path) as node:
         await node.process.listening.wait()

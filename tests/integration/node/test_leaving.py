@@ -18,7 +18,7 @@ from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Fail
 from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
 from tests.support.agent_api import REGISTER, registered
-from tests.support.fake_mps import FakeMps
+from tests.support.fake_mps import FakeMps, installed_mps
 from tests.support.logs import captured
 
 SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
@@ -79,12 +79,8 @@ async def test_specs_of_a_strategy_that_is_left_go_with_the_last_pod_that_began_
 
 @pytest.fixture
 def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
-    (tmp_path / "fake").mkdir()
-    fake = FakeMps(tmp_path / "fake", tmp_path / "mps")
-    monkeypatch.setattr(mps, "MpsProgram", lambda environ: fake.program)
-    monkeypatch.setattr(reconciler, "MpsProgram", lambda environ: fake.program)
-    yield fake
-    fake.close()
+    with installed_mps(tmp_path, monkeypatch) as daemons:
+        yield daemons
 
 
 def healthy(cards: list[dict[str, Any]]) -> list[bool]:

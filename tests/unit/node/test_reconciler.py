@@ -232,95 +232,76 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return start
 
 
-def test_where_some_cards_are_in_mode_mps_only_the_others_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_fake_time
+async def test_where_some_cards_are_in_mode_mps_only_the_others_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card that is not listed may be one of those in mode mps."""
     mixed = replace(SETTINGS, node=NodeSettings(card_modes=(CardModes(mode="mps", index=(0,)),)))
     first, second = "GPU-a", "GPU-b"
     states = (CardState(card(first), mode="mps"), CardState(card(second, index=1), mode="hami-core"))
-
-    @in_fake_time
-    async def story() -> None:
-        node = Node(first, second, "GPU-unlisted")
-        monkeypatch.setattr(reconciler, "retire_mps", node.retire_all)
-        fleet = WatchedValue(Fleet(problem="not read yet"))
-        task = asyncio.create_task(clean_up_mps(mixed, no_cards(), LiveAssignments(node), fleet=fleet))
-        await asyncio.sleep(0)
-        assert second in node.daemons
-        fleet.set(Fleet(states))
-        await task
-        assert node.daemons == {first, "GPU-unlisted"}
-
-    story()
+    node = Node(first, second, "GPU-unlisted")
+    monkeypatch.setattr(reconciler, "retire_mps", node.retire_all)
+    fleet = WatchedValue(Fleet(problem="not read yet"))
+    task = asyncio.create_task(clean_up_mps(mixed, no_cards(), LiveAssignments(node), fleet=fleet))
+    await asyncio.sleep(0)
+    assert second in node.daemons
+    fleet.set(Fleet(states))
+    await task
+    assert node.daemons == {first, "GPU-unlisted"}
 
 
-def test_daemons_that_nobody_uses_go_at_once_and_then_there_is_nothing_to_do(run: Run) -> None:
-    @in_fake_time
-    async def story() -> None:
-        node = Node("GPU-a", "GPU-b")
-        await run(node)
-        assert (node.daemons, asyncio.get_running_loop().time()) == (set(), 0)
-
-    story()
+@in_fake_time
+async def test_daemons_that_nobody_uses_go_at_once_and_then_there_is_nothing_to_do(run: Run) -> None:
+    node = Node("GPU-a", "GPU-b")
+    await run(node)
+    assert (node.daemons, asyncio.get_running_loop().time()) == (set(), 0)
 
 
-def test_the_cards_of_containers_that_were_there_before_wait_for_their_end(run: Run) -> None:
-    @in_fake_time
-    async def story() -> None:
-        node = Node("GPU-a", "GPU-b")
-        node.live = [claim("old", "GPU-a")]
-        with captured() as logs:
-            task = run(node)
-            await asyncio.sleep(2.5 * RETRY_S)
-            assert node.daemons == {"GPU-a"}
-            assert len(logs.of("MPS daemons of an earlier mode stay for now")) == 1
-            node.live = [claim("new", "GPU-a")]
-            await task
-            assert node.daemons == set()
-
-    story()
-
-
-def test_a_daemon_with_clients_is_tried_again(run: Run) -> None:
-    @in_fake_time
-    async def story() -> None:
-        node = Node("GPU-a")
-        node.busy = {"GPU-a"}
-        task = run(node)
-        await asyncio.sleep(RETRY_S / 2)
-        node.busy = set()
-        await task
-        assert asyncio.get_running_loop().time() == RETRY_S
-
-    story()
-
-
-def test_nothing_goes_while_it_is_not_known_who_holds_what(run: Run) -> None:
-    @in_fake_time
-    async def story() -> None:
-        node = Node("GPU-a", "GPU-b")
-        node.live = None
+@in_fake_time
+async def test_the_cards_of_containers_that_were_there_before_wait_for_their_end(run: Run) -> None:
+    node = Node("GPU-a", "GPU-b")
+    node.live = [claim("old", "GPU-a")]
+    with captured() as logs:
         task = run(node)
         await asyncio.sleep(2.5 * RETRY_S)
-        assert node.daemons == {"GPU-a", "GPU-b"}
-        node.live = [claim("old", "GPU-a")]
-        await asyncio.sleep(2 * RETRY_S)
         assert node.daemons == {"GPU-a"}
-        node.live = []
+        assert len(logs.of("MPS daemons of an earlier mode stay for now")) == 1
+        node.live = [claim("new", "GPU-a")]
         await task
+        assert node.daemons == set()
 
-    story()
+
+@in_fake_time
+async def test_a_daemon_with_clients_is_tried_again(run: Run) -> None:
+    node = Node("GPU-a")
+    node.busy = {"GPU-a"}
+    task = run(node)
+    await asyncio.sleep(RETRY_S / 2)
+    node.busy = set()
+    await task
+    assert asyncio.get_running_loop().time() == RETRY_S
 
 
-def test_a_folder_that_cannot_be_read_is_said_and_tried_again(run: Run) -> None:
-    @in_fake_time
-    async def story() -> None:
-        node = Node("GPU-a")
-        node.fault = PermissionError(13, "Permission denied")
-        with captured() as logs:
-            task = run(node)
-            await asyncio.sleep(RETRY_S / 2)
-            assert "Permission denied" in str(logs.of("MPS daemons of an earlier mode stay for now")[0]["left"])
-            node.fault = None
-            await task
+@in_fake_time
+async def test_nothing_goes_while_it_is_not_known_who_holds_what(run: Run) -> None:
+    node = Node("GPU-a", "GPU-b")
+    node.live = None
+    task = run(node)
+    await asyncio.sleep(2.5 * RETRY_S)
+    assert node.daemons == {"GPU-a", "GPU-b"}
+    node.live = [claim("old", "GPU-a")]
+    await asyncio.sleep(2 * RETRY_S)
+    assert node.daemons == {"GPU-a"}
+    node.live = []
+    await task
 
-    story()
+
+@in_fake_time
+async def test_a_folder_that_cannot_be_read_is_said_and_tried_again(run: Run) -> None:
+    node = Node("GPU-a")
+    node.fault = PermissionError(13, "Permission denied")
+    with captured() as logs:
+        task = run(node)
+        await asyncio.sleep(RETRY_S / 2)
+        assert "Permission denied" in str(logs.of("MPS daemons of an earlier mode stay for now")[0]["left"])
+        node.fault = None
+        await task

@@ -21,8 +21,7 @@ A, B = "a/3000/50", "b/4000/60"
 
 @in_fake_time
 async def test_different_slices_are_never_guessed_between_and_nobody_is_marked_failed() -> None:
-    world = HandoverNode(bound("p", A), bound("q", B))
-    async with world.running():
+    async with HandoverNode(bound("p", A), bound("q", B)).running() as world:
         with pytest.raises(AllocationRefused, match=r"default/p, default/q"):
             await world.ask("GPU-a-0")
         await world.at_rest()
@@ -33,8 +32,7 @@ async def test_different_slices_are_never_guessed_between_and_nobody_is_marked_f
 @in_fake_time
 async def test_a_pod_that_has_its_devices_is_never_the_one_that_is_meant() -> None:
     done = bound("old", A, phase="success", annotations={TO_ALLOCATE: ";"})
-    world = HandoverNode(done, bound("p", B, at=5))
-    async with world.running():
+    async with HandoverNode(done, bound("p", B, at=5)).running() as world:
         assert (await world.ask("GPU-b-0"))["pod"] == "p"
         await world.at_rest()
         assert world.api.phase("old") == "success"
@@ -42,8 +40,7 @@ async def test_a_pod_that_has_its_devices_is_never_the_one_that_is_meant() -> No
 
 @in_fake_time
 async def test_pods_that_use_the_downward_api_get_the_same_answer_whatever_they_are() -> None:
-    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
-    async with world.running():
+    async with HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0])).running() as world:
         assert await world.gets("q", "c0", "GPU-a-0") == {"welcome": "yes"}
         assert await world.gets("p", "c0", "GPU-a-1") == {"welcome": "yes"}
         await world.at_rest()
@@ -55,43 +52,8 @@ async def test_pods_that_use_the_downward_api_get_the_same_answer_whatever_they_
 
 @in_fake_time
 async def test_on_a_node_without_the_downward_api_every_pod_depends_on_allocate() -> None:
-    world = HandoverNode(bound("p", A, downward_api=[0]), downward_api=False)
-    async with world.running():
+    async with HandoverNode(bound("p", A, downward_api=[0]), downward_api=False).running() as world:
         assert (await world.ask("GPU-a-0"))["pod"] == "p"
-
-
-@in_fake_time
-async def test_a_container_that_depends_on_its_answer_gets_it_beside_one_that_does_not() -> None:
-    world = HandoverNode(bound("depends", A), bound("carries", B, downward_api=[0]))
-    async with world.running():
-        assert (await world.gets("carries", "c0", "GPU-a-0"))["pod"] == "depends"
-        assert (await world.gets("depends", "c0", "GPU-a-1"))["pod"] == "depends"
-        await world.at_rest()
-        assert world.api.phase("depends") == world.api.phase("carries") == "success"
-        assert world.events == []
-        assert world.mode.doubts[0] == "depends"
-        assert world.count("allocations", result="uncertain") == 1
-
-
-@in_fake_time
-async def test_kubelet_says_which_of_two_containers_comes_next_in_a_mixture() -> None:
-    world = HandoverNode(bound("depends", A, B), bound("carries", A, downward_api=[0]))
-    async with world.running():
-        assert (await world.gets("depends", "c0", "GPU-a-0"))["container"] == "c0"
-        assert (await world.gets("depends", "c1", "GPU-b-1"))["container"] == "c1"
-        await world.gets("carries", "c0", "GPU-a-2")
-        await world.at_rest()
-        assert world.api.phase("depends") == world.api.phase("carries") == "success"
-        assert world.events == []
-
-
-@in_fake_time
-async def test_where_kubelet_does_not_say_it_a_mixture_is_refused() -> None:
-    world = HandoverNode(bound("depends", A, B), bound("carries", A, downward_api=[0]), resources=False)
-    async with world.running():
-        await world.ask("GPU-a-0")
-        with pytest.raises(AllocationRefused, match="different slices"):
-            await world.ask("GPU-b-1")
 
 
 @in_fake_time
@@ -109,25 +71,21 @@ async def test_a_pod_that_the_watch_shows_late_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["API away", "no pod"])
-def test_kubelet_waits_no_longer_than_the_watch_may_be_behind(is_there: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode().running() as world:
-            await asyncio.sleep(100)
-            if is_there:
-                world.api.put(bound("p", A))
-                without_reads(world, refused(503))
-            async with asyncio.timeout(WATCH_LAG_S + 0.1):
-                with pytest.raises(AllocationRefused):
-                    await world.ask("GPU-a-0")
-
-    check()
+@in_fake_time
+async def test_kubelet_waits_no_longer_than_the_watch_may_be_behind(is_there: bool) -> None:
+    async with HandoverNode().running() as world:
+        await asyncio.sleep(100)
+        if is_there:
+            world.api.put(bound("p", A))
+            without_reads(world, refused(503))
+        async with asyncio.timeout(WATCH_LAG_S + 0.1):
+            with pytest.raises(AllocationRefused):
+                await world.ask("GPU-a-0")
 
 
 @in_fake_time
 async def test_a_dependent_pod_that_is_not_shown_yet_is_not_taken_for_one_that_uses_the_downward_api() -> None:
-    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0]))
-    async with world.running():
+    async with HandoverNode(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0])).running() as world:
         assert await world.ask("GPU-a-0") == {"welcome": "yes"}
         assert await world.ask("GPU-a-1") == {"welcome": "yes"}
         # Both run, so that their turns are over and a dependent pod is bound; the agent has not heard of it.
@@ -138,36 +96,23 @@ async def test_a_dependent_pod_that_is_not_shown_yet_is_not_taken_for_one_that_u
         assert (await world.ask("GPU-b-0"))["pod"] == "depends"
 
 
+@pytest.mark.parametrize("downward_api", [[], [0]], ids=["dependent", "downward API"])
+@pytest.mark.parametrize("end", ["Running", "Failed", "deleted"])
 @in_fake_time
-async def test_a_dependent_pod_that_is_gone_does_not_leave_its_slice_to_the_next() -> None:
-    world = HandoverNode()
-    async with world.running():
-        world.api.put(bound("gone", A))
+async def test_a_pod_whose_turn_is_over_does_not_leave_its_answer_to_the_next(
+    end: str, downward_api: list[int]
+) -> None:
+    async with HandoverNode().running() as world:
+        world.api.put(bound("over", A, downward_api=downward_api))
         world.api.behind = True
-        world.api.delete("gone")
+        world.api.delete("over") if end == "deleted" else world.api.status("over", end)
         world.api.put(bound("next", B))
         assert (await world.ask("GPU-b-0"))["pod"] == "next"
 
 
-@pytest.mark.parametrize("status", ["Running", "Failed"])
-def test_a_dependent_pod_whose_turn_is_over_does_not_leave_its_slice_to_the_next(status: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode()
-        async with world.running():
-            world.api.put(bound("over", A))
-            world.api.behind = True
-            world.api.status("over", status)
-            world.api.put(bound("next", B))
-            assert (await world.ask("GPU-b-0"))["pod"] == "next"
-
-    check()
-
-
 @in_fake_time
 async def test_a_pod_that_was_refused_does_not_leave_its_answer_to_the_next() -> None:
-    world = HandoverNode()
-    async with world.running():
+    async with HandoverNode().running() as world:
         world.api.put(bound("p", A, downward_api=[0]))
         world.mode.refusals["*"] = "driver missing"
         with pytest.raises(AllocationRefused, match="driver missing"):
@@ -180,21 +125,9 @@ async def test_a_pod_that_was_refused_does_not_leave_its_answer_to_the_next() ->
 
 
 @in_fake_time
-async def test_a_pod_that_uses_the_downward_api_and_is_gone_does_not_leave_its_answer_to_the_next() -> None:
-    world = HandoverNode()
-    async with world.running():
-        world.api.put(bound("gone", A, downward_api=[0]))
-        world.api.behind = True
-        world.api.delete("gone")
-        world.api.put(bound("next", B))
-        assert (await world.ask("GPU-b-0"))["pod"] == "next"
-
-
-@in_fake_time
 async def test_a_pod_that_the_scheduler_gave_up_does_not_leave_its_slice_to_the_next() -> None:
     """Also where no pod uses the downward API: a turn that no agent ends ends by itself."""
-    world = HandoverNode(downward_api=False)
-    async with world.running():
+    async with HandoverNode(downward_api=False).running() as world:
         world.api.put(bound("stuck", A))
         await asyncio.sleep(300)
         world.api.behind = True
@@ -206,8 +139,7 @@ async def test_a_pod_that_the_scheduler_gave_up_does_not_leave_its_slice_to_the_
 @in_fake_time
 async def test_a_stuck_pod_that_uses_the_downward_api_does_not_leave_its_answer_to_the_next() -> None:
     """The scheduler lets a dependent pod pass it in the end."""
-    world = HandoverNode()
-    async with world.running():
+    async with HandoverNode().running() as world:
         world.api.put(bound("stuck", A, downward_api=[0]))
         await asyncio.sleep(300)
         world.api.behind = True
@@ -217,8 +149,7 @@ async def test_a_stuck_pod_that_uses_the_downward_api_does_not_leave_its_answer_
 
 @in_fake_time
 async def test_a_lock_that_names_a_replaced_pod_does_not_give_its_slice_to_the_new_one() -> None:
-    world = HandoverNode()
-    async with world.running():
+    async with HandoverNode().running() as world:
         world.api.put(bound("web-0", A, uid="old"))
         world.api.lock_for("web-0")
         world.api.behind = True
@@ -242,26 +173,21 @@ async def the_lock_passes(world: HandoverNode, *, held: str, to: str) -> None:
 
 
 @pytest.mark.parametrize("held", ["dependent", "downward API"])
-def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_slice_of_the_first(held: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode()
-        async with world.running():
-            await the_lock_passes(world, held=held, to="next")
-            assert (await world.ask("GPU-b-0"))["pod"] == "next"
-            world.api.behind = False
-            world.api.catch_up()
-            await world.at_rest()
-            assert (world.api.phase("stuck"), world.api.phase("next")) == ("allocating", "success")
-            assert world.api.lock_text is None
-
-    check()
+@in_fake_time
+async def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_slice_of_the_first(held: str) -> None:
+    async with HandoverNode().running() as world:
+        await the_lock_passes(world, held=held, to="next")
+        assert (await world.ask("GPU-b-0"))["pod"] == "next"
+        world.api.behind = False
+        world.api.catch_up()
+        await world.at_rest()
+        assert (world.api.phase("stuck"), world.api.phase("next")) == ("allocating", "success")
+        assert world.api.lock_text is None
 
 
 @in_fake_time
 async def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_answer_of_one_that_needs_no_lock() -> None:
-    world = HandoverNode()
-    async with world.running():
+    async with HandoverNode().running() as world:
         world.api.put(bound("stuck", f"{A} {B}"))
         world.api.lock_for("stuck")
         await asyncio.sleep(OVERDUE_S)
@@ -273,19 +199,15 @@ async def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_answe
 
 
 @pytest.mark.parametrize("delay", [0, 60], ids=["refused", "hangs"])
-def test_an_old_lock_that_cannot_be_read_gives_no_pod_a_slice(delay: int) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode()
-        async with world.running():
-            await the_lock_passes(world, held="dependent", to="next")
-            world.api.fake.always("get_node", Step(delay=delay) if delay else refused(503))
-            async with asyncio.timeout(10):
-                with pytest.raises(AllocationRefused, match="lock of node n1 cannot be read"):
-                    await world.ask("GPU-b-0")
-            assert world.count("allocations", result="refused") == 1
-
-    check()
+@in_fake_time
+async def test_an_old_lock_that_cannot_be_read_gives_no_pod_a_slice(delay: int) -> None:
+    async with HandoverNode().running() as world:
+        await the_lock_passes(world, held="dependent", to="next")
+        world.api.fake.always("get_node", Step(delay=delay) if delay else refused(503))
+        async with asyncio.timeout(10):
+            with pytest.raises(AllocationRefused, match="lock of node n1 cannot be read"):
+                await world.ask("GPU-b-0")
+        assert world.count("allocations", result="refused") == 1
 
 
 @in_fake_time
@@ -297,9 +219,7 @@ async def test_without_a_lock_the_node_is_not_read() -> None:
 
 @in_fake_time
 async def test_a_pod_that_has_held_the_lock_for_long_and_still_does_gets_its_slice() -> None:
-    world = HandoverNode(bound("p", A))
-    world.api.lock_for("p")
-    async with world.running():
+    async with HandoverNode(bound("p", A), lock="p").running() as world:
         await asyncio.sleep(200)
         assert (await world.ask("GPU-a-0"))["pod"] == "p"
         assert (world.api.phase("p"), world.api.lock_text) == ("success", None)
@@ -312,8 +232,7 @@ def without_reads(world: HandoverNode, fault: KubeError | None) -> None:
 
 @in_fake_time
 async def test_without_the_api_no_slice_is_answered_because_the_pod_may_be_gone() -> None:
-    world = HandoverNode()
-    async with world.running():
+    async with HandoverNode().running() as world:
         world.api.put(bound("gone", A))
         world.api.behind = True
         world.api.delete("gone")
@@ -328,8 +247,7 @@ async def test_without_the_api_no_slice_is_answered_because_the_pod_may_be_gone(
 
 @in_fake_time
 async def test_an_api_that_is_away_for_a_moment_refuses_no_pod() -> None:
-    world = HandoverNode()
-    async with world.running():
+    async with HandoverNode().running() as world:
         world.api.put(bound("p", A))
         without_reads(world, refused(503))
         asked = asyncio.create_task(world.ask("GPU-a-0"))
@@ -340,28 +258,23 @@ async def test_an_api_that_is_away_for_a_moment_refuses_no_pod() -> None:
 
 @in_fake_time
 async def test_without_the_api_pods_that_use_the_downward_api_are_still_answered() -> None:
-    world = HandoverNode(bound("d", A, downward_api=[0]))
-    async with world.running():
+    async with HandoverNode(bound("d", A, downward_api=[0])).running() as world:
         without_reads(world, refused(503))
         assert await world.ask("GPU-a-0") == {"welcome": "yes"}
         with pytest.raises(AllocationRefused, match="no binding pod"):
             await world.ask("GPU-a-1", "GPU-a-2")
 
 
+@pytest.mark.parametrize(
+    ("downward_api", "answer"), [([], ("pod", "p")), ([0], ("welcome", "yes"))], ids=["dependent", "downward API"]
+)
 @in_fake_time
-async def test_a_pod_that_was_just_bound_is_answered_without_a_list_of_all_pods() -> None:
-    world = HandoverNode(bound("p", A))
-    async with world.running():
-        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+async def test_a_pod_that_was_just_bound_is_answered_without_a_list_of_all_pods(
+    downward_api: list[int], answer: tuple[str, str]
+) -> None:
+    async with HandoverNode(bound("p", A, downward_api=downward_api)).running() as world:
+        assert answer in (await world.ask("GPU-a-0")).items()
         assert "list_pods" not in world.api.fake.calls
-
-
-@in_fake_time
-async def test_a_pod_that_uses_the_downward_api_is_answered_without_a_list_of_all_pods() -> None:
-    async with HandoverNode(bound("d", A, downward_api=[0])).running() as world:
-        world.api.fake.always("list_pods", refused(503))
-        async with asyncio.timeout(1):
-            assert await world.ask("GPU-a-0") == {"welcome": "yes"}
 
 
 @in_fake_time

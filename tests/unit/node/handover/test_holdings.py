@@ -89,28 +89,24 @@ async def test_a_pod_of_an_earlier_process_counts_with_its_record_or_with_all_th
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["seen", "while no agent was there"])
 @pytest.mark.parametrize("downward_api", [[], [0]], ids=["depends on Allocate", "downward API"])
-def test_a_pod_that_is_gone_from_the_api_counts_until_kubelet_does_not_list_it(
+@in_fake_time
+async def test_a_pod_that_is_gone_from_the_api_counts_until_kubelet_does_not_list_it(
     downward_api: list[int], restarts: bool
 ) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(bound("p", A, downward_api=downward_api))
-        async with world.running():
-            await world.gets("p", "c0", "i")
-            if not restarts:
-                world.api.delete("p")
-        if restarts:
+    async with HandoverNode(bound("p", A, downward_api=downward_api)).running() as world:
+        await world.gets("p", "c0", "i")
+        if not restarts:
             world.api.delete("p")
-            world = HandoverNode(earlier=list(world.checkpoint), api=world.api, kubelet=world.resources)
-        async with world.running():
-            await world.at_rest()
-            assert held(world) == {"p": [0]}
-            assert not await world.agent.holdings.refresh()
-            world.resources.held.clear()
-            assert await world.agent.holdings.refresh()
-            assert held(world) == {}
-
-    check()
+    if restarts:
+        world.api.delete("p")
+        world = HandoverNode(earlier=list(world.checkpoint), api=world.api, kubelet=world.resources)
+    async with world.running():
+        await world.at_rest()
+        assert held(world) == {"p": [0]}
+        assert not await world.agent.holdings.refresh()
+        world.resources.held.clear()
+        assert await world.agent.holdings.refresh()
+        assert held(world) == {}
 
 
 def silent(world: HandoverNode) -> None:
@@ -122,17 +118,14 @@ def replaced(world: HandoverNode) -> None:
 
 
 @pytest.mark.parametrize("happens", [silent, replaced])
-def test_a_pod_that_is_gone_from_the_api_does_not_count_for_ever(happens: Callable[[HandoverNode], None]) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode(bound("p", A)).running() as world:
-            await world.gets("p", "c0", "i")
-            world.api.delete("p")
-            happens(world)
-            await world.agent.holdings.refresh()
-            assert "uid-p" not in {each.key.uid for each in world.agent.holdings.all()}
-
-    check()
+@in_fake_time
+async def test_a_pod_that_is_gone_from_the_api_does_not_count_for_ever(happens: Callable[[HandoverNode], None]) -> None:
+    async with HandoverNode(bound("p", A)).running() as world:
+        await world.gets("p", "c0", "i")
+        world.api.delete("p")
+        happens(world)
+        await world.agent.holdings.refresh()
+        assert "uid-p" not in {each.key.uid for each in world.agent.holdings.all()}
 
 
 @in_fake_time
@@ -183,20 +176,17 @@ class Full:
 @pytest.mark.parametrize(
     ("downward_api", "phase"), [([], "failed"), ([0], "allocating")], ids=["depends on Allocate", "downward API"]
 )
-def test_a_pod_that_does_not_fit_is_refused_and_gets_nothing(downward_api: list[int], phase: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode(bound("p", A, downward_api=downward_api)).running() as world:
-            account = world.agent.allocator.admission = Full()
-            with pytest.raises(AllocationRefused, match="it does not fit"):
-                await world.ask("i")
-            await world.at_rest()
-            assert account.asked == [["p/c0"]]
-            assert world.api.phase("p") == phase
-            assert world.count("allocations", result="refused") == 1
-            assert list(world.checkpoint) == []
-
-    check()
+@in_fake_time
+async def test_a_pod_that_does_not_fit_is_refused_and_gets_nothing(downward_api: list[int], phase: str) -> None:
+    async with HandoverNode(bound("p", A, downward_api=downward_api)).running() as world:
+        account = world.agent.allocator.admission = Full()
+        with pytest.raises(AllocationRefused, match="it does not fit"):
+            await world.ask("i")
+        await world.at_rest()
+        assert account.asked == [["p/c0"]]
+        assert world.api.phase("p") == phase
+        assert world.count("allocations", result="refused") == 1
+        assert list(world.checkpoint) == []
 
 
 @in_fake_time

@@ -28,29 +28,26 @@ async def restarted(world: HandoverNode) -> HandoverNode:
 
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
-def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        first = HandoverNode(bound("p", A, B, C))
-        first.api.fake.always("annotate_pod", refused(503))
-        async with first.running():
-            await first.gets("p", "c0", "GPU-a-0")
-            await first.gets("p", "c1", "GPU-a-1")
-        first.api.fake.always("annotate_pod", None)
-        if not speaks:
-            first.resources.error = OSError("no such socket")
-        second = await restarted(first)
-        async with second.running():
-            if speaks:
-                assert (await second.gets("p", "c2", "GPU-b-0"))["container"] == "c2"
-                await second.at_rest()
-                assert (second.api.phase("p"), second.api.left("p")) == ("success", ";;;")
-            else:
-                # kubelet may not have stored the last answer, and does not say.
-                with pytest.raises(AllocationRefused, match="different slices"):
-                    await second.ask("GPU-b-0")
-
-    check()
+@in_fake_time
+async def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
+    first = HandoverNode(bound("p", A, B, C))
+    first.api.fake.always("annotate_pod", refused(503))
+    async with first.running():
+        await first.gets("p", "c0", "GPU-a-0")
+        await first.gets("p", "c1", "GPU-a-1")
+    first.api.fake.always("annotate_pod", None)
+    if not speaks:
+        first.resources.error = OSError("no such socket")
+    second = await restarted(first)
+    async with second.running():
+        if speaks:
+            assert (await second.gets("p", "c2", "GPU-b-0"))["container"] == "c2"
+            await second.at_rest()
+            assert (second.api.phase("p"), second.api.left("p")) == ("success", ";;;")
+        else:
+            # kubelet may not have stored the last answer, and does not say.
+            with pytest.raises(AllocationRefused, match="different slices"):
+                await second.ask("GPU-b-0")
 
 
 @in_fake_time
@@ -82,16 +79,13 @@ async def test_an_app_container_whose_answer_kubelet_lost_gets_it_again_after_bo
 
 
 @pytest.mark.parametrize("inits", [1, 0], ids=["init", "app"])
-def test_a_container_whose_second_answer_was_lost_too_is_not_taken_to_have_the_first(inits: int) -> None:
-    @in_fake_time
-    async def check() -> None:
-        pod = bound("p", A, B, inits=inits)
-        claim = claims(pod)[0]
-        twice = [Record((ids,), claim, (claim.key,)) for ids in ("i", "j")]
-        async with HandoverNode(pod, earlier=twice).running() as world:
-            assert (await world.ask("k"))["container"] == "c0"
-
-    check()
+@in_fake_time
+async def test_a_container_whose_second_answer_was_lost_too_is_not_taken_to_have_the_first(inits: int) -> None:
+    pod = bound("p", A, B, inits=inits)
+    claim = claims(pod)[0]
+    twice = [Record((ids,), claim, (claim.key,)) for ids in ("i", "j")]
+    async with HandoverNode(pod, earlier=twice).running() as world:
+        assert (await world.ask("k"))["container"] == "c0"
 
 
 @in_fake_time
@@ -184,15 +178,12 @@ async def test_a_sidecar_that_kubelet_shows_is_followed_by_the_next_container() 
     ],
     ids=["one container", "one with devices", "kubelet shows none", "equal slices", "init by count", "app by count"],
 )
-def test_a_pod_without_record_is_served_where_only_one_slice_can_be_meant(
+@in_fake_time
+async def test_a_pod_without_record_is_served_where_only_one_slice_can_be_meant(
     containers: list[str], inits: int, ids: list[str], container: str
 ) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode(bound("p", *containers, inits=inits), inherited=True).running() as world:
-            assert (await world.ask(*ids))["container"] == container
-
-    check()
+    async with HandoverNode(bound("p", *containers, inits=inits), inherited=True).running() as world:
+        assert (await world.ask(*ids))["container"] == container
 
 
 @in_fake_time
@@ -241,28 +232,24 @@ async def test_an_answer_that_another_pod_may_have_got_is_no_record() -> None:
     [(1, "j", "c0"), (1, "i", "c1"), (0, "j", "c0"), (0, "i", "c0")],
     ids=["init lost", "init kept", "app lost", "app lost, same devices"],
 )
-def test_a_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(inits: int, ids: str, container: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode(bound("p", A, B, inits=inits)).running() as world:
-            assert (await world.ask("i"))["container"] == "c0"
-            world.agent.on_new_kubelet()
-            assert (await world.ask(ids))["container"] == container
-
-    check()
+@in_fake_time
+async def test_a_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(
+    inits: int, ids: str, container: str
+) -> None:
+    async with HandoverNode(bound("p", A, B, inits=inits)).running() as world:
+        assert (await world.ask("i"))["container"] == "c0"
+        world.agent.on_new_kubelet()
+        assert (await world.ask(ids))["container"] == container
 
 
 @pytest.mark.parametrize("seconds", [0, 20], ids=["shown later", "shown before"])
-def test_a_restarted_kubelet_that_shows_the_last_answer_goes_on(seconds: int) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode(bound("p", A, B)).running() as world:
-            await world.gets("p", "c0", "i")
-            await world.at_rest(seconds)
-            world.agent.on_new_kubelet()
-            assert (await world.ask("j"))["container"] == "c1"
-
-    check()
+@in_fake_time
+async def test_a_restarted_kubelet_that_shows_the_last_answer_goes_on(seconds: int) -> None:
+    async with HandoverNode(bound("p", A, B)).running() as world:
+        await world.gets("p", "c0", "i")
+        await world.at_rest(seconds)
+        world.agent.on_new_kubelet()
+        assert (await world.ask("j"))["container"] == "c1"
 
 
 @in_fake_time
@@ -278,16 +265,13 @@ async def test_a_lost_init_container_is_known_by_the_question_even_with_the_same
 
 
 @pytest.mark.parametrize(("ids", "container"), [("i", "c1"), ("j", "c2")], ids=["app lost", "app kept"])
-def test_devices_of_an_init_container_that_were_given_on_are_not_expected_again(ids: str, container: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode(bound("p", A, B, C, inits=1), resources=False).running() as world:
-            assert (await world.ask("i"))["container"] == "c0"
-            assert (await world.ask("i"))["container"] == "c1"
-            world.agent.on_new_kubelet()
-            assert (await world.ask(ids))["container"] == container
-
-    check()
+@in_fake_time
+async def test_devices_of_an_init_container_that_were_given_on_are_not_expected_again(ids: str, container: str) -> None:
+    async with HandoverNode(bound("p", A, B, C, inits=1), resources=False).running() as world:
+        assert (await world.ask("i"))["container"] == "c0"
+        assert (await world.ask("i"))["container"] == "c1"
+        world.agent.on_new_kubelet()
+        assert (await world.ask(ids))["container"] == container
 
 
 @in_fake_time
@@ -322,15 +306,3 @@ async def test_a_question_about_other_devices_says_nothing() -> None:
         world.agent.on_new_kubelet()
         world.prefer("x", "y")
         assert (await world.ask("i"))["container"] == "c1"
-
-
-@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
-def test_a_pod_past_every_scheduler_does_not_get_the_slice_of_the_last_one(speaks: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode(bound("p", A), resources=speaks).running() as world:
-            await world.gets("p", "c0", "GPU-a-0")
-            with pytest.raises(AllocationRefused, match="no binding pod"):
-                await world.ask("GPU-a-3")
-
-    check()

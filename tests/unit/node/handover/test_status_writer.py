@@ -74,14 +74,11 @@ def releasing(lock: str | None) -> tuple[Api, StatusWriter]:
     ],
     ids=["ours", "no owner", "none", "another pod's", "another namespace's", "a longer name"],
 )
-def test_only_the_lock_of_the_pod_or_one_without_an_owner_is_released(lock: str | None, left: str | None) -> None:
-    @in_fake_time
-    async def check() -> None:
-        api, writer = releasing(lock)
-        assert await writer.release_lock(("default", "p"))
-        assert api.lock_text == left
-
-    check()
+@in_fake_time
+async def test_only_the_lock_of_the_pod_or_one_without_an_owner_is_released(lock: str | None, left: str | None) -> None:
+    api, writer = releasing(lock)
+    assert await writer.release_lock(("default", "p"))
+    assert api.lock_text == left
 
 
 @in_fake_time
@@ -94,16 +91,13 @@ async def test_a_node_that_others_change_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("first", [OURS, TIME], ids=["owned", "no owner"])
-def test_a_lock_that_changes_hands_meanwhile_is_left(first: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        api, writer = releasing(first)
-        other = THEIRS if first == OURS else "2026-01-01T00:00:07Z"
-        api.fake.script("annotate_node", Step(meanwhile=lambda: api.lock(other)))
-        assert await writer.release_lock(("default", "p"))
-        assert api.lock_text == other
-
-    check()
+@in_fake_time
+async def test_a_lock_that_changes_hands_meanwhile_is_left(first: str) -> None:
+    api, writer = releasing(first)
+    other = THEIRS if first == OURS else "2026-01-01T00:00:07Z"
+    api.fake.script("annotate_node", Step(meanwhile=lambda: api.lock(other)))
+    assert await writer.release_lock(("default", "p"))
+    assert api.lock_text == other
 
 
 @in_fake_time

@@ -29,41 +29,20 @@ A, B = "a/3000/50", "b/4000/60"
     [("Running", "success", ";"), ("Succeeded", "success", ";"), ("Failed", "failed", entry(A))],
 )
 @pytest.mark.parametrize("resources", [True, False], ids=["kubelet says", "kubelet silent"])
-def test_a_pod_that_uses_the_downward_api_ends_its_handover_through_its_status(
+@in_fake_time
+async def test_a_pod_that_uses_the_downward_api_ends_its_handover_through_its_status(
     status: str, phase: str, left: str, resources: bool
 ) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]), resources=resources)
-        async with world.running():
-            await world.ask("GPU-a-0")
-            world.api.status("p", status)
-            await world.at_rest()
-            assert (world.api.phase("p"), world.api.left("p")) == (phase, left)
-            assert world.api.phase("q") == "allocating"
-
-    check()
-
-
-@in_fake_time
-async def test_an_answer_ends_no_handover_while_either_of_two_pods_may_have_asked() -> None:
-    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
-    async with world.running():
+    async with HandoverNode(
+        bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]), resources=resources
+    ).running() as world:
         await world.ask("GPU-a-0")
         await world.at_rest()
-        assert world.api.phase("p") == world.api.phase("q") == "allocating"
-
-
-@in_fake_time
-async def test_pods_that_use_the_downward_api_and_are_asked_for_at_once_all_end_through_kubelet() -> None:
-    world = HandoverNode()
-    async with world.running():
-        names = ("p", "q", "r")
-        world.api.put(*(bound(name, A, downward_api=[0]) for name in names))
-        for number, name in enumerate(names):
-            await world.gets(name, "c0", f"GPU-a-{number}")
+        assert world.api.phase("p") == world.api.phase("q") == "allocating", "either may have asked"
+        world.api.status("p", status)
         await world.at_rest()
-        assert [world.api.phase(name) for name in names] == ["success"] * 3
+        assert (world.api.phase("p"), world.api.left("p")) == (phase, left)
+        assert world.api.phase("q") == "allocating"
 
 
 @in_fake_time
@@ -78,8 +57,7 @@ async def test_a_pod_that_uses_the_downward_api_does_not_wait_for_a_sweep_to_end
 @in_fake_time
 async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_ones() -> None:
     pods = [bound(name, A, B, inits=1, downward_api=[0, 1]) for name in ("p", "q")]
-    world = HandoverNode(*pods, inherited=True)
-    async with world.running():
+    async with HandoverNode(*pods, inherited=True).running() as world:
         for name in ("q", "p"):
             await world.ask(f"GPU-a-{name}")
             await world.gets(name, "c1", f"GPU-a-{name}")
@@ -118,19 +96,15 @@ async def test_answers_while_a_patch_is_on_its_way_are_written_by_the_next() -> 
 
 
 @pytest.mark.parametrize("locked", [True, False])
-def test_what_is_written_is_not_written_again_while_the_watch_is_behind(locked: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(bound("p", A), inherited=True)
-        async with world.running():
-            if locked:
-                world.api.lock_for("p")
-            world.api.behind = True
-            await world.gets("p", "c0", "GPU-a-0")
-            await world.at_rest()
-            assert (world.api.phase("p"), len(world.api.pod_writes())) == ("success", 1)
-
-    check()
+@in_fake_time
+async def test_what_is_written_is_not_written_again_while_the_watch_is_behind(locked: bool) -> None:
+    async with HandoverNode(bound("p", A), inherited=True).running() as world:
+        if locked:
+            world.api.lock_for("p")
+        world.api.behind = True
+        await world.gets("p", "c0", "GPU-a-0")
+        await world.at_rest()
+        assert (world.api.phase("p"), len(world.api.pod_writes())) == ("success", 1)
 
 
 @in_fake_time
@@ -180,8 +154,7 @@ def test_a_container_that_holds_something_else_is_reported(
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        world = HandoverNode(*pods)
-        async with world.running():
+        async with HandoverNode(*pods).running() as world:
             await world.gets(*holder, *(f"GPU-a-{n}" for n in range(ids)))
             await world.at_rest()
             ((pod, reason, text),) = world.events
@@ -194,8 +167,9 @@ def test_a_container_that_holds_something_else_is_reported(
 
 @in_fake_time
 async def test_a_holder_whose_own_claims_cannot_be_read_is_not_judged() -> None:
-    world = HandoverNode(bound("p", A), bound("q", B, phase="success", annotations={ALLOCATED: "a,b:;"}))
-    async with world.running():
+    async with HandoverNode(
+        bound("p", A), bound("q", B, phase="success", annotations={ALLOCATED: "a,b:;"})
+    ).running() as world:
         await world.gets("q", "c0", "GPU-a-0")
         await world.at_rest()
         assert world.events == []
@@ -220,8 +194,7 @@ async def test_a_kubelet_that_cannot_be_asked_is_logged_once_and_when_it_is_back
 
 @in_fake_time
 async def test_kubelet_is_not_asked_for_ever_about_what_it_never_shows() -> None:
-    world = HandoverNode(bound("p", A, "", inits=1))
-    async with world.running():
+    async with HandoverNode(bound("p", A, "", inits=1)).running() as world:
         await world.ask("GPU-a-0")
         await world.at_rest(100)
         before = world.resources.calls
@@ -243,19 +216,16 @@ async def test_kubelet_is_not_asked_for_ever_about_what_it_never_shows() -> None
     ],
     ids=["holds devices", "runs", "failed", "still waits", "unreadable"],
 )
-def test_a_handover_that_a_crash_left_open_is_ended(pod: Pod, holds: bool, phase: str) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(pod, inherited=True)
-        if holds:
-            world.resources.holds("p", "c0", "GPU-a-0")
-            world.resources.holds("p", "unknown", "GPU-a-1")
-            world.resources.holds("unknown", "c0", "GPU-a-2")
-        async with world.running():
-            await world.at_rest()
-            assert world.api.phase("p") == phase
-
-    check()
+@in_fake_time
+async def test_a_handover_that_a_crash_left_open_is_ended(pod: Pod, holds: bool, phase: str) -> None:
+    world = HandoverNode(pod, inherited=True)
+    if holds:
+        world.resources.holds("p", "c0", "GPU-a-0")
+        world.resources.holds("p", "unknown", "GPU-a-1")
+        world.resources.holds("unknown", "c0", "GPU-a-2")
+    async with world.running():
+        await world.at_rest()
+        assert world.api.phase("p") == phase
 
 
 @in_fake_time
@@ -281,34 +251,26 @@ async def test_devices_of_an_older_pod_of_the_same_name_are_not_the_new_ones() -
     ],
     ids=["handed over", "failed", "ended", "gone", "waiting"],
 )
-def test_a_lock_whose_owner_needs_it_no_more_is_released(owner: Pod | None, stays: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(*([owner] if owner is not None else []))
-        world.api.lock_for("p")
-        async with world.running():
-            await world.at_rest()
-            assert (world.api.lock_text is not None) is stays
-            if not stays and owner is None:
-                assert world.count("repairs", what="lock") == 1
-
-    check()
+@in_fake_time
+async def test_a_lock_whose_owner_needs_it_no_more_is_released(owner: Pod | None, stays: bool) -> None:
+    async with HandoverNode(*([owner] if owner is not None else []), lock="p").running() as world:
+        await world.at_rest()
+        assert (world.api.lock_text is not None) is stays
+        if not stays and owner is None:
+            assert world.count("repairs", what="lock") == 1
 
 
 @pytest.mark.parametrize(
     ("node", "stays"), [("", True), ("elsewhere", False)], ids=["not bound yet", "bound elsewhere"]
 )
-def test_a_lock_is_taken_before_its_pod_is_bound(node: str, stays: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode()
-        world.api.fake.pods["default/p"] = on_node(bound("p", A, phase="failed"), node)
-        world.api.lock_for("p")
-        async with world.running():
-            await world.at_rest()
-            assert (world.api.lock_text is not None) is stays
-
-    check()
+@in_fake_time
+async def test_a_lock_is_taken_before_its_pod_is_bound(node: str, stays: bool) -> None:
+    world = HandoverNode()
+    world.api.fake.pods["default/p"] = on_node(bound("p", A, phase="failed"), node)
+    world.api.lock_for("p")
+    async with world.running():
+        await world.at_rest()
+        assert (world.api.lock_text is not None) is stays
 
 
 def on_node(pod: Pod, node: str) -> Pod:
@@ -331,8 +293,7 @@ async def test_a_lock_whose_owner_cannot_be_looked_up_is_left() -> None:
 
 @in_fake_time
 async def test_settings_and_mode_may_change_between_calls() -> None:
-    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0]))
-    async with world.running():
+    async with HandoverNode(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0])).running() as world:
         assert await world.gets("p", "c0", "GPU-a-0") == {"welcome": "yes"}
         await world.at_rest()
         world.agent.use(AgentSettings(node_name=NODE, pass_device_specs=True), Mode(), None)
@@ -353,8 +314,7 @@ async def test_what_cannot_be_written_in_time_is_counted_at_the_end() -> None:
 
 @in_fake_time
 async def test_a_pod_that_kubelet_gave_up_after_its_answer_does_not_refuse_the_next() -> None:
-    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
-    async with world.running():
+    async with HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0])).running() as world:
         await world.ask("GPU-a-0")
         # kubelet gave that pod up; its devices are free and its status is not known yet.
         assert await world.ask("GPU-a-1") == {"welcome": "yes"}
@@ -368,8 +328,7 @@ async def test_a_pod_that_kubelet_gave_up_after_its_answer_does_not_refuse_the_n
 
 @in_fake_time
 async def test_answers_of_pods_that_run_are_not_kept() -> None:
-    world = HandoverNode()
-    async with world.running():
+    async with HandoverNode().running() as world:
         for number in range(20):
             world.api.put(bound(f"p{number}", A, "", B, inits=1, downward_api=[0, 2] if number % 2 else []))
             await world.ask(f"i{number}")

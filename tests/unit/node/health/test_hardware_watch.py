@@ -171,16 +171,6 @@ async def test_one_card_that_cannot_be_read_is_unhealthy_and_the_other_stays() -
 
 @pytest.mark.no_cover
 @in_fake_time
-async def test_a_card_that_vanishes_stays_listed_for_ten_minutes_and_a_new_one_comes_by_itself() -> None:
-    async with watching(A) as world:
-        world.inventory.cards = [B]
-        await world.until({"GPU-a": GONE, "GPU-b": ""})
-        assert 600 <= await world.until({"GPU-b": ""}) <= 640
-        assert world.said()[-1] == "card no longer listed"
-
-
-@pytest.mark.no_cover
-@in_fake_time
 async def test_a_wait_that_fails_makes_all_cards_unhealthy_and_is_no_busy_loop() -> None:
     async with watching(A, B) as world:
         world.inventory.wait_error = InventoryError("unknown error")

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,9 @@ from tessera.node.watched_value import WatchedValue
 from tests.support.event_loops import in_fake_time, on_uvloop
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet
-from tests.support.kubelet.folders import plugins_folder, settings_in
+from tests.support.kubelet.folders import settings_in
 
 FAR_OFF_S = 3600.0
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with plugins_folder() as path:
-        yield path
 
 
 def make(folder: Path, name: str = "nvidia-gpu.sock") -> Endpoint:

@@ -23,7 +23,7 @@ from tessera.wire.node_config import NodeSettings
 from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet, uuid
-from tests.support.kubelet.folders import plugins_folder, settings_in
+from tests.support.kubelet.folders import settings_in
 from tests.support.kubelet.scripted import ScriptedKubelet
 from tests.support.logs import Logs, captured
 from tests.support.scheduler_process import until
@@ -35,12 +35,6 @@ PATIENT = PluginTiming(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, l
 """retries, hardly waiting"""
 
 REQUEST = messages.RegisterRequest(version="v1beta1", endpoint="nvidia-gpu.sock", resource_name="nvidia.com/gpu")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with plugins_folder() as path:
-        yield path
 
 
 @pytest.fixture(autouse=True)
@@ -83,19 +77,18 @@ def dead_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("preferred", [True, False])
-def test_kubelet_learns_the_same_options_from_the_registration_and_from_the_call(folder: Path, preferred: bool) -> None:
-    @on_uvloop
-    async def go() -> None:
-        settings = settings_in(folder, NodeSettings(split_count=2, preferred_allocation=preferred))
-        async with ScriptedKubelet(folder) as kubelet, running(settings):
-            request = await kubelet.registered()
-            assert (request.version, request.endpoint) == ("v1beta1", "nvidia-gpu.sock")
-            assert request.resource_name == "nvidia.com/gpu"
-            assert request.options == kubelet.options[0]
-            assert request.options.get_preferred_allocation_available is preferred
-            assert len(await kubelet.listed()) == 4
-
-    go()
+@on_uvloop
+async def test_kubelet_learns_the_same_options_from_the_registration_and_from_the_call(
+    folder: Path, preferred: bool
+) -> None:
+    settings = settings_in(folder, NodeSettings(split_count=2, preferred_allocation=preferred))
+    async with ScriptedKubelet(folder) as kubelet, running(settings):
+        request = await kubelet.registered()
+        assert (request.version, request.endpoint) == ("v1beta1", "nvidia-gpu.sock")
+        assert request.resource_name == "nvidia.com/gpu"
+        assert request.options == kubelet.options[0]
+        assert request.options.get_preferred_allocation_available is preferred
+        assert len(await kubelet.listed()) == 4
 
 
 @pytest.mark.parametrize(
@@ -119,17 +112,6 @@ async def test_a_registered_plugin_is_of_use(folder: Path) -> None:
         assert dict(answer.container_responses[0].envs) == {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)}-3"}
         assert await kubelet.prefer([f"{uuid(0)}-3"], size=1) == [[]]
         await until(lambda: plugin.problem == "")
-
-
-@on_uvloop
-async def test_kubelet_hears_of_a_card_that_falls_ill_and_of_its_recovery(folder: Path) -> None:
-    cards = WatchedValue(fleet(2))
-    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder, NodeSettings(split_count=1)), cards):
-        await kubelet.listed()
-        cards.set(fleet(2, sick={0}))
-        assert await kubelet.listed(lambda health: health[f"{uuid(0)}-0"] == "Unhealthy")
-        cards.set(fleet(2))
-        assert await kubelet.listed(lambda health: health[f"{uuid(0)}-0"] == "Healthy")
 
 
 @on_uvloop
@@ -351,9 +333,8 @@ async def test_a_stop_at_any_moment_leaves_no_socket(folder: Path) -> None:
 
 
 @pytest.fixture
-def kubelet_socket() -> Iterator[Path]:
-    with plugins_folder() as folder:
-        yield folder / "kubelet.sock"
+def kubelet_socket(folder: Path) -> Path:
+    return folder / "kubelet.sock"
 
 
 @on_uvloop

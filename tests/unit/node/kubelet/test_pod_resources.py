@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,14 @@ from google.protobuf.json_format import ParseDict
 from tessera.node.kubelet.pod_resources import PodResourcesClient, PodResourcesError
 from tessera.wire.kubelet import pod_resources_pb2 as messages
 from tests.support.event_loops import on_uvloop
-from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources
 
 SAMPLE = Path(__file__).parents[3] / "samples" / "kubelet" / "podresources.json"
 
 
 @pytest.fixture
-def socket() -> Iterator[Path]:
-    with plugins_folder() as folder:
-        yield folder / "pod-resources.sock"
+def socket(folder: Path) -> Path:
+    return folder / "pod-resources.sock"
 
 
 async def asking(socket: Path | None, *, deadline: float = 20.0) -> PodResourcesClient:

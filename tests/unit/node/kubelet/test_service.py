@@ -17,7 +17,6 @@ from tessera.node.kubelet import service
 from tessera.node.kubelet.endpoint import Endpoint, open_channel, unary
 from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
-from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
@@ -167,15 +166,12 @@ async def test_a_stopped_service_lists_nothing_to_late_changes_and_all_when_serv
 
 
 @pytest.mark.parametrize("preferred", [True, False])
-def test_the_options_are_those_that_are_configured(preferred: bool) -> None:
-    @on_uvloop
-    async def ask() -> None:
-        async with served(NodeSettings(preferred_allocation=preferred)) as serving:
-            answer = await unary(serving.channel, methods.OPTIONS)(messages.Empty(), timeout=WAIT_S)
-            assert answer.get_preferred_allocation_available is preferred
-            assert answer.pre_start_required is False
-
-    ask()
+@on_uvloop
+async def test_the_options_are_those_that_are_configured(preferred: bool) -> None:
+    async with served(NodeSettings(preferred_allocation=preferred)) as serving:
+        answer = await unary(serving.channel, methods.OPTIONS)(messages.Empty(), timeout=WAIT_S)
+        assert answer.get_preferred_allocation_available is preferred
+        assert answer.pre_start_required is False
 
 
 async def preferences(serving: Served, *available: list[str]) -> list[list[str]]:
@@ -256,19 +252,16 @@ PREFIX = "invalid allocation request for 'nvidia.com/gpu'"
         "huge",
     ],
 )
-def test_a_request_for_what_was_never_listed_is_refused(containers: list[list[str]], text: str) -> None:
-    @on_uvloop
-    async def ask() -> None:
-        async with served() as serving:
-            with captured():
-                refusal = await serving.refused(*containers)
-            assert refusal.code() is grpc.StatusCode.UNKNOWN
-            told = refusal.details() or ""
-            assert told == text or (told.endswith("...") and text.startswith(told[:-3]))
-            # And the next one is served as ever.
-            assert await serving.allocate([f"{A}-0"])
-
-    ask()
+@on_uvloop
+async def test_a_request_for_what_was_never_listed_is_refused(containers: list[list[str]], text: str) -> None:
+    async with served() as serving:
+        with captured():
+            refusal = await serving.refused(*containers)
+        assert refusal.code() is grpc.StatusCode.UNKNOWN
+        told = refusal.details() or ""
+        assert told == text or (told.endswith("...") and text.startswith(told[:-3]))
+        # And the next one is served as ever.
+        assert await serving.allocate([f"{A}-0"])
 
 
 @on_uvloop
@@ -298,18 +291,15 @@ async def answer_nonsense(containers: Sequence[Sequence[str]]) -> list[Container
 
 
 @pytest.mark.parametrize("script", [fail, answer_too_much, answer_nonsense])
-def test_a_fault_of_the_allocator_is_a_status_and_a_line_in_the_log(script: Script) -> None:
-    @on_uvloop
-    async def ask() -> None:
-        async with served() as serving:
-            serving.allocator.script = script
-            with captured() as logs:
-                error = await serving.refused([f"{A}-0"])
-            assert error.code() is grpc.StatusCode.INTERNAL
-            assert error.details() == "a fault in the node agent; its log says more"
-            assert logs.of("allocation failed")
-
-    ask()
+@on_uvloop
+async def test_a_fault_of_the_allocator_is_a_status_and_a_line_in_the_log(script: Script) -> None:
+    async with served() as serving:
+        serving.allocator.script = script
+        with captured() as logs:
+            error = await serving.refused([f"{A}-0"])
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert error.details() == "a fault in the node agent; its log says more"
+        assert logs.of("allocation failed")
 
 
 @on_uvloop
@@ -398,20 +388,6 @@ def test_a_list_tells_numa_node_0_from_none() -> None:
         ("c", "Healthy", [1]),
     ]
     assert [each.HasField("topology") for each in listed.devices] == [False, True, True]
-
-
-@pytest.mark.parametrize("preferred", [True, False])
-def test_registration_and_options_say_the_same(preferred: bool) -> None:
-    settings = AgentSettings(node_name="node-a", node=NodeSettings(preferred_allocation=preferred))
-    request = service.registration_request(settings, endpoint="nvidia-gpu.sock")
-    assert (request.version, request.endpoint, request.resource_name) == (
-        "v1beta1",
-        "nvidia-gpu.sock",
-        "nvidia.com/gpu",
-    )
-    assert request.options == service.plugin_options(settings)
-    assert request.options.get_preferred_allocation_available is preferred
-    assert request.options.pre_start_required is False
 
 
 @pytest.mark.parametrize(

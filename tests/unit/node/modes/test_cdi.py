@@ -345,21 +345,6 @@ async def test_the_file_is_written_whole_and_readable_for_everybody(files: CdiFi
     assert not files.offers("gdrcopy", "all")
 
 
-async def test_new_cards_and_instances_are_in_the_file_at_once(
-    files: CdiFiles, own: AgentSettings, tmp_path: Path
-) -> None:
-    (tmp_path / "mig-minors").write_text("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
-    for cards, instances, expected in (
-        (fleet(A), (), {A, "all"}),
-        (fleet(A, B), (), {A, B, "all"}),
-        (fleet(A), (instance(),), {A, MIG, "all"}),
-        (fleet(A), (), {A, "all"}),
-    ):
-        await files.refresh(cards, instances)
-        assert names(own.paths.cdi / GPU) == expected
-        assert all(files.offers("gpu", each) for each in expected)
-
-
 async def test_a_file_that_is_as_it_should_be_is_not_written_again(files: CdiFiles, own: AgentSettings) -> None:
     await files.refresh(fleet(A), ())
     before = (own.paths.cdi / GPU).stat().st_ino
@@ -406,13 +391,6 @@ async def test_a_folder_that_cannot_be_written_is_a_problem_until_it_can(files: 
     own.paths.cdi.unlink()
     await files.refresh(fleet(A), ())
     assert (files.problem, files.offers("gpu", A)) == ("", True)
-
-
-async def test_an_unfinished_file_is_not_left_behind(files: CdiFiles, own: AgentSettings) -> None:
-    (own.paths.cdi / GPU).mkdir(parents=True)
-    await files.refresh(fleet(A), ())
-    assert files.problem
-    assert os.listdir(own.paths.cdi) == [GPU]
 
 
 async def test_a_write_that_fails_half_way_leaves_the_old_file(

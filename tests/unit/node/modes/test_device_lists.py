@@ -146,16 +146,6 @@ def test_device_specs_are_the_control_nodes_and_every_card_once(tmp_path: Path) 
     )
 
 
-def test_device_specs_of_instances_have_their_capabilities(tmp_path: Path) -> None:
-    (tmp_path / "mig-minors").write_text("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
-    own = lists(settings(tmp_path, pass_device_specs=True), tmp_path)
-    assert [each.container_path for each in own.response([MIG], fleet(A), [instance()]).devices] == [
-        "/dev/nvidia0",
-        "/dev/nvidia-caps/nvidia-cap12",
-        "/dev/nvidia-caps/nvidia-cap13",
-    ]
-
-
 @pytest.mark.parametrize(
     ("ids", "cards"),
     [([MIG], fleet(A)), ([A], fleet(A, minor=None)), ([OTHER_MIG], fleet(A))],

@@ -46,21 +46,14 @@ async def write(pod: ObjectKey, allocations: Sequence[MigAllocation]) -> None:
     """Nobody reads it here."""
 
 
+@pytest.mark.parametrize("strategy", DeviceListStrategy)
 @pytest.mark.parametrize(("name", "kind"), MODES)
-async def test_every_mode_has_its_name(tmp_path: Path, name: Mode, kind: type) -> None:
-    mode = build_mode(settings(tmp_path, node=NodeSettings(mode=name)), NO_HARDWARE, write=write)
-    assert isinstance(mode, kind)
-    await mode.stop()
-
-
-@pytest.mark.parametrize("strategy", [DeviceListStrategy.CDI_CRI, DeviceListStrategy.CDI_ANNOTATIONS])
-@pytest.mark.parametrize(("name", "kind"), MODES)
-async def test_every_mode_comes_with_cdi_specs_where_they_are_wanted(
+async def test_every_mode_has_its_name_and_comes_with_cdi_specs_where_they_are_wanted(
     tmp_path: Path, name: Mode, kind: type, strategy: DeviceListStrategy
 ) -> None:
     mode = build_mode(settings(tmp_path, strategy, node=NodeSettings(mode=name)), NO_HARDWARE, write=write)
     assert isinstance(mode, kind)
-    assert mode.cdi is not None
+    assert (mode.cdi is not None) == strategy.is_cdi
     await mode.stop()
 
 

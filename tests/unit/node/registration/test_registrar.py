@@ -181,13 +181,10 @@ async def test_cards_are_registered_with_one_patch_and_then_left_alone() -> None
         ({"node": NodeSettings(mode="none")}, "answer,none"),
     ],
 )
-def test_the_node_says_how_slices_reach_containers(chosen: dict[str, Any], words: str) -> None:
-    @in_fake_time
-    async def run() -> None:
-        async with world(fleet(A), **chosen) as node:
-            assert node.annotations()[AGENT] == words
-
-    run()
+@in_fake_time
+async def test_the_node_says_how_slices_reach_containers(chosen: dict[str, Any], words: str) -> None:
+    async with world(fleet(A), **chosen) as node:
+        assert node.annotations()[AGENT] == words
 
 
 @in_fake_time
@@ -221,20 +218,16 @@ async def test_a_node_that_is_created_anew_is_registered_anew() -> None:
     "fault", [Fail(500), Fail(409), Fail(403), Fail(429, retry_after_s=2), Drop(), LoseAnswer()], ids=repr
 )
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
-def test_a_request_that_fails_is_made_up_for_soon(fault: Fail | Drop | LoseAnswer, method: str) -> None:
+@in_fake_time
+async def test_a_request_that_fails_is_made_up_for_soon(fault: Fail | Drop | LoseAnswer, method: str) -> None:
     """Upstream takes a list whose patch failed for written and says nothing more while the list stays the same."""
-
-    @in_fake_time
-    async def run() -> None:
-        async with world(fleet(A)) as node:
-            node.server.faults.next(fault, method=method, path="/nodes/n1", agent=OURS, times=3)
-            node.fleet.set(fleet(A, B))
-            await node.until(lambda found: ids(found) == ["GPU-a", "GPU-b"], within=25)
-            await asyncio.sleep(60)
-            assert len(node.logs.of("registration failed, will try again")) == 1
-            assert len(node.logs.of("registration works again")) == 1
-
-    run()
+    async with world(fleet(A)) as node:
+        node.server.faults.next(fault, method=method, path="/nodes/n1", agent=OURS, times=3)
+        node.fleet.set(fleet(A, B))
+        await node.until(lambda found: ids(found) == ["GPU-a", "GPU-b"], within=25)
+        await asyncio.sleep(60)
+        assert len(node.logs.of("registration failed, will try again")) == 1
+        assert len(node.logs.of("registration works again")) == 1
 
 
 @pytest.mark.no_cover
@@ -262,17 +255,14 @@ async def test_a_server_that_asks_for_patience_gets_it_within_reason() -> None:
 
 
 @pytest.mark.parametrize("unknown", [NOT_READ, Fleet(problem="driver not loaded")])
-def test_while_nothing_is_known_the_node_keeps_what_it_has(unknown: Fleet) -> None:
-    @in_fake_time
-    async def run() -> None:
-        scores = '[{"uuid":"GPU-old","score":{}}]'
-        async with world(unknown, before={REGISTER: OLD, SCORES: scores}, topology_scores=True) as node:
-            await asyncio.sleep(120)
-            assert node.annotations() == {REGISTER: OLD, SCORES: scores, AGENT: "env,hami-core"}
-            node.fleet.set(fleet(A))
-            await node.until(lambda found: ids(found) == ["GPU-a"])
-
-    run()
+@in_fake_time
+async def test_while_nothing_is_known_the_node_keeps_what_it_has(unknown: Fleet) -> None:
+    scores = '[{"uuid":"GPU-old","score":{}}]'
+    async with world(unknown, before={REGISTER: OLD, SCORES: scores}, topology_scores=True) as node:
+        await asyncio.sleep(120)
+        assert node.annotations() == {REGISTER: OLD, SCORES: scores, AGENT: "env,hami-core"}
+        node.fleet.set(fleet(A))
+        await node.until(lambda found: ids(found) == ["GPU-a"])
 
 
 @in_fake_time
@@ -385,17 +375,14 @@ async def test_a_card_that_does_not_answer_about_links_costs_the_others_nothing(
 
 
 @pytest.mark.parametrize("error", [InventoryError("driver not loaded"), CardError("GPU-of-nobody", "lost")])
-def test_links_that_cannot_be_asked_for_delay_no_registration(error: InventoryError) -> None:
-    @in_fake_time
-    async def run() -> None:
-        async with world(NOT_READ, topology_scores=True) as node:
-            node.links.errors = [error]
-            node.fleet.set(fleet(A, B))
-            found = await node.until(lambda found: ids(found) == ["GPU-a", "GPU-b"])
-            assert SCORES not in found
-            await node.until(lambda found: SCORES in found)
-
-    run()
+@in_fake_time
+async def test_links_that_cannot_be_asked_for_delay_no_registration(error: InventoryError) -> None:
+    async with world(NOT_READ, topology_scores=True) as node:
+        node.links.errors = [error]
+        node.fleet.set(fleet(A, B))
+        found = await node.until(lambda found: ids(found) == ["GPU-a", "GPU-b"])
+        assert SCORES not in found
+        await node.until(lambda found: SCORES in found)
 
 
 @in_fake_time

@@ -94,13 +94,6 @@ async def test_a_server_that_ends_meanwhile_is_no_problem(fake: FakeMps) -> None
     assert fake.default() == ("8000M", 90)
 
 
-async def test_a_daemon_without_clients_can_be_asked_to_quit(fake: FakeMps) -> None:
-    speaking = await begin(fake)
-    await speaking.quit()
-    with pytest.raises(ControlError, match="Cannot find MPS control daemon process"):
-        await speaking.servers()
-
-
 @pytest.mark.parametrize(
     ("command", "answer"),
     [

@@ -116,16 +116,6 @@ async def test_the_compute_mode_before_is_remembered_over_restarts(node: Node) -
     assert node.hardware.modes[A] is DEFAULT
 
 
-async def test_a_dead_daemon_is_followed_by_a_new_one(node: Node) -> None:
-    daemon = node.agent()
-    await daemon.start()
-    node.fake.kill()
-    await node.until_ended()
-    assert not daemon.running
-    assert await daemon.start() is True
-    assert len(node.fake.running()) == 1
-
-
 async def test_a_daemon_that_ends_at_once_says_why_and_the_card_stays_shut(node: Node) -> None:
     node.fake.script("no-start")
     daemon = node.agent()
@@ -211,13 +201,6 @@ async def test_a_card_without_a_daemon_is_retired_too(node: Node) -> None:
     await daemon.kill()
     await daemon.retire()
     assert (node.folder.path.exists(), node.hardware.modes[A]) == (False, DEFAULT)
-
-
-async def test_logs_are_kept_short(node: Node) -> None:
-    daemon = node.agent()
-    await daemon.start()
-    await daemon.trim_logs()
-    assert node.folder.console.exists()
 
 
 # -- what a card's folder keeps for a later agent

@@ -16,22 +16,21 @@ import pytest
 from tessera.node.modes.mps.control import ControlError, ProcessIdentity
 from tessera.node.modes.mps.daemon import CardDir
 from tessera.node.modes.mps.launcher import SOCKET, DaemonStarter, LaunchAnswer, SocketLauncher, _run
-from tessera.node.modes.mps.mode import Mps
 from tests.support.fake_mps import A, is_running
+from tests.support.mps_node import DEFAULT, EXCLUSIVE, ONLY_A, MpsNode, claim, given
 from tests.support.scheduler_process import until
-from tests.unit.node.modes.mps.test_mode import DEFAULT, EXCLUSIVE, ONLY_A, Node, claim, given
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    found = Node(tmp_path)
+async def node(tmp_path: Path) -> AsyncIterator[MpsNode]:
+    found = MpsNode(tmp_path)
     found.settings = replace(found.settings, external_mps_daemons=True)
     yield found
     await found.close()
 
 
 @asynccontextmanager
-async def starter(node: Node) -> AsyncIterator[DaemonStarter]:
+async def starter(node: MpsNode) -> AsyncIterator[DaemonStarter]:
     made, stop = DaemonStarter(node.fake.root, node.fake.program), asyncio.Event()
     serving = asyncio.create_task(made.run(stop))
     await until(lambda: made.is_listening)
@@ -42,7 +41,7 @@ async def starter(node: Node) -> AsyncIterator[DaemonStarter]:
         await serving
 
 
-async def asked(node: Node, text: bytes) -> LaunchAnswer:
+async def asked(node: MpsNode, text: bytes) -> LaunchAnswer:
     reader, writer = await asyncio.open_unix_connection(node.fake.root / SOCKET)
     writer.write(text)
     answer = msgspec.json.decode(await reader.readline(), type=LaunchAnswer)
@@ -50,13 +49,13 @@ async def asked(node: Node, text: bytes) -> LaunchAnswer:
     return answer
 
 
-def prepared(node: Node) -> CardDir:
+def prepared(node: MpsNode) -> CardDir:
     card_dir = CardDir(node.fake.root, A)
     card_dir.prepare()
     return card_dir
 
 
-async def test_an_agent_that_ends_leaves_the_daemon_and_the_next_one_takes_it_over(node: Node) -> None:
+async def test_an_agent_that_ends_leaves_the_daemon_and_the_next_one_takes_it_over(node: MpsNode) -> None:
     async with starter(node):
         first = node.agent()
         await first.start(ONLY_A)
@@ -73,7 +72,7 @@ async def test_an_agent_that_ends_leaves_the_daemon_and_the_next_one_takes_it_ov
     assert is_running(pid)
 
 
-async def test_the_agent_keeps_everything_but_the_start(node: Node) -> None:
+async def test_the_agent_keeps_everything_but_the_start(node: MpsNode) -> None:
     async with starter(node):
         agent = node.agent()
         await agent.start(ONLY_A)
@@ -84,7 +83,7 @@ async def test_the_agent_keeps_everything_but_the_start(node: Node) -> None:
         await until(lambda: node.hardware.modes[A] is DEFAULT)
 
 
-async def test_a_daemon_that_died_is_started_again(node: Node) -> None:
+async def test_a_daemon_that_died_is_started_again(node: MpsNode) -> None:
     async with starter(node) as made:
         before = (await made.start(prepared(node).path.name)).process
         assert before is not None
@@ -96,7 +95,7 @@ async def test_a_daemon_that_died_is_started_again(node: Node) -> None:
         assert after != before
 
 
-async def test_while_it_is_away_the_card_says_so_and_the_agent_starts_nothing_itself(node: Node) -> None:
+async def test_while_it_is_away_the_card_says_so_and_the_agent_starts_nothing_itself(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
     assert "`tessera mps-daemons` cannot be asked" in agent.problems[A]
@@ -106,7 +105,7 @@ async def test_while_it_is_away_the_card_says_so_and_the_agent_starts_nothing_it
         assert agent.started == {A: 1}
 
 
-async def test_an_agent_that_asks_again_gets_the_same_daemon(node: Node) -> None:
+async def test_an_agent_that_asks_again_gets_the_same_daemon(node: MpsNode) -> None:
     card_dir = prepared(node)
     async with starter(node):
         launcher = SocketLauncher(node.fake.root)
@@ -115,7 +114,7 @@ async def test_an_agent_that_asks_again_gets_the_same_daemon(node: Node) -> None
         assert await launcher.launch(card_dir, A) == first
 
 
-async def test_a_daemon_that_ends_at_once_is_said_to(node: Node) -> None:
+async def test_a_daemon_that_ends_at_once_is_said_to(node: MpsNode) -> None:
     node.fake.script("no-start")
     async with starter(node):
         agent = node.agent()
@@ -124,37 +123,31 @@ async def test_a_daemon_that_ends_at_once_is_said_to(node: Node) -> None:
 
 
 @pytest.mark.parametrize("uuid", ["", "..", "../x", "a/b", "x" * 200, "GPU 1"])
-async def test_only_the_uuid_of_a_card_is_accepted(node: Node, uuid: str) -> None:
+async def test_only_the_uuid_of_a_card_is_accepted(node: MpsNode, uuid: str) -> None:
     async with starter(node) as made:
         assert "is no uuid of a card" in (await made.start(uuid)).problem
 
 
-async def test_a_card_whose_directory_the_agent_did_not_prepare_is_refused_with_the_reason(node: Node) -> None:
+async def test_a_card_whose_directory_the_agent_did_not_prepare_is_refused_with_the_reason(node: MpsNode) -> None:
     async with starter(node):
         with pytest.raises(ControlError, match="No such file or directory"):
             await SocketLauncher(node.fake.root).launch(CardDir(node.fake.root, A), A)
 
 
 @pytest.mark.parametrize("text", [b"\n", b"{}\n", b"[1]\n", b'{"uuid": 1}\n', b"\xff\n", b"x" * 10_000 + b"\n"])
-async def test_what_is_no_request_is_answered_and_ends_nothing(node: Node, text: bytes) -> None:
+async def test_what_is_no_request_is_answered_and_ends_nothing(node: MpsNode, text: bytes) -> None:
     prepared(node)
     async with starter(node):
         assert (await asked(node, text)).problem.startswith("not a request: ")
         assert (await asked(node, b'{"uuid": "%s"}\n' % A.encode())).process is not None
 
 
-async def test_only_the_same_user_may_connect(node: Node) -> None:
+async def test_only_the_same_user_may_connect(node: MpsNode) -> None:
     async with starter(node):
         await asked(node, b"\n")
         assert stat.S_IMODE(os.stat(node.fake.root / SOCKET).st_mode) == 0o600
 
 
-async def test_where_it_cannot_listen_it_says_so_and_exits(node: Node, tmp_path: Path) -> None:
+async def test_where_it_cannot_listen_it_says_so_and_exits(node: MpsNode, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert await _run(tmp_path / "file", node.fake.program) == 1
-
-
-def test_the_agent_starts_daemons_itself_unless_it_is_told_otherwise(tmp_path: Path) -> None:
-    made = Node(tmp_path)
-    assert isinstance(made.agent(), Mps)
-    assert not made.settings.external_mps_daemons

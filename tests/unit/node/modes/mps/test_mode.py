@@ -3,82 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tessera.host.cards import ComputeMode, MigInstance
-from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.assignments import Assignment, ObjectKey
+from tessera.node.fleet import Fleet
+from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode
-from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.control import MpsProgram
 from tessera.node.modes.mps.mode import Mps, retire_mps
-from tessera.node.settings import AgentSettings, Paths
-from tessera.wire.integers import INT32_MAX
-from tessera.wire.node_config import NodeSettings
-from tessera.wire.pod_devices import DeviceEntry
 from tests.support.event_loops import on_uvloop
-from tests.support.fake_mps import PATIENT_S, A, B, FakeModes, FakeMps, card
+from tests.support.fake_mps import A, B
+from tests.support.mps_node import (
+    BOTH,
+    CARD_A,
+    CARD_B,
+    DEFAULT,
+    EXCLUSIVE,
+    ONLY_A,
+    PROHIBITED,
+    MpsNode,
+    Visible,
+    claim,
+    given,
+)
 from tests.support.scheduler_process import until
-
-DEFAULT, PROHIBITED, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
-CARD_A, CARD_B = CardState(card(A)), CardState(card(B, index=1))
-BOTH = Fleet((CARD_A, CARD_B))
-ONLY_A = Fleet((CARD_A,))
-
-
-class Visible(DeviceLists):
-    """Lists of cards as plain as they can be."""
-
-    def __init__(self) -> None: ...
-
-    def response(self, ids: Sequence[str], fleet: Fleet, instances: Sequence[MigInstance] = ()) -> ContainerResponse:
-        return ContainerResponse(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
-
-
-class Node:
-    def __init__(self, folder: Path) -> None:
-        self.fake = FakeMps(folder, folder / "mps")
-        self.hardware = FakeModes(A, B)
-        self.settings = AgentSettings(
-            node_name="node", node=NodeSettings(mode="mps"), paths=Paths(mps=self.fake.root), environ={"PATH": "/bin"}
-        )
-        self._agents: list[Mps] = []
-
-    def agent(self, *, program: MpsProgram | None = None, settings: AgentSettings | None = None) -> Mps:
-        made = Mps(
-            settings or self.settings,
-            device_lists=Visible(),
-            modes=self.hardware,
-            program=program or self.fake.program,
-            hand_over_s=PATIENT_S,
-        )
-        self._agents.append(made)
-        return made
-
-    async def close(self) -> None:
-        for agent in self._agents:
-            await agent.stop()
-        self.fake.close()
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    found = Node(tmp_path)
+async def node(tmp_path: Path) -> AsyncIterator[MpsNode]:
+    found = MpsNode(tmp_path)
     yield found
     await found.close()
-
-
-def claim(*slices: tuple[str, int, int], pod: str = "pod", uncontrolled: bool = False) -> Assignment:
-    entries = tuple(DeviceEntry(uuid, "NVIDIA", memory, cores) for uuid, memory, cores in slices)
-    return Assignment(ObjectKey("ns", pod, f"uid-{pod}"), 0, "main", entries, uncontrolled=uncontrolled)
-
-
-async def given(agent: SharingMode, wanted: Assignment) -> ContainerResponse:
-    return await agent.hand_over(wanted, [f"{each.uuid}-0" for each in wanted.slices])
 
 
 async def refused(agent: SharingMode, wanted: Assignment) -> str:
@@ -87,7 +45,7 @@ async def refused(agent: SharingMode, wanted: Assignment) -> str:
     return str(caught.value)
 
 
-async def test_a_container_gets_its_limits_the_pipes_and_nothing_of_the_other_modes(node: Node) -> None:
+async def test_a_container_gets_its_limits_the_pipes_and_nothing_of_the_other_modes(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     assert await given(agent, claim((A, 3000, 30))) == ContainerResponse(
@@ -106,34 +64,14 @@ async def test_a_container_gets_its_limits_the_pipes_and_nothing_of_the_other_mo
     assert node.fake.default(B) == (None, 100)
 
 
-@pytest.mark.parametrize(
-    ("memory", "cores", "expected"),
-    [
-        (1, 1, (f"{A}=1M", "1")),
-        (3000, 0, (f"{A}=3000M", "100")),
-        (3000, 100, (f"{A}=3000M", "100")),
-        (3000, 4000, (f"{A}=3000M", "100")),
-        (INT32_MAX, 50, (f"{A}=81920M", "50")),
-    ],
-)
-async def test_variables_are_always_numbers_that_limit(
-    node: Node, memory: int, cores: int, expected: tuple[str, str]
-) -> None:
-    agent = node.agent()
-    await agent.start(ONLY_A)
-    answer = await given(agent, claim((A, memory, cores)))
-    found = answer.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], answer.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
-    assert found == expected
-
-
-async def test_a_container_that_asked_for_no_enforcing_library_is_limited_all_the_same(node: Node) -> None:
+async def test_a_container_that_asked_for_no_enforcing_library_is_limited_all_the_same(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
     answer = await given(agent, claim((A, 3000, 30), uncontrolled=True))
     assert answer.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{A}=3000M"
 
 
-async def test_cores_are_not_limited_where_the_node_limits_none(node: Node) -> None:
+async def test_cores_are_not_limited_where_the_node_limits_none(node: MpsNode) -> None:
     agent = node.agent(settings=replace(node.settings, disable_core_limit=True))
     await agent.start(ONLY_A)
     answer = await given(agent, claim((A, 3000, 30)))
@@ -151,32 +89,32 @@ async def test_cores_are_not_limited_where_the_node_limits_none(node: Node) -> N
     ],
 )
 async def test_what_mps_cannot_keep_is_refused_with_the_reason(
-    node: Node, slices: list[tuple[str, int, int]], reason: str
+    node: MpsNode, slices: list[tuple[str, int, int]], reason: str
 ) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     assert reason in await refused(agent, claim(*slices))
 
 
-async def test_no_container_is_welcomed_without_a_claim(node: Node) -> None:
+async def test_no_container_is_welcomed_without_a_claim(node: MpsNode) -> None:
     with pytest.raises(AllocationRefused, match="not by the downward API"):
         await node.agent().hand_over_downward_api([f"{A}-0"])
 
 
-async def test_a_guess_is_refused(node: Node) -> None:
+async def test_a_guess_is_refused(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
     with pytest.raises(AllocationRefused, match="not certain"):
         await agent.hand_over(claim((A, 3000, 30)), [f"{A}-0"], certain=False)
 
 
-async def test_a_card_is_refused_before_the_agent_looks_after_it(node: Node) -> None:
+async def test_a_card_is_refused_before_the_agent_looks_after_it(node: MpsNode) -> None:
     agent = node.agent()
     agent._fleet = ONLY_A
     assert "not served yet" in await refused(agent, claim((A, 3000, 30)))
 
 
-async def test_many_at_once_get_their_own_limits_and_one_ceiling(node: Node) -> None:
+async def test_many_at_once_get_their_own_limits_and_one_ceiling(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     claims = [claim(((A, B)[i % 2], 1000 + 100 * i, 10 + i), pod=f"pod-{i}") for i in range(20)]
@@ -188,16 +126,7 @@ async def test_many_at_once_get_their_own_limits_and_one_ceiling(node: Node) -> 
     assert (node.fake.default(A), node.fake.default(B)) == (("2800M", 28), ("2900M", 29))
 
 
-async def test_a_larger_container_raises_the_ceiling_of_a_running_server(node: Node) -> None:
-    agent = node.agent()
-    await agent.start(ONLY_A)
-    await given(agent, claim((A, 2000, 20), pod="small"))
-    node.fake.serve(7)
-    await given(agent, claim((A, 8000, 10), pod="large"))
-    assert (node.fake.default(), node.fake.server_limits()) == (("8000M", 20), ("8000M", 20))
-
-
-async def test_one_broken_card_does_not_take_the_others_away(node: Node) -> None:
+async def test_one_broken_card_does_not_take_the_others_away(node: MpsNode) -> None:
     node.hardware.broken.add(B)
     agent = node.agent()
     await agent.start(BOTH)
@@ -207,7 +136,7 @@ async def test_one_broken_card_does_not_take_the_others_away(node: Node) -> None
     assert "GPU is lost" in agent.problems[B]
 
 
-async def test_cards_that_are_left_out_are_never_touched(node: Node) -> None:
+async def test_cards_that_are_left_out_are_never_touched(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
     await agent.reconcile([], ONLY_A)
@@ -215,7 +144,7 @@ async def test_cards_that_are_left_out_are_never_touched(node: Node) -> None:
     assert not (node.fake.root / B).exists()
 
 
-async def test_running_containers_do_not_notice_a_restart_of_the_agent(node: Node) -> None:
+async def test_running_containers_do_not_notice_a_restart_of_the_agent(node: MpsNode) -> None:
     first = node.agent()
     await first.start(ONLY_A)
     held = claim((A, 8000, 80), pod="held")
@@ -232,24 +161,14 @@ async def test_running_containers_do_not_notice_a_restart_of_the_agent(node: Nod
     assert node.hardware.changes == [(A, PROHIBITED), (A, EXCLUSIVE)]
 
 
-async def test_a_daemon_that_died_is_followed_by_one_with_the_same_ceiling(node: Node) -> None:
-    agent = node.agent()
-    await agent.start(ONLY_A)
-    await given(agent, claim((A, 3000, 30)))
-    node.fake.kill()
-    await until(lambda: agent.started == {A: 2} and not agent.problems)
-    assert await given(agent, claim((A, 3000, 30)))
-    assert (node.fake.default(), len(node.fake.running())) == (("3000M", 30), 1)
-
-
-async def test_a_program_that_is_not_installed_refuses_and_shuts_the_card(node: Node) -> None:
+async def test_a_program_that_is_not_installed_refuses_and_shuts_the_card(node: MpsNode) -> None:
     agent = node.agent(program=MpsProgram(("/nowhere/mps",)))
     await agent.start(ONLY_A)
     assert "/nowhere/mps" in await refused(agent, claim((A, 3000, 30)))
     assert node.hardware.modes[A] is PROHIBITED
 
 
-async def test_a_card_that_leaves_the_configuration_is_given_back_when_nobody_needs_it(node: Node) -> None:
+async def test_a_card_that_leaves_the_configuration_is_given_back_when_nobody_needs_it(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     held = claim((B, 3000, 30), pod="held")
@@ -265,14 +184,14 @@ async def test_a_card_that_leaves_the_configuration_is_given_back_when_nobody_ne
     await given(agent, held)
 
 
-async def test_cards_that_cannot_be_asked_are_kept(node: Node) -> None:
+async def test_cards_that_cannot_be_asked_are_kept(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     await agent.reconcile([], Fleet(problem="the driver is gone"))
     assert len(agent.started) == 2
 
 
-async def test_a_claim_that_mps_would_refuse_does_not_disturb_the_others(node: Node) -> None:
+async def test_a_claim_that_mps_would_refuse_does_not_disturb_the_others(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
     await agent.reconcile([claim((A, 0, 0), pod="none"), claim((B, 9, 9), pod="elsewhere")], ONLY_A)
@@ -280,7 +199,7 @@ async def test_a_claim_that_mps_would_refuse_does_not_disturb_the_others(node: N
     assert node.fake.default() == ("3000M", 30)
 
 
-async def test_an_allocate_that_is_given_up_leaves_nothing_half_done(node: Node) -> None:
+async def test_an_allocate_that_is_given_up_leaves_nothing_half_done(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
     asking = asyncio.create_task(given(agent, claim((A, 3000, 30))))
@@ -291,46 +210,40 @@ async def test_an_allocate_that_is_given_up_leaves_nothing_half_done(node: Node)
     assert node.fake.default() == ("3000M", 30)
 
 
-async def test_a_node_in_another_mode_gets_its_cards_back(node: Node) -> None:
+async def test_a_node_in_another_mode_gets_its_cards_back(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     await agent.stop()
     left = await retire_mps(node.fake.root, node.hardware, program=node.fake.program, keep={B})
     assert left == {B: "a container may still use the card"}
     assert (node.hardware.modes, len(node.fake.running())) == ({A: DEFAULT, B: EXCLUSIVE}, 1)
-
-
-async def test_a_daemon_with_clients_is_left_alone_when_the_node_is_cleaned_up(node: Node) -> None:
-    agent = node.agent()
-    await agent.start(ONLY_A)
-    await agent.stop()
-    node.fake.serve(7)
+    node.fake.serve(7, uuid=B)
     left = await retire_mps(node.fake.root, node.hardware, program=node.fake.program)
-    assert left == {A: "1 processes still use it through MPS"}
-    node.fake.serve()
-    assert await retire_mps(node.fake.root, node.hardware, program=node.fake.program) == {}
+    assert left == {B: "1 processes still use it through MPS"}
     assert await retire_mps(node.fake.root / "nowhere", node.hardware, program=node.fake.program) == {}
 
 
 @on_uvloop
 async def test_daemons_are_begun_heard_and_left_running_on_the_services_own_loop(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = MpsNode(tmp_path)
     agent = node.agent()
     await agent.start(ONLY_A)
     await given(agent, claim((A, 3000, 30)))
     node.fake.kill()
     await until(lambda: agent.started == {A: 2} and not agent.problems)
+    assert await given(agent, claim((A, 3000, 30)))
+    assert (node.fake.default(), len(node.fake.running())) == (("3000M", 30), 1)
     await agent.stop()
     assert len(node.fake.running()) == 1
     node.fake.close()
 
 
-def test_the_program_is_nvidias_where_none_is_named(node: Node) -> None:
+def test_the_program_is_nvidias_where_none_is_named(node: MpsNode) -> None:
     made = Mps(node.settings, device_lists=Visible(), modes=node.hardware)
     assert made._program == MpsProgram(("nvidia-cuda-mps-control",), {"PATH": "/bin"})
 
 
-async def test_of_a_node_with_several_modes_only_the_cards_in_this_one_are_touched(node: Node) -> None:
+async def test_of_a_node_with_several_modes_only_the_cards_in_this_one_are_touched(node: MpsNode) -> None:
     mixed = Fleet((replace(CARD_A, mode="mps"), replace(CARD_B, mode="hami-core")))
     agent = node.agent()
     await agent.start(mixed)
@@ -338,7 +251,7 @@ async def test_of_a_node_with_several_modes_only_the_cards_in_this_one_are_touch
     assert (agent.started, node.hardware.modes) == ({A: 1}, {A: EXCLUSIVE, B: DEFAULT})
 
 
-async def test_only_the_named_cards_are_given_back(node: Node) -> None:
+async def test_only_the_named_cards_are_given_back(node: MpsNode) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     await agent.stop()
