@@ -30,11 +30,11 @@ from tessera.core.model.grants import Grant, Span
 from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.search.selection import Candidates, Refused, Selected, Selector
 from tessera.vendors.base import Switches
-from tessera.vendors.claims import ClaimAsk, read_claim, with_claims, with_published
+from tessera.vendors.claims import ClaimAsk, read_claim, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire.resource_api import DRIVER, ResourceClaim
-from tessera_lab.simulator.claims import CLASSES, pool_of
+from tests.support.claims import CLASSES, publish
 
 NVIDIA = "NVIDIA"
 CARD_MEMORY = 81_920
@@ -100,7 +100,7 @@ def make_node(number: int, devices: int, *, claims: bool = False) -> NodeFacts:
         )
         for i in range(devices)
     )
-    return NodeFacts(name, with_published(cards, pool_of(name, cards)) if claims else cards)
+    return NodeFacts(name, tuple(map(publish, cards)) if claims else cards)
 
 
 def make_held(node: NodeFacts, number: int) -> PodFacts:

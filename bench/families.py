@@ -27,11 +27,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bench.measurement import progress
-from tessera_lab.simulator.churn import ChurnOptions, replay
 from tessera_lab.simulator.families import FAMILIES
-from tessera_lab.simulator.plot import line_plot, plot_grid
+from tessera_lab.simulator.report import line_plot, plot_grid
 from tessera_lab.simulator.runs import Progress, ResultsError, ResultsFile, run_in_processes
-from tessera_lab.simulator.saturation import SaturationOptions, saturate
+from tessera_lab.simulator.simulation import ChurnOptions, SaturationOptions, replay, saturate
 from tessera_lab.simulator.traces import Trace, TraceError, read_trace
 
 OURS = "fragmentation"

@@ -19,7 +19,7 @@ from statistics import fmean
 from unittest.mock import patch
 
 from bench.variants import openb
-from tessera_lab.simulator.saturation import saturate
+from tessera_lab.simulator.simulation import saturate
 from tessera_lab.simulator.traces import Trace
 
 TRACES = ("default", "gpuspec20", "multigpu20")

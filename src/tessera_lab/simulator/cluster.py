@@ -23,9 +23,7 @@ from tessera.core.model.grants import Placement
 from tessera.core.model.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.search.evaluation import Evaluation
 from tessera.vendors.base import Switches, Vendor
-from tessera.vendors.claims import PoolDevices, with_published
 from tessera.vendors.registry import build_vendors
-from tessera_lab.simulator.claims import claiming_request, pool_of, written_facts
 from tessera_lab.simulator.traces import WHOLE, TraceNode, TraceRequest, model_word
 
 Floats = npt.NDArray[np.float64]
@@ -53,8 +51,6 @@ def _vendors() -> Mapping[str, Vendor]:
 @lru_cache(maxsize=4096)
 def make_request(ask: TraceRequest) -> PodRequest:
     """The request for the core; CPU-only pods request no devices."""
-    if ask.as_claim and ask.cards:
-        return claiming_request(PodRequest("", "trace", "", ()), ask)
     requests = (Request(NVIDIA, count=ask.cards, memory=ask.milli, cores=ask.card_cores),) if ask.cards else ()
     constraints = ((NVIDIA, Constraint(use_models=ask.model_words)),) if ask.models and ask.cards else ()
     return PodRequest("", "trace", "", (ContainerRequest("main", Role.APP, requests),), constraints)
@@ -71,18 +67,13 @@ def _device(node: TraceNode, index: int) -> Device:
 class SimulatedCluster:
     """Nodes, the pods on them, and the columns that fit a pod."""
 
-    def __init__(self, nodes: tuple[TraceNode, ...], *, claims: bool = False) -> None:
+    def __init__(self, nodes: tuple[TraceNode, ...]) -> None:
         self.ledger = Ledger(_vendors())
         self.arrays = self.ledger.arrays
         self.nodes = nodes
-        self._pools: dict[str, PoolDevices] = {}
         for node in nodes:
             self.arrays.set_host_free(node.name, cpu=node.cpu, memory=node.memory)
-            cards = tuple(_device(node, i) for i in range(node.cards))
-            if claims:
-                self._pools[node.name] = pool_of(node.name, cards)
-                cards = with_published(cards, self._pools[node.name])
-            self.ledger.observe_node(NodeFacts(node.name, cards))
+            self.ledger.observe_node(NodeFacts(node.name, tuple(_device(node, i) for i in range(node.cards))))
         self.rows: Ints = self.arrays.rows([node.name for node in nodes if node.cards])
         """columns of the nodes with cards, as in the published node list"""
         hosts = {node.name: node for node in nodes}
@@ -93,12 +84,10 @@ class SimulatedCluster:
         self._evaluations: dict[Hashable, Evaluation] = {}
         self._uids = count()
 
-    def fitting(self, ask: TraceRequest, within: Bools | None = None) -> Ints:
-        """Columns where the pod fits, host and cards; only those in `within`, if given."""
+    def fitting(self, ask: TraceRequest) -> Ints:
+        """Columns where the pod fits, host and cards."""
         arrays = self.arrays
         fits: Bools = (arrays.free_cpu >= ask.cpu) & (arrays.free_memory >= ask.memory)
-        if within is not None:
-            fits &= within
         fits = fits[: len(arrays.names)]
         if ask.cards:
             evaluation = self.evaluation(make_request(ask))
@@ -129,10 +118,7 @@ class SimulatedCluster:
         if placement is not None:
             request = make_request(ask)
             named = PodRequest(uid, request.namespace, uid, request.containers, request.constraints)
-            facts = facts_of(named, placement)
-            if ask.as_claim:
-                facts = written_facts(uid, ask, placement, self._pools[name])
-            self.ledger.put_pod(facts, GrantState.BOUND, observed=True)
+            self.ledger.put_pod(facts_of(named, placement), GrantState.BOUND, observed=True)
         self._charge(name, row, HostRequest(ask.cpu, ask.memory))
         self.taken += ask.demand
         return uid

@@ -6,8 +6,7 @@ It reads arguments and prints results; progress goes to standard error.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,9 @@ from tessera.cli.sources import CommandError, as_ascii, ascii_only
 from tessera.services.terminal_json import encode_json
 
 if TYPE_CHECKING:
-    from tessera_lab.simulator.churn import ChurnOptions
     from tessera_lab.simulator.report import SimulationReport
     from tessera_lab.simulator.runs import SimulationRun
-    from tessera_lab.simulator.saturation import SaturationOptions
+    from tessera_lab.simulator.simulation import ChurnOptions, SaturationOptions
     from tessera_lab.simulator.traces import Trace
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -62,7 +60,7 @@ class Parts(click.ParamType[list[float]]):
 
 
 def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[str]:
-    from tessera_lab.simulator.strategies import STRATEGIES
+    from tessera_lab.simulator.simulation import STRATEGIES
 
     names = list(STRATEGIES) if value == "all" else [word.strip() for word in value.split(",")]
     unknown = [name for name in names if name not in STRATEGIES]
@@ -78,12 +76,10 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
     Examples:
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,fgd,best-fit --seeds 42-51
           the published saturation protocol: mean allocation at 100 % and 130 % arrival
-      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --shuffle-nodes --sample 0.4
-          whether the result depends on names, or on seeing every node
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --shuffle-nodes
+          whether the result depends on names
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --churn --speed 1.5
           pods arrive and leave: waiting times and backlog
-      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --seeds 42 --claims
-          the same pods with ResourceClaims: the packing must be the same
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --seeds 42 --defrag
           running pods move for one that does not fit: allocation, and how many moves it takes
       tessera simulate trace --synthetic 100 --policy all --plot allocation.svg --html allocation.html
@@ -119,14 +115,6 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
 )
 @click.option("--seeds", type=Numbers(), default="42-51", show_default=True, help="Seeds for the order of arrival.")
 @click.option("--shuffle-nodes", is_flag=True, help="Give nodes random names: ties are decided by name.")
-@click.option(
-    "--sample",
-    type=click.FloatRange(0.01, 1.0),
-    default=1.0,
-    show_default=True,
-    help="Share of the nodes that each pod is offered.",
-)
-@click.option("--claims", is_flag=True, help="Ask for cards by ResourceClaims instead of resources of containers.")
 @click.option("--churn", is_flag=True, help="Replay the trace with its times: pods wait, run and leave.")
 @click.option(
     "--speed",
@@ -166,8 +154,6 @@ def command(
     arrivals: list[float],
     seeds: list[int],
     shuffle_nodes: bool,
-    sample: float,
-    claims: bool,
     churn: bool,
     speed: float,
     shrink: int,
@@ -184,11 +170,9 @@ def command(
     Pods arrive in a random order, none leaves, none is tried again; CPU and host memory count as in kube-scheduler. The
     result is the share of all cards that is allocated. docs/packing.md explains the protocol and the policies.
     """
-    from tessera_lab.simulator.churn import ChurnOptions
-    from tessera_lab.simulator.claims import as_claims
     from tessera_lab.simulator.report import churn_report, results_page, saturation_report
     from tessera_lab.simulator.runs import ResultsError, SimulationRun
-    from tessera_lab.simulator.saturation import SaturationOptions
+    from tessera_lab.simulator.simulation import ChurnOptions, SaturationOptions
     from tessera_lab.simulator.traces import TraceError
 
     try:
@@ -196,16 +180,12 @@ def command(
         if folder is not None:
             _write(traces[0], folder)
             return
-        if claims:
-            traces = [as_claims(trace) for trace in traces]
         work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         options: SaturationOptions | ChurnOptions
         if churn:
             options = ChurnOptions(speed, shrink, defragment=defrag, compare_plans=compare_plans)
         else:
-            options = SaturationOptions(
-                until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample, defragment=defrag
-            )
+            options = SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, defragment=defrag)
         runs = _run(traces, work, options, jobs, results)
     except (TraceError, ResultsError, OSError) as error:
         raise CommandError(str(error)) from error
@@ -255,28 +235,11 @@ def _run(
     jobs: int,
     results: Path | None,
 ) -> list[tuple[SimulationRun, Any]]:
-    from tessera_lab.simulator.runs import ResultsFile, purpose_of, run_all
+    from tessera_lab.simulator.runs import Progress, ResultsFile, purpose_of, run_all
 
     kept = ResultsFile.open(results, purpose=purpose_of(traces, options))
-    with _shown(len(work) - len(kept.results)) as on_done:
-        return run_all(traces, work, options, processes=jobs, kept=kept, on_done=on_done)
-
-
-@contextmanager
-def _shown(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar with an estimate on standard error if it is a terminal, otherwise a line now and then."""
-    from rich.console import Console
-    from rich.progress import Progress as ProgressBar
-
-    from tessera_lab.simulator.runs import Progress
-
-    console = Console(stderr=True)
-    if not console.is_terminal or ascii_only():
-        yield Progress(total, lambda text: click.echo(text, err=True)).step
-        return
-    with ProgressBar(console=console) as bar:
-        task = bar.add_task("simulating", total=total)
-        yield lambda _key: bar.advance(task)
+    progress = Progress(len(work) - len(kept.results), lambda text: click.echo(text, err=True))
+    return run_all(traces, work, options, processes=jobs, kept=kept, on_done=progress.step)
 
 
 def _print(report: SimulationReport) -> None:

@@ -25,8 +25,14 @@ import msgspec
 
 from tessera.files.documents import read_json
 from tessera.files.reader import read_file
-from tessera_lab.simulator.churn import ChurnOptions, ChurnResult, replay
-from tessera_lab.simulator.saturation import SaturationOptions, SaturationResult, saturate
+from tessera_lab.simulator.simulation import (
+    ChurnOptions,
+    ChurnResult,
+    SaturationOptions,
+    SaturationResult,
+    replay,
+    saturate,
+)
 from tessera_lab.simulator.traces import Trace
 
 QUIET_S = 5.0

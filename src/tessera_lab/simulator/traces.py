@@ -62,8 +62,6 @@ class TraceRequest:
     """accepted models; empty = any"""
     cores: int | None = None
     """per cent of each card's cores; None = as much as of its memory"""
-    as_claim: bool = False
-    """whether a ResourceClaim asks for the cards"""
 
     @property
     def demand(self) -> int:
@@ -109,10 +107,6 @@ class Trace:
     def capacity(self) -> int:
         """Thousandths of cards."""
         return WHOLE * sum(node.cards for node in self.nodes)
-
-    @property
-    def has_claims(self) -> bool:
-        return any(pod.ask.as_claim for pod in self.pods)
 
 
 def read_trace(nodes: Path, pods: Path) -> Trace:

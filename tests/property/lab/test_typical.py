@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera_lab.simulator.strategies.fgd import TypicalPods, whole_taken
+from tessera_lab.simulator.fgd import TypicalPods, whole_taken
 from tessera_lab.simulator.traces import WHOLE, Trace, TraceNode, TracePod, TraceRequest
 
 MODELS = ("A10", "T4")

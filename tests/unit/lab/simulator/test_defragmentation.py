@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.search.relocation import MovablePod
-from tessera_lab.simulator import churn, saturation
+from tessera.core.relocation import MovablePod
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
 from tessera_lab.simulator.defragmentation import Defragmenter, FreedCards, allocation_bound, cards_needed_at_least
-from tessera_lab.simulator.strategies.base import place_on_tightest_cards
+from tessera_lab.simulator.simulation import ChurnOptions, SaturationOptions, replay, saturate
+from tessera_lab.simulator.strategies import place_on_tightest_cards
 from tessera_lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
 
 NODES = (TraceNode("n1", 8_000, 8_000, 1), TraceNode("n2", 8_000, 8_000, 1))
@@ -84,8 +84,7 @@ def trace() -> Trace:
 
 def test_a_replay_with_moves_starts_pods_that_would_wait() -> None:
     plain, moved = (
-        churn.replay(trace(), "spread-spread", 1, churn.ChurnOptions(defragment=defragment))
-        for defragment in (False, True)
+        replay(trace(), "spread-spread", 1, ChurnOptions(defragment=defragment)) for defragment in (False, True)
     )
     assert plain.wait_mean == pytest.approx(98 / 3)
     assert moved.wait_mean == 0.0
@@ -93,7 +92,7 @@ def test_a_replay_with_moves_starts_pods_that_would_wait() -> None:
 
 
 def test_plans_are_compared_without_making_their_moves() -> None:
-    found = churn.replay(trace(), "spread-spread", 1, churn.ChurnOptions(compare_plans=True))
+    found = replay(trace(), "spread-spread", 1, ChurnOptions(compare_plans=True))
     assert found.moves == 0
     assert found.wait_mean == pytest.approx(98 / 3)
     assert found.freed == FreedCards(plans=4, cards=2, moves=2, repacked=2, possible=2)
@@ -101,7 +100,6 @@ def test_plans_are_compared_without_making_their_moves() -> None:
 
 def test_a_saturated_cluster_with_moves_allocates_more() -> None:
     plain, moved = (
-        saturation.saturate(trace(), "spread-spread", 5, saturation.SaturationOptions(defragment=defragment))
-        for defragment in (False, True)
+        saturate(trace(), "spread-spread", 5, SaturationOptions(defragment=defragment)) for defragment in (False, True)
     )
     assert (plain.at(1.3), moved.at(1.3), moved.moves) == (35.0, 85.0, 1)

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera_lab.simulator.churn import replay
 from tessera_lab.simulator.families import FAMILIES, SATURATING, Family
-from tessera_lab.simulator.saturation import SaturationOptions, saturate
+from tessera_lab.simulator.simulation import SaturationOptions, replay, saturate
 
 SMALL = [family for family in FAMILIES.values() if family.nodes <= 100]
 

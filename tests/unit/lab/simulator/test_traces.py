@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera_lab.simulator.saturation import generate_arrivals
+from tessera_lab.simulator.simulation import generate_arrivals
 from tessera_lab.simulator.traces import (
     TraceError,
     TraceNode,

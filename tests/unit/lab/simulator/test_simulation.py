@@ -5,15 +5,12 @@ from random import Random
 
 import pytest
 
-from tessera.core.ledger.audit import audit
-from tessera.core.search.selection import Selected, Selector
-from tessera_lab.simulator.claims import as_claims
+from tessera.core.audit import audit
+from tessera.core.selection import Selected, Selector
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
-from tessera_lab.simulator.saturation import SaturationOptions, saturate
-from tessera_lab.simulator.simulation import place_pod
-from tessera_lab.simulator.strategies import STRATEGIES
-from tessera_lab.simulator.strategies.shipped import Shipped
-from tessera_lab.simulator.traces import TraceRequest, make_trace
+from tessera_lab.simulator.simulation import STRATEGIES, ChurnOptions, SaturationOptions, place_pod, replay, saturate
+from tessera_lab.simulator.strategies import Shipped
+from tessera_lab.simulator.traces import Trace, TraceError, TracePod, TraceRequest, make_trace
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 EVERY = pytest.mark.parametrize("policy", list(STRATEGIES))
@@ -30,7 +27,7 @@ def test_every_policy_fills_a_cluster_that_can_be_filled(policy: str) -> None:
 @EVERY
 def test_a_run_is_the_same_every_time(policy: str) -> None:
     world = make_trace(nodes=5, seed=2)
-    options = SaturationOptions(sample=0.5, shuffle_nodes=True)
+    options = SaturationOptions(shuffle_nodes=True)
     assert saturate(world, policy, 7, options) == saturate(world, policy, 7, options)
 
 
@@ -47,25 +44,6 @@ def test_no_policy_gives_more_than_there_is(policy: str) -> None:
     assert (arrays.free_cpu[rows] >= 0).all()
     assert (arrays.free_memory[rows] >= 0).all()
     assert (arrays.used_memory <= arrays.memory).all()
-    assert audit(cluster.ledger) == []
-
-
-@pytest.mark.parametrize("policy", ["fragmentation", "binpack-spread", "best-fit"])
-def test_pods_with_claims_are_packed_as_the_same_pods_without(policy: str) -> None:
-    world = make_trace(nodes=6, seed=3)
-    claimed = as_claims(world)
-    assert any(pod.ask.models for pod in claimed.pods)
-    assert make_request(claimed.pods[0].ask).shape != make_request(world.pods[0].ask).shape
-    assert saturate(claimed, policy, 1) == saturate(world, policy, 1)
-
-
-def test_a_claim_for_an_instance_is_placed_like_a_pod_for_one() -> None:
-    world = trace((replace(nodes(1)[0], mig=True),), pod("p", milli=200), pod("q", milli=400))
-    cluster = SimulatedCluster(world.nodes, claims=True)
-    strategy = STRATEGIES["fragmentation"](cluster, world, Random(1))
-    for each in as_claims(world).pods:
-        assert place_pod(cluster, strategy, each.ask) is not None
-    assert cluster.arrays.used_memory.sum() == 750
     assert audit(cluster.ledger) == []
 
 
@@ -119,3 +97,63 @@ def test_thousandths_of_a_card_are_exact() -> None:
 
 def test_cpu_only_pods_ask_for_no_devices() -> None:
     assert not make_request(TraceRequest(1_000, 1_024)).asks_for_devices
+
+
+# -- with times
+
+
+def timed(name: str, created: float, lasts: float, *, cards: int = 1) -> TracePod:
+    return replace(pod(name, cards=cards), created=created, deleted=created + lasts)
+
+
+def one_card(*pods: TracePod) -> Trace:
+    return trace(nodes(1), *pods)
+
+
+def test_a_pod_waits_until_the_card_is_free() -> None:
+    result = replay(one_card(timed("a", 0.0, 100.0), timed("b", 40.0, 10.0)), "best-fit", 1)
+    assert (result.wait_mean, result.waited, result.backlog) == (30.0, 50.0, 0)
+
+
+def test_those_who_came_first_start_first() -> None:
+    result = replay(one_card(timed("a", 0.0, 10.0), timed("b", 1.0, 10.0), timed("c", 2.0, 10.0)), "best-fit", 1)
+    assert result.wait_mean == pytest.approx((0.0 + 9.0 + 18.0) / 3)
+
+
+def test_a_pod_that_never_fits_is_backlog() -> None:
+    result = replay(one_card(timed("a", 0.0, 10.0), timed("big", 1.0, 10.0, cards=2)), "fragmentation", 1)
+    assert result.backlog == 1
+
+
+def test_allocation_is_counted_while_pods_arrive() -> None:
+    result = replay(one_card(timed("a", 0.0, 50.0), timed("b", 100.0, 50.0)), "best-fit", 1)
+    assert result.allocation == pytest.approx(50.0)
+    assert result.over_time[0] == 100.0
+    assert result.over_time[-1] == 0.0
+
+
+def test_faster_arrivals_wait_longer() -> None:
+    pods = [timed(f"p{i}", 10.0 * i, 8.0) for i in range(6)]
+    assert replay(one_card(*pods), "best-fit", 1).wait_mean == 0.0
+    assert replay(one_card(*pods), "best-fit", 1, ChurnOptions(speed=5.0)).wait_mean > 0.0
+
+
+def test_a_smaller_cluster_keeps_every_model() -> None:
+    mixed = (*nodes(1, 1), *(replace(n, name=f"m{n.name}", model="A10") for n in nodes(1, 1)))
+    pods = [timed("a", 0.0, 10.0), timed("b", 0.0, 10.0), timed("c", 0.0, 10.0)]
+    assert replay(trace(mixed, *pods), "best-fit", 1, ChurnOptions(shrink=2)).waited == pytest.approx(100.0 / 3)
+
+
+def test_each_part_of_a_cluster_has_other_nodes() -> None:
+    large_first = (*nodes(2), *nodes(1))
+    mixed = tuple(replace(n, name=f"n{i}") for i, n in enumerate(large_first))
+    pods = [timed("a", 0.0, 10.0), timed("b", 0.0, 10.0)]
+    waited = [
+        replay(trace(mixed, *pods), "best-fit", 1, ChurnOptions(shrink=2, first=first)).waited for first in (0, 1)
+    ]
+    assert waited == [pytest.approx(50.0), 0.0]
+
+
+def test_a_trace_without_times_cannot_be_replayed() -> None:
+    with pytest.raises(TraceError, match="creation_time"):
+        replay(one_card(pod("a")), "best-fit", 1)

@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.core.model.arrays import Bools, Ints
-from tessera.core.model.grants import Placement
-from tessera_lab.simulator.cluster import SimulatedCluster
-from tessera_lab.simulator.strategies.base import (
+from tessera.core.arrays import Bools, Ints
+from tessera.core.grants import Placement
+from tessera_lab.simulator.cluster import Floats, SimulatedCluster
+from tessera_lab.simulator.strategies import (
     MAX_SCORE,
-    Floats,
     free_card_parts,
     place_on_cards,
     place_on_tightest_cards,
