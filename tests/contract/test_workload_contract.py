@@ -11,7 +11,7 @@ from tests.contract.client import JSON_PATCH, MERGE, STRATEGIC, TABLE, Client, J
 from tests.contract.conftest import Space
 from tests.contract.manifests import deployment, job, pod
 
-SCALED = ("deployments", "replicasets", "statefulsets")
+SCALED = ("deployments", "replicasets")
 
 
 def rolling(surge: object) -> Json:
@@ -36,7 +36,6 @@ async def test_a_workload_gets_the_defaults_of_its_kind_and_of_its_pods(api: Cli
             {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}},
         ),
         "replicasets": ("replicas", 1),
-        "statefulsets": ("updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}),
     }
     key, value = more[plural]
     assert spec[key] == value
@@ -73,7 +72,6 @@ async def test_a_job_selects_its_pods_by_its_uid(api: Client, space: Space) -> N
             deployment(template={"metadata": {"labels": {"app": "d"}}}),
             "spec.template.spec.containers",
         ),
-        ("apps/statefulsets", deployment(replicas=-1), "spec.replicas"),
         ("apps/deployments", deployment(strategy={"type": "Other"}), "spec.strategy"),
         ("apps/deployments", deployment(strategy=rolling("some")), "spec.strategy.rollingUpdate.maxSurge"),
         ("apps/deployments", deployment(strategy=rolling(-1)), "spec.strategy.rollingUpdate.maxSurge"),
@@ -97,10 +95,6 @@ async def test_what_a_workload_is_made_of_hardly_changes(api: Client, space: Spa
     await api.made(space.jobs(), job())
     answer = await api.patch(space.jobs("j"), {"spec": {"completions": 2}})
     assert (answer.status, answer.reason) == (422, "Invalid")
-    sets = space.grouped("apps", "statefulsets")
-    await api.made(sets, deployment())
-    assert (await api.patch(f"{sets}/d", {"spec": {"serviceName": "other"}})).status == 422
-    assert (await api.patch(f"{sets}/d", {"spec": {"replicas": 2}})).status == 200
 
 
 async def test_a_changed_spec_is_a_new_generation_and_a_changed_status_is_not(api: Client, space: Space) -> None:
@@ -188,7 +182,6 @@ async def test_a_watch_shows_workloads(api: Client, space: Space) -> None:
     [
         ("apps", "deployments", ["Name", "Ready", "Up-to-date", "Available", "Age"], ["d", "0/1", 0, 0]),
         ("apps", "replicasets", ["Name", "Desired", "Current", "Ready", "Age"], ["d", 1, 0, 0]),
-        ("apps", "statefulsets", ["Name", "Ready", "Age"], ["d", "0/1"]),
         ("batch", "jobs", ["Name", "Status", "Completions", "Duration", "Age"], ["d", "Running", "0/1", ""]),
     ],
 )

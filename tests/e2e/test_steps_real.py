@@ -13,7 +13,7 @@ from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED
 from tessera_lab.sandbox.nodes.node import AgentKind, SimulatedNode, gpu_cards
 from tessera_lab.sandbox.objects import annotations_of, node_of
-from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderClient, ExtenderError
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until
@@ -28,7 +28,7 @@ def node(name: str, count: int = 1, *, agent: AgentKind = "env") -> SimulatedNod
 
 
 def extender(found: Cluster) -> ExtenderClient:
-    return ExtenderClient(ExtenderAccess(found.replica.extender_url))
+    return ExtenderClient(found.replica.extender_url)
 
 
 async def filtered(found: Cluster, name: str) -> str:

@@ -18,7 +18,7 @@ from tessera_lab.sandbox.api.kinds import DEVICE_CLASSES as CLASS_KIND
 from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera_lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
-from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderClient, ExtenderError
 from tests.support.features import claims_of
 from tests.support.product import Product, gpu_pod, leadership, product
 from tests.support.replica import Replica
@@ -53,7 +53,7 @@ async def lease_to(cluster: Product, holder: str, *, seconds: int = LONG) -> Non
 
 
 async def refusal(replica: Replica, pod: dict[str, Any]) -> str:
-    async with ExtenderClient(ExtenderAccess(replica.extender_url)) as extender:
+    async with ExtenderClient(replica.extender_url) as extender:
         with pytest.raises(ExtenderError) as filtered:
             await extender.filter(pod, ["n1"])
         with pytest.raises(ExtenderError) as bound:
@@ -169,13 +169,13 @@ async def test_a_write_of_the_old_leader_that_lands_late_has_no_effect(tmp_path:
         await lease_to(cluster, "host-1_x")
         await cluster.until(lambda: not first.process.service.engine.missing(), what="the first leader to decide")
         plane.server.faults.next(held, method="POST", path="/binding$")
-        async with ExtenderClient(ExtenderAccess(first.extender_url)) as extender:
+        async with ExtenderClient(first.extender_url) as extender:
             await extender.filter(await plane.client.get(PODS.path("default", "early"), dict), ["n1"])
             binding = asyncio.create_task(extender.bind(early, "n1"))
             await held.reached.wait()
             await lease_to(cluster, "host-2_x")
             await cluster.until(lambda: not second.process.service.engine.missing(), what="the second leader to decide")
-            async with ExtenderClient(ExtenderAccess(second.extender_url)) as other:
+            async with ExtenderClient(second.extender_url) as other:
                 await other.filter(late, ["n1"])
                 await other.bind(late, "n1")
             held.release.set()

@@ -26,7 +26,7 @@ from tessera_lab.sandbox.api.faults import LoggedRequest
 from tessera_lab.sandbox.api.server import ServerOptions
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import SimulatedNode
-from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderClient
 from tests.support.ledger_replay import unrest
 from tests.support.ports import free_ports
 from tests.support.replica import Replica, own_listeners
@@ -167,7 +167,7 @@ class Product:
 
     def extender(self) -> ExtenderClient:
         """A client that calls the scheduler as kube-scheduler does."""
-        return ExtenderClient(ExtenderAccess(self.scheduler.extender_url))
+        return ExtenderClient(self.scheduler.extender_url)
 
     def requests(self, agent: str | None = None) -> list[LoggedRequest]:
         """The scheduler's requests to the API server."""

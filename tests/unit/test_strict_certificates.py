@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from tessera.scheduler.certificates.authority import Pair, make_authority, make_leaf
-from tessera_lab.sandbox.api.certificates import for_loopback
+from tessera_lab.sandbox.api.server import for_loopback
 
 GO = """
 package main

@@ -34,9 +34,8 @@ from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
 from tessera.wire.keys import DRA_DRIVER
 from tessera_lab.demo.machines import MACHINES, demo_nodes
-from tessera_lab.sandbox.api.certificates import for_loopback
 from tessera_lab.sandbox.api.kinds import KINDS, Json
-from tessera_lab.sandbox.api.server import ServerOptions
+from tessera_lab.sandbox.api.server import ServerOptions, for_loopback
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.objects import name_of, namespace_of
 from tessera_lab.sandbox.scheduling.loop import SchedulerProfile

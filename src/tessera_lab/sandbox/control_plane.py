@@ -1,6 +1,7 @@
 """A whole cluster in one object: API server, controllers, scheduling loop and simulated nodes.
 
-    async with ControlPlane(nodes=[SimulatedNode("n1", gpu_cards("n1", 8))], extender_url=url) as plane:
+    async with ControlPlane(nodes=[SimulatedNode("n1", gpu_cards("n1", 8))]) as plane:
+        await plane.start_scheduling(extender_url)
         pod = await plane.create_pod(manifest)
         await plane.wait_for(lambda: plane.phase("default", "p") == "Running")
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,8 +30,8 @@ from tessera_lab.sandbox.api.store import StoreChange
 from tessera_lab.sandbox.controllers.loop import ControllerLoop
 from tessera_lab.sandbox.nodes.node import SimulatedFleet, SimulatedNode
 from tessera_lab.sandbox.objects import phase_of
-from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
-from tessera_lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, SchedulerProfile, SchedulingLoop
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderClient
+from tessera_lab.sandbox.scheduling.loop import SchedulerProfile, SchedulingLoop
 
 WAIT_S = 60.0
 """seconds that `wait_for` waits by default"""
@@ -39,35 +40,27 @@ T = TypeVar("T")
 
 
 class ControlPlane:
-    """Use it as `async with`. Without `extender_url`, nothing is scheduled before `start_scheduling`."""
+    """Use it as `async with`. Nothing is scheduled before `start_scheduling`."""
 
     def __init__(
         self,
         *,
         nodes: Iterable[SimulatedNode] = (),
-        extender_url: str | None = None,
-        extender_ca: bytes | None = None,
-        extender_insecure: bool = False,
-        scheduler_name: str = HAMI_SCHEDULER,
         profile: SchedulerProfile | None = None,
         server: ServerOptions | None = None,
         folder: Path | None = None,
     ) -> None:
         """`folder`: where the kubeconfig is written; by default a temporary folder."""
         self.server = ApiServer(server)
-        self.scheduler_name = scheduler_name
         self.scheduling: SchedulingLoop | None = None
-        self._profile = replace(profile or SchedulerProfile(), names={scheduler_name: True, DEFAULT_SCHEDULER: False})
+        self._profile = profile
         self._first_nodes = tuple(nodes)
-        self._extender = (
-            ExtenderAccess(extender_url, ca=extender_ca, insecure=extender_insecure) if extender_url else None
-        )
         self._folder = folder
         self._client: KubeClient | None = None
         self._fleet: SimulatedFleet | None = None
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._requested: asyncio.Queue[tuple[ExtenderAccess | None, asyncio.Future[None]]] = asyncio.Queue()
+        self._requested: asyncio.Queue[tuple[str | None, asyncio.Future[None]]] = asyncio.Queue()
         self._main: asyncio.Task[None] | None = None
         self._kubeconfig: Path | None = None
         self._controllers = ControllerLoop(self.server.verbs)
@@ -148,13 +141,11 @@ class ControlPlane:
 
     # -- actions
 
-    async def start_scheduling(
-        self, extender_url: str | None = None, *, ca: bytes | None = None, insecure: bool = False
-    ) -> None:
-        """Starts the scheduling loop. Without an extender, a pod goes to the emptiest node that it fits on."""
-        access = ExtenderAccess(extender_url, ca=ca, insecure=insecure) if extender_url else None
+    async def start_scheduling(self, extender_url: str | None = None) -> None:
+        """Starts the scheduling loop, in place of one that runs. Without an extender, a pod goes to the emptiest node
+        that it fits on."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._requested.put((access, done))
+        await self._requested.put((extender_url, done))
         await self._unless_broken(done)
 
     async def create_pod(self, manifest: Json) -> Json:
@@ -198,10 +189,6 @@ class ControlPlane:
                     async with asyncio.TaskGroup() as tasks:
                         parts = (self._fleet.run(), self._controllers.run(), self._schedule())
                         background = [tasks.create_task(part) for part in parts]
-                        if self._extender is not None:
-                            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                            await self._requested.put((self._extender, started))
-                            await started
                         ready.set_result(None)
                         await self._stopping.wait()
                         for task in background:
@@ -212,25 +199,18 @@ class ControlPlane:
         running: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
             while True:
-                access, started = await self._requested.get()
+                url, started = await self._requested.get()
                 if running is not None:
                     running.cancel()
                     await asyncio.wait([running])
-                running = tasks.create_task(self._schedule_with(access, started))
+                running = tasks.create_task(self._schedule_with(url, started))
 
-    async def _schedule_with(self, access: ExtenderAccess | None, started: asyncio.Future[None]) -> None:
-        if access is None:
-            await self._run_loop(None, started)
-        else:
-            async with ExtenderClient(access) as extender:
-                await self._run_loop(extender, started)
-
-    async def _run_loop(self, extender: ExtenderClient | None, started: asyncio.Future[None]) -> None:
-        loop = SchedulingLoop(
-            self.client, extender, profile=self._profile, now=self.server.options.now, on_change=self._changed.set
-        )
-        async with loop:
-            self.scheduling = loop
+    async def _schedule_with(self, url: str | None, started: asyncio.Future[None]) -> None:
+        async with AsyncExitStack() as stack:
+            extender = await stack.enter_async_context(ExtenderClient(url)) if url else None
+            now, on_change = self.server.options.now, self._changed.set
+            loop = SchedulingLoop(self.client, extender, profile=self._profile, now=now, on_change=on_change)
+            self.scheduling = await stack.enter_async_context(loop)
             if not started.done():
                 started.set_result(None)
             await loop.run()

@@ -13,7 +13,6 @@ import asyncio
 import base64
 import binascii
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,11 +25,8 @@ from tessera_lab.sandbox.api.errors import StatusError, internal
 from tessera_lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NAMESPACES, VALIDATING_WEBHOOKS, Json, ResourceKind
 from tessera_lab.sandbox.api.patches import apply_json_patch
 from tessera_lab.sandbox.api.requests import convert, decode_json, read_object, without_nulls
-from tessera_lab.sandbox.api.shapes import Rule, ServiceReference, Webhook, WebhookConfiguration
+from tessera_lab.sandbox.api.shapes import Rule, Webhook, WebhookConfiguration
 from tessera_lab.sandbox.api.store import DECODE, ENCODE, Store
-
-Resolver = Callable[[ServiceReference], tuple[str, int] | None]
-"""host and port of a Service on this machine"""
 
 GROUP = "admission.k8s.io"
 MAX_CONTEXTS = 64
@@ -55,8 +51,7 @@ class WebhookCallError(Exception):
 class WebhookClient:
     """Keeps connections open, as kube-apiserver does."""
 
-    def __init__(self, resolver: Resolver | None) -> None:
-        self._resolver = resolver
+    def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
 
@@ -81,18 +76,19 @@ class WebhookClient:
             raise WebhookCallError(f"could not read the response: {error.message}") from error
 
     async def _post(self, webhook: Webhook, body: bytes) -> bytes:
-        url, server_name = self._address(webhook)
-        url = url.update_query(timeout=f"{webhook.timeout_seconds}s")
+        # There are no Services here: a webhook is reached by its URL.
+        url = URL(webhook.client_config.url)
+        if url.scheme != "https":
+            raise WebhookCallError(f"{str(url)!r} is not an https URL")
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout())
         async with (
             asyncio.timeout(webhook.timeout_seconds),
             self._session.post(
-                url,
+                url.update_query(timeout=f"{webhook.timeout_seconds}s"),
                 data=body,
                 headers={"Content-Type": "application/json", "Accept": "application/json, */*"},
                 ssl=self._context(webhook.client_config.ca_bundle),
-                server_hostname=server_name,
                 allow_redirects=False,
             ) as response,
         ):
@@ -103,20 +99,6 @@ class WebhookClient:
                     f"an error on the server ({said!r}, {response.status}) has prevented the request"
                 )
             return found
-
-    def _address(self, webhook: Webhook) -> tuple[URL, str | None]:
-        client = webhook.client_config
-        if client.service is None:
-            url = URL(client.url)
-            if url.scheme != "https":
-                raise WebhookCallError(f"{client.url!r} is not an https URL")
-            return url, None
-        service = client.service
-        place = self._resolver(service) if self._resolver is not None else None
-        if place is None:
-            raise WebhookCallError(f'no endpoints available for service "{service.name}" in {service.namespace}')
-        url = URL.build(scheme="https", host=place[0], port=place[1], path="/" + service.path.lstrip("/"))
-        return url, f"{service.name}.{service.namespace}.svc"
 
     def _context(self, ca_bundle: str) -> ssl.SSLContext:
         if ca_bundle not in self._contexts:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tessera.wire.objects import LabelSelector
-from tessera_lab.sandbox.api.admission import Admission, Admitted, ApiUser, Attributes, Resolver, WebhookClient
+from tessera_lab.sandbox.api.admission import Admission, Admitted, ApiUser, Attributes, WebhookClient
 from tessera_lab.sandbox.api.defaults import IdentitySource
 from tessera_lab.sandbox.api.errors import StatusError, forbidden, internal, not_found
 from tessera_lab.sandbox.api.kinds import NAMESPACES, POD_DISRUPTION_BUDGETS, PODS, SERVICE_ACCOUNTS, Json, ResourceKind
@@ -131,18 +131,11 @@ class RequestContext:
 class ApiState:
     """Gives namespaces their service account, and removes terminating namespaces once they are empty."""
 
-    def __init__(
-        self,
-        *,
-        now: Callable[[], float],
-        seed: int | None = None,
-        history_length: int,
-        resolver: Resolver | None = None,
-    ) -> None:
-        self.store = Store(history_length=history_length)
+    def __init__(self, *, now: Callable[[], float], seed: int | None = None) -> None:
+        self.store = Store()
         self.hub = WatchHub(self.store)
         self.identities = IdentitySource(now=now, seed=seed)
-        self.caller = WebhookClient(resolver)
+        self.caller = WebhookClient()
         self.now = now
         self.budgets = DisruptionBudgets(self.store)
         self.read_log: ReadLog = no_logs

@@ -171,18 +171,11 @@ def _replica_set(content: Json) -> None:
     _workload(content, {"replicas": 1})
 
 
-def _stateful_set(content: Json) -> None:
-    _workload(content, {"replicas": 1, "podManagementPolicy": "OrderedReady", "revisionHistoryLimit": 10})
-    strategy = content["spec"].setdefault("updateStrategy", {})
-    if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
-        strategy.setdefault("rollingUpdate", {}).setdefault("partition", 0)
-
-
 def _job(content: Json) -> None:
     spec = content.setdefault("spec", {})
     if "completions" not in spec and "parallelism" not in spec:
         spec["completions"] = 1
-    _workload(content, {"parallelism": 1, "backoffLimit": 6, "completionMode": "NonIndexed", "suspend": False})
+    _workload(content, {"parallelism": 1, "backoffLimit": 6})
 
 
 def _webhooks(content: Json) -> None:
@@ -236,7 +229,6 @@ _DEFAULTS: dict[str, Callable[[Json], None]] = {
     "ValidatingWebhookConfiguration": _webhooks,
     "Deployment": _deployment,
     "ReplicaSet": _replica_set,
-    "StatefulSet": _stateful_set,
     "Job": _job,
     "ResourceSlice": _resource_slice,
     "ResourceClaim": _resource_claim,
@@ -291,11 +283,8 @@ SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 MAX_GENERATED = 63 - 5
 """characters kept of a generateName"""
 
-TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
-TOKEN_S = 3607
 EVICTED_AFTER_S = 300
 """seconds that a pod stays on a node that is not ready, by default"""
-
 PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
@@ -316,13 +305,13 @@ class IdentitySource:
         return datetime.fromtimestamp(self._now() + after_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def run_builtin_admission(kind: ResourceKind, content: Json, *, store: Store, identities: IdentitySource) -> None:
-    """The built-in admission of a pod: service account, tolerations, priority."""
+def run_builtin_admission(kind: ResourceKind, content: Json, *, store: Store) -> None:
+    """The built-in admission of a pod: service account, tolerations, priority. No token is mounted."""
     if kind is not PODS:
         return
     content["status"] = {}
     spec = content["spec"]
-    _use_service_account(content, store, identities)
+    _use_service_account(content, store)
     add_default_tolerations(spec)
     spec.setdefault("priority", PRIORITIES.get(spec.get("priorityClassName", ""), 0))
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
@@ -383,7 +372,7 @@ def _amount(amounts: Json, name: str) -> Fraction:
     return Fraction(0) if isinstance(found, NotAQuantity) else Fraction(found.value)
 
 
-def _use_service_account(content: Json, store: Store, identities: IdentitySource) -> None:
+def _use_service_account(content: Json, store: Store) -> None:
     spec, namespace = content["spec"], content["metadata"]["namespace"]
     account = spec.setdefault("serviceAccountName", "default")
     spec["serviceAccount"] = account
@@ -391,30 +380,6 @@ def _use_service_account(content: Json, store: Store, identities: IdentitySource
     if held is None:
         why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
         raise forbidden(PODS, content["metadata"].get("name", ""), why)
-    automount = held.object.get("automountServiceAccountToken", True)
-    if spec.get("automountServiceAccountToken", automount):
-        _mount_token(spec, identities)
-
-
-def _mount_token(spec: Json, identities: IdentitySource) -> None:
-    without = [
-        each
-        for each in containers(spec)
-        if not any(mount.get("mountPath") == TOKEN_PATH for mount in each.get("volumeMounts", ()))
-    ]
-    if not without:
-        return
-    name = f"kube-api-access-{identities.suffix()}"
-    namespace_file = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
-    sources: list[Json] = [
-        {"serviceAccountToken": {"expirationSeconds": TOKEN_S, "path": "token"}},
-        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
-        {"downwardAPI": {"items": [namespace_file]}},
-    ]
-    spec.setdefault("volumes", []).append({"name": name, "projected": {"sources": sources, "defaultMode": 0o644}})
-    for container in without:
-        mount = {"name": name, "readOnly": True, "mountPath": TOKEN_PATH}
-        container.setdefault("volumeMounts", []).append(mount)
 
 
 def add_default_tolerations(spec: Json) -> None:

@@ -163,15 +163,6 @@ REPLICA_SETS = ResourceKind(
     fields=("status.replicas",),
     counts_generations=True,
 )
-STATEFUL_SETS = ResourceKind(
-    "StatefulSet",
-    "statefulsets",
-    group="apps",
-    short_names=("sts",),
-    categories=("all",),
-    subresources=(STATUS, SCALE),
-    counts_generations=True,
-)
 JOBS = ResourceKind(
     "Job",
     "jobs",
@@ -201,7 +192,7 @@ RESOURCE_SLICES = ResourceKind(
     counts_generations=True,
 )
 
-SCALED = (DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS)
+SCALED = (DEPLOYMENTS, REPLICA_SETS)
 """workloads with a number of replicas"""
 WORKLOADS = (*SCALED, JOBS)
 """kinds with a pod template"""

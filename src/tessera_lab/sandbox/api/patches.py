@@ -1,8 +1,8 @@
 """Applies the body of a PATCH: JSON patches (RFC 6902), merge patches (RFC 7386) and strategic merge patches.
 
 A patch that does not apply is refused as a whole. A strategic merge patch merges lists by their merge key, where
-Kubernetes gives them one, unites sets of plain values and replaces all other lists. It knows the directives $patch,
-$retainKeys, $deleteFromPrimitiveList and $setElementOrder.
+Kubernetes gives them one, and replaces all other lists. Of the directives it knows those that `kubectl apply` writes:
+$retainKeys, $setElementOrder, and `$patch: delete` for an element of a list.
 """
 
 from __future__ import annotations
@@ -46,13 +46,9 @@ def apply_json_patch(target: Any, operations: Any) -> Any:
         raise StatusError(422, "Invalid", message) from error
 
 
-SET = ""
-"""in place of a merge key: the list is a set of plain values"""
-
-_DELETE_FROM = "$deleteFromPrimitiveList/"
 _ORDER = "$setElementOrder/"
 
-_METADATA = {"metadata.ownerReferences": "uid", "metadata.finalizers": SET}
+_METADATA = {"metadata.ownerReferences": "uid"}
 _CONTAINER = {"ports": "containerPort", "env": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
 _CONTAINERS = ("spec.containers", "spec.initContainers", "spec.ephemeralContainers")
 _POD = {
@@ -74,7 +70,7 @@ _WORKLOAD |= {"status.conditions": "type"}
 
 MERGE_KEYS: dict[str, dict[str, str]] = {
     "Pod": _POD,
-    "Node": {"status.conditions": "type", "status.addresses": "type", "spec.podCIDRs": SET},
+    "Node": {"status.conditions": "type", "status.addresses": "type"},
     "Namespace": {"status.conditions": "type"},
     "ServiceAccount": {"secrets": "name", "imagePullSecrets": "name"},
     "MutatingWebhookConfiguration": {"webhooks": "name"},
@@ -97,19 +93,12 @@ class _Merger:
         self._keys = keys
 
     def maps(self, target: Any, patch: Json, path: str) -> Json:
-        directive = patch.get("$patch", "merge")
-        if directive == "replace":
-            return {key: value for key, value in patch.items() if key != "$patch"}
-        if directive == "delete":
-            return {}
-        if directive != "merge":
-            raise bad_request(f"unknown $patch directive: {directive!r}")
         merged: Json = target if isinstance(target, dict) else {}
         retained = patch.get("$retainKeys")
         if isinstance(retained, list):
             merged = {key: value for key, value in merged.items() if key in retained}
-        for key in _removals_first(patch):
-            self._field(merged, key, patch[key], f"{path}.{key}" if path else key)
+        for key, value in patch.items():
+            self._field(merged, key, value, f"{path}.{key}" if path else key)
         for key, order in patch.items():
             if key.startswith(_ORDER):
                 name = key.removeprefix(_ORDER)
@@ -117,12 +106,7 @@ class _Merger:
         return merged
 
     def _field(self, merged: Json, key: str, value: Any, path: str) -> None:
-        if key.startswith(_DELETE_FROM):
-            name = key.removeprefix(_DELETE_FROM)
-            gone = value if isinstance(value, list) else []
-            if isinstance(merged.get(name), list):
-                merged[name] = [each for each in merged[name] if each not in gone]
-        elif key.startswith("$"):
+        if key.startswith("$"):
             return
         elif value is None:
             merged.pop(key, None)
@@ -136,12 +120,6 @@ class _Merger:
     def _lists(self, target: Any, patch: list[Any], path: str) -> list[Any]:
         current: list[Any] = list(target) if isinstance(target, list) else []
         key = self._keys[path]
-        if key == SET:
-            if not all(isinstance(each, str | int) for each in (*current, *patch)):
-                raise bad_request(f"{path} holds plain values only")
-            return list(dict.fromkeys((*current, *patch)))
-        if any(isinstance(each, dict) and each.get("$patch") == "replace" for each in patch):
-            return [each for each in patch if not (isinstance(each, dict) and "$patch" in each)]
         places = {each.get(key): place for place, each in enumerate(current) if isinstance(each, dict)}
         for each in patch:
             if not isinstance(each, dict) or not isinstance(each.get(key), str | int):
@@ -162,7 +140,7 @@ class _Merger:
         held = merged.get(name)
         if not isinstance(held, list) or not isinstance(order, list):
             return
-        key = self._keys.get(path, SET)
+        key = self._keys.get(path, "")
         wanted = {_identity(each, key): place for place, each in enumerate(order)}
         placed = [(place, each, wanted.get(_identity(each, key))) for place, each in enumerate(held)]
         named = sorted((each for each in placed if each[2] is not None), key=lambda each: each[2] or 0)
@@ -176,9 +154,5 @@ class _Merger:
 
 
 def _identity(element: Any, key: str) -> Any:
-    found = element.get(key) if key != SET and isinstance(element, dict) else element
+    found = element.get(key) if key and isinstance(element, dict) else element
     return found if isinstance(found, str | int) else repr(found)
-
-
-def _removals_first(patch: Json) -> list[str]:
-    return sorted(patch, key=lambda key: not key.startswith(_DELETE_FROM))

@@ -18,7 +18,7 @@ from tessera.wire.errors import WireError
 from tessera.wire.objects import LabelRequirement
 from tessera_lab.sandbox.api.errors import StatusError, bad_request, no_such_path
 from tessera_lab.sandbox.api.kinds import BY_PATH, NAMESPACES, REVIEW_BY_PATH, Json, ResourceKind, ReviewKind
-from tessera_lab.sandbox.api.shapes import SHAPES
+from tessera_lab.sandbox.api.shapes import SHAPES, Thing
 from tessera_lab.sandbox.api.store import DECODE
 
 _TERM = re.compile(
@@ -227,7 +227,7 @@ def read_object(kind: ResourceKind, body: Any) -> Json:
         if body.get(key, wanted) not in (wanted, ""):
             raise bad_request(f"{body.get(key)!r} in {key} does not match the expected {wanted!r}")
     found: Json = without_nulls(body) | {"kind": kind.kind, "apiVersion": kind.api_version}
-    convert(found, SHAPES[kind.kind])
+    convert(found, SHAPES.get(kind.kind, Thing))
     metadata = found.setdefault("metadata", {})
     for key in ("labels", "annotations", "finalizers", "ownerReferences", "resourceVersion"):
         if not metadata.get(key, True):

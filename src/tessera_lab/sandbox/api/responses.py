@@ -1,4 +1,4 @@
-"""The form of a response, whichever the Accept header names first: JSON, metadata only, or the table of `kubectl get`.
+"""The form of a response, whichever the Accept header names first: JSON, or the table of `kubectl get`.
 
 Cells of tables depend only on the object and the time; kinds without their own columns show name and age.
 """
@@ -16,7 +16,7 @@ from tessera_lab.sandbox.api.lists_and_watches import StoredPage
 from tessera_lab.sandbox.api.store import ENCODE, Stored
 
 NONE = "<none>"
-_NUMBERS = ("Data", "Webhooks", "Count", "Up-to-date", "Available", "Desired", "Current")
+_NUMBERS = ("Count", "Up-to-date", "Available", "Desired", "Current")
 """columns of whole numbers"""
 
 Cells = Callable[[Json, float], list[Any]]
@@ -47,7 +47,8 @@ def table(
         if include == "Object":
             row["object"] = each.object
         elif include != "None":
-            row["object"] = partial(each, "PartialObjectMetadata")
+            heading = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+            row["object"] = heading | {"metadata": each.object["metadata"]}
         rows.append(row)
     return {
         "kind": "Table",
@@ -56,11 +57,6 @@ def table(
         "columnDefinitions": [_definition(name, layout) for name in layout.columns],
         "rows": rows,
     }
-
-
-def partial(stored: Stored, kind: str) -> Json:
-    """Only the metadata."""
-    return {"kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": stored.object["metadata"]}
 
 
 def _definition(name: str, layout: TableLayout) -> Json:
@@ -164,35 +160,6 @@ def _event(content: Json, now: float) -> list[Any]:
     ]
 
 
-def _namespace(content: Json, now: float) -> list[Any]:
-    return [content["metadata"]["name"], content.get("status", {}).get("phase", ""), _since(content, now)]
-
-
-def _secret(content: Json, now: float) -> list[Any]:
-    return [content["metadata"]["name"], content.get("type", ""), len(content.get("data", {})), _since(content, now)]
-
-
-def _config_map(content: Json, now: float) -> list[Any]:
-    held = len(content.get("data", {})) + len(content.get("binaryData", {}))
-    return [content["metadata"]["name"], held, _since(content, now)]
-
-
-def _quota(content: Json, now: float) -> list[Any]:
-    hard, used = content.get("spec", {}).get("hard", {}), content.get("status", {}).get("used", {})
-    texts = {name: f"{name}: {used.get(name, '0')}/{hard[name]}" for name in sorted(hard)}
-    limits = ", ".join(text for name, text in texts.items() if name.startswith("limits."))
-    requests = ", ".join(text for name, text in texts.items() if not name.startswith("limits."))
-    return [content["metadata"]["name"], requests, limits, _since(content, now)]
-
-
-def _lease(content: Json, now: float) -> list[Any]:
-    return [content["metadata"]["name"], content.get("spec", {}).get("holderIdentity", ""), _since(content, now)]
-
-
-def _webhooks(content: Json, now: float) -> list[Any]:
-    return [content["metadata"]["name"], len(content.get("webhooks", ())), _since(content, now)]
-
-
 def _template_cells(content: Json) -> list[Any]:
     """Containers, images and selector, for `-o wide`."""
     spec = content["spec"]
@@ -229,12 +196,6 @@ def _replica_set(content: Json, now: float) -> list[Any]:
     ]
 
 
-def _stateful_set(content: Json, now: float) -> list[Any]:
-    ready = content.get("status", {}).get("readyReplicas", 0)
-    shown = f"{ready}/{content['spec']['replicas']}"
-    return [content["metadata"]["name"], shown, _since(content, now), *_template_cells(content)[:2]]
-
-
 def _job(content: Json, now: float) -> list[Any]:
     spec, status = content["spec"], content.get("status", {})
     done, parallelism = status.get("succeeded", 0), spec["parallelism"]
@@ -262,7 +223,7 @@ def job_state(content: Json) -> str:
             return kind
     if "deletionTimestamp" in content["metadata"]:
         return "Terminating"
-    return "Suspended" if "Suspended" in true else "Running"
+    return "Running"
 
 
 _TEMPLATE = ("Containers", "Images", "Selector")
@@ -290,26 +251,15 @@ LAYOUTS: dict[str, TableLayout] = {
         _event,
         frozenset({"Subobject", "Source", "First Seen", "Count", "Name"}),
     ),
-    "Namespace": TableLayout(("Name", "Status", "Age"), _namespace),
-    "Secret": TableLayout(("Name", "Type", "Data", "Age"), _secret),
-    "ConfigMap": TableLayout(("Name", "Data", "Age"), _config_map),
-    "ResourceQuota": TableLayout(("Name", "Request", "Limit", "Age"), _quota),
-    "Lease": TableLayout(("Name", "Holder", "Age"), _lease),
-    "MutatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
-    "ValidatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
     "Deployment": TableLayout(
         ("Name", "Ready", "Up-to-date", "Available", "Age", *_TEMPLATE), _deployment, frozenset(_TEMPLATE)
     ),
     "ReplicaSet": TableLayout(
         ("Name", "Desired", "Current", "Ready", "Age", *_TEMPLATE), _replica_set, frozenset(_TEMPLATE)
     ),
-    "StatefulSet": TableLayout(("Name", "Ready", "Age", *_TEMPLATE[:2]), _stateful_set, frozenset(_TEMPLATE[:2])),
     "Job": TableLayout(("Name", "Status", "Completions", "Duration", "Age", *_TEMPLATE), _job, frozenset(_TEMPLATE)),
 }
 
-
-_MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86_400, 365 * 86_400
-"""seconds"""
 
 UNKNOWN = "<unknown>"
 
@@ -326,35 +276,14 @@ def format_age(timestamp: str | None, now: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """As kubectl prints durations: two units while the number is small, else one."""
+    """Nearly as kubectl prints durations: in the largest unit of which there are two."""
     whole = int(seconds)
     if whole < -1:
         return "<invalid>"
-    if whole < 2 * _MINUTE:
-        return f"{max(whole, 0)}s"
-    if whole < 10 * _MINUTE:
-        return _two(whole, _MINUTE, "m", 1, "s")
-    if whole < 3 * _HOUR:
-        return f"{whole // _MINUTE}m"
-    if whole < 8 * _HOUR:
-        return _two(whole, _HOUR, "h", _MINUTE, "m")
-    if whole < 2 * _DAY:
-        return f"{whole // _HOUR}h"
-    if whole < 8 * _DAY:
-        return _two(whole, _DAY, "d", _HOUR, "h")
-    if whole < 2 * _YEAR:
-        return f"{whole // _DAY}d"
-    if whole < 8 * _YEAR:
-        return _two(whole, _YEAR, "y", _DAY, "d")
-    return f"{whole // _YEAR}y"
-
-
-def _two(seconds: int, large: int, large_name: str, small: int, small_name: str) -> str:
-    rest = seconds % large // small
-    return f"{seconds // large}{large_name}" + (f"{rest}{small_name}" if rest else "")
-
-
-_PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{max(whole, 0)}s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,16 +291,13 @@ class ResponseForm:
     """One form of objects."""
 
     now: Callable[[], float]
-    shape: str = ""
-    """empty for plain JSON, else "Table" or "Partial" """
+    is_table: bool = False
     include: str = "Metadata"
 
     def one(self, stored: Stored) -> bytes:
-        if self.shape == "Table":
+        if self.is_table:
             metadata = {"resourceVersion": str(stored.version)}
             return ENCODE(table(stored.kind, [stored], now=self.now(), metadata=metadata, include=self.include))
-        if self.shape == "Partial":
-            return ENCODE(partial(stored, "PartialObjectMetadata"))
         return stored.whole
 
     def many(self, kind: ResourceKind, page: StoredPage) -> bytes:
@@ -380,12 +306,8 @@ class ResponseForm:
             metadata["continue"] = page.token
         if page.remaining is not None:
             metadata["remainingItemCount"] = page.remaining
-        if self.shape == "Table":
+        if self.is_table:
             return ENCODE(table(kind, page.items, now=self.now(), metadata=metadata, include=self.include))
-        if self.shape == "Partial":
-            items = [partial(each, "PartialObjectMetadata") for each in page.items]
-            heading = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
-            return ENCODE(heading | {"items": items})
         heading = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata}
         return ENCODE(heading)[:-1] + b',"items":[' + b",".join(each.bare for each in page.items) + b"]}"
 
@@ -400,10 +322,8 @@ def choose_form(accept: str, query: Mapping[str, str], now: Callable[[], float])
         shape = parameters.get("as", "")
         if not shape:
             return ResponseForm(now)
-        if parameters.get("g") == "meta.k8s.io" and parameters.get("v") in ("v1", "v1beta1"):
-            if shape == "Table":
-                return ResponseForm(now, "Table", query.get("includeObject", "Metadata"))
-            if shape in _PARTIAL:
-                return ResponseForm(now, "Partial")
+        is_ours = parameters.get("g") == "meta.k8s.io" and parameters.get("v") in ("v1", "v1beta1")
+        if is_ours and shape == "Table":
+            return ResponseForm(now, is_table=True, include=query.get("includeObject", "Metadata"))
     message = "only the following media types are accepted: application/json"
     raise StatusError(406, "NotAcceptable", message)

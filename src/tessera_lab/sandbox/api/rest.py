@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -40,8 +38,6 @@ from tessera_lab.sandbox.api.faults import (
 from tessera_lab.sandbox.api.kinds import LOG, SCALE, Json, ReviewKind
 from tessera_lab.sandbox.api.lists_and_watches import ListQuery, Watcher, WatchScope
 from tessera_lab.sandbox.api.requests import (
-    FieldRequirement,
-    ObjectSelector,
     RequestTarget,
     convert,
     decode_json,
@@ -63,34 +59,18 @@ MAX_WARNING = 1024
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WatchTimings:
-    """Times of a watch, in seconds."""
-
-    timeout_s: float = 1800.0
-    bookmark_every_s: float = 60.0
-
-
-DEFAULT_TIMINGS = WatchTimings()
+WATCH_S, BOOKMARK_EVERY_S = 1800.0, 60.0
+"""seconds that a watch lasts, and between its bookmarks"""
 
 
 class Rest:
-    """Answers requests. `users` maps bearer tokens to users; None means no authentication."""
+    """Answers requests. Without a token there is no authentication."""
 
-    def __init__(
-        self,
-        verbs: Verbs,
-        *,
-        faults: ApiFaults,
-        journal: RequestLog,
-        users: Mapping[str, ApiUser] | None,
-        pace: WatchTimings,
-    ):
+    def __init__(self, verbs: Verbs, *, faults: ApiFaults, journal: RequestLog, token: str | None):
         self._verbs = verbs
         self._faults = faults
         self._journal = journal
-        self._users = users
-        self._pace = pace
+        self._token = token
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler for every path."""
@@ -149,7 +129,7 @@ class Rest:
         form = choose_form(",".join(request.headers.getall("Accept", ())), request.query, self._verbs.cluster.now)
         match request.method:
             case "GET" if target.subresource == LOG:
-                return await self._log(request, target)
+                return self._log(request, target)
             case "GET" if target.name:
                 return _stored(self._verbs.get(target), form, call, target=target)
             case "GET":
@@ -213,8 +193,8 @@ class Rest:
         )
         try:
             await response.prepare(request)
-            every_s = self._pace.bookmark_every_s if requests.parse_flag(query, "allowWatchBookmarks") else None
-            await self._stream(response, watcher, float(asked_s or self._pace.timeout_s), every_s)
+            every_s = BOOKMARK_EVERY_S if requests.parse_flag(query, "allowWatchBookmarks") else None
+            await self._stream(response, watcher, float(asked_s or WATCH_S), every_s)
             if watcher.aborted:
                 return _cut(request)
             await response.write_eof()
@@ -244,56 +224,20 @@ class Rest:
                     watcher.bookmark(self._verbs.cluster.store.version)
                     bookmark_at = loop.time() + bookmark_every_s
 
-    async def _log(self, request: web.Request, target: RequestTarget) -> web.StreamResponse:
-        cluster, query = self._verbs.cluster, request.query
-        pod = self._verbs.get(target)
+    def _log(self, request: web.Request, target: RequestTarget) -> web.Response:
+        """What a container wrote so far. Whoever follows it gets no more."""
+        pod, query = self._verbs.get(target), request.query
         container = subresources.choose_container(pod.object, query)
-        lines = subresources.select_lines(pod.object, container, query, cluster.read_log)
+        lines = subresources.select_lines(pod.object, container, query, self._verbs.cluster.read_log)
         if not pod.object["spec"].get("nodeName"):
             return web.Response(status=204)
-        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-        try:
-            await response.prepare(request)
-            await response.write("".join(lines).encode())
-            if requests.parse_flag(query, "follow"):
-                await self._follow_log(response, pod, container, query)
-            await response.write_eof()
-        except ConnectionError:
-            pass
-        return response
-
-    async def _follow_log(
-        self, response: web.StreamResponse, pod: Stored, container: str, query: Mapping[str, str]
-    ) -> None:
-        """Sends what the container writes from now on, until the pod has ended or is gone."""
-        cluster = self._verbs.cluster
-        query = {"timestamps": query.get("timestamps", "")}
-        sent = len(subresources.select_lines(pod.object, container, query, cluster.read_log))
-        name = ObjectSelector(fields=(FieldRequirement("metadata.name", equal=True, value=pod.name),))
-        watcher = cluster.hub.open(WatchScope(pod.kind, pod.namespace, name), version=cluster.store.version)
-        try:
-            while not watcher.ended:
-                now = cluster.store.get(pod.kind, pod.namespace, pod.name)
-                if now is None or now.uid != pod.uid:
-                    return
-                lines = subresources.select_lines(now.object, container, query, cluster.read_log)
-                await response.write("".join(lines[sent:]).encode())
-                sent = len(lines)
-                if now.object["status"].get("phase") in ("Succeeded", "Failed"):
-                    return
-                await watcher.wait()
-                watcher.take()
-        finally:
-            cluster.hub.close(watcher)
+        return web.Response(text="".join(lines), content_type="text/plain")
 
     def _user(self, request: web.Request) -> ApiUser:
-        if self._users is None:
-            return ApiUser()
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        user = self._users.get(token.strip()) if scheme.lower() == "bearer" else None
-        if user is None:
+        if self._token and (scheme.lower() != "bearer" or token.strip() != self._token):
             raise unauthorized()
-        return user
+        return ApiUser()
 
 
 async def _body(request: web.Request) -> Any:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import base64
 import os
+import ssl
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import trustme
 import yaml
 from aiohttp import web
 
-from tessera_lab.sandbox.api.admission import ApiUser, Resolver
 from tessera_lab.sandbox.api.api_state import ApiState
-from tessera_lab.sandbox.api.certificates import Certificates, for_loopback
 from tessera_lab.sandbox.api.faults import ApiFaults, RequestLog
 from tessera_lab.sandbox.api.kinds import Json
-from tessera_lab.sandbox.api.rest import DEFAULT_TIMINGS, Rest, WatchTimings
+from tessera_lab.sandbox.api.rest import Rest
 from tessera_lab.sandbox.api.verbs import Verbs
 
 MAX_BODY = 3 * 1024 * 1024
@@ -33,6 +33,37 @@ SHUTDOWN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Certificates:
+    """An authority, and what it signed for one server."""
+
+    authority: trustme.CA
+    served: trustme.LeafCert
+
+    @property
+    def ca(self) -> bytes:
+        return self.authority.cert_pem.bytes()
+
+    @property
+    def certificate(self) -> bytes:
+        return self.served.cert_chain_pems[0].bytes()
+
+    @property
+    def key(self) -> bytes:
+        return self.served.private_key_pem.bytes()
+
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.served.configure_cert(context)
+        return context
+
+
+def for_loopback(host: str) -> Certificates:
+    """A new authority and a certificate for localhost and `host`."""
+    authority = trustme.CA()
+    return Certificates(authority, authority.issue_cert(*dict.fromkeys(("localhost", "127.0.0.1", host))))
+
+
+@dataclass(frozen=True, slots=True)
 class ServerOptions:
     """How to serve. Port 0 takes a free one. A token makes authentication required; kubectl sends it only over TLS."""
 
@@ -40,16 +71,9 @@ class ServerOptions:
     port: int = 0
     tls: bool = False
     token: str | None = None
-    users: Mapping[str, ApiUser] = field(default_factory=dict)
-    """users of further bearer tokens"""
     now: Callable[[], float] = time.time
     seed: int | None = None
     """makes uids and generated names reproducible"""
-    history_length: int = 5_000
-    """changes kept per kind, about 10 KB each for pods; older watches get 410"""
-    pace: WatchTimings = DEFAULT_TIMINGS
-    resolver: Resolver | None = None
-    """finds the addresses of Services in webhook configurations"""
 
 
 class ApiServer:
@@ -57,12 +81,7 @@ class ApiServer:
 
     def __init__(self, options: ServerOptions | None = None) -> None:
         self.options = options or ServerOptions()
-        self.cluster = ApiState(
-            now=self.options.now,
-            seed=self.options.seed,
-            history_length=self.options.history_length,
-            resolver=self.options.resolver,
-        )
+        self.cluster = ApiState(now=self.options.now, seed=self.options.seed)
         self.verbs = Verbs(self.cluster)
         self.faults = ApiFaults(self.cluster)
         self.journal = RequestLog()
@@ -84,7 +103,7 @@ class ApiServer:
         """Starts serving. After `stop`, the same state can be served again on the same port."""
         if self.options.tls and self._certificates is None:
             self._certificates = for_loopback(self.options.host)
-        rest = Rest(self.verbs, faults=self.faults, journal=self.journal, users=self._users(), pace=self.options.pace)
+        rest = Rest(self.verbs, faults=self.faults, journal=self.journal, token=self.options.token)
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_route("*", "/{path:.*}", rest.handle)
         runner = web.AppRunner(
@@ -146,9 +165,3 @@ class ApiServer:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             yaml.safe_dump(self.kubeconfig(), file, sort_keys=False)
-
-    def _users(self) -> dict[str, ApiUser] | None:
-        users = dict(self.options.users)
-        if self.options.token:
-            users[self.options.token] = ApiUser()
-        return users or None

@@ -17,6 +17,9 @@ import msgspec
 
 from tessera_lab.sandbox.api.kinds import KINDS, Json, ResourceKind
 
+KEPT = 5_000
+"""changes kept per kind, about 10 KB each for pods; older watches get 410"""
+
 T = TypeVar("T")
 
 
@@ -99,10 +102,10 @@ class StoreChange:
 class Store:
     """All objects. Listeners are called for every change before the write returns."""
 
-    def __init__(self, *, history_length: int) -> None:
+    def __init__(self) -> None:
         self.version = 1
         self._objects: dict[ResourceKind, dict[str, dict[str, Stored]]] = {kind: {} for kind in KINDS}
-        self._history: dict[ResourceKind, History[StoreChange]] = {kind: History(history_length) for kind in KINDS}
+        self._history: dict[ResourceKind, History[StoreChange]] = {kind: History(KEPT) for kind in KINDS}
         self._touched: dict[ResourceKind, int] = dict.fromkeys(KINDS, 0)
         self._listeners: list[Callable[[StoreChange], None]] = []
 

@@ -96,9 +96,6 @@ def choose_container(pod: Json, query: Mapping[str, str]) -> str:
 
 def select_lines(pod: Json, container: str, query: Mapping[str, str], read: ReadLog) -> list[str]:
     """The lines that the query wants, each with its end of line."""
-    if parse_flag(query, "previous"):
-        name = pod["metadata"]["name"]
-        raise bad_request(f'previous terminated container "{container}" in pod "{name}" not found')
     if not pod["spec"].get("nodeName"):
         return []
     lines = read(pod, container)

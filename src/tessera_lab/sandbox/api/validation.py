@@ -21,7 +21,6 @@ from tessera_lab.sandbox.api.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     SCALED,
-    STATEFUL_SETS,
     STATUS,
     WORKLOADS,
     Json,
@@ -55,21 +54,7 @@ _MUTABLE_TEXT = (
     "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 )
 _PERCENT = re.compile(r"[0-9]{1,9}%", re.ASCII)
-_STRATEGIES = {"strategy": ("RollingUpdate", "Recreate"), "updateStrategy": ("RollingUpdate", "OnDelete")}
-_MUTABLE_STATEFUL = (
-    "replicas",
-    "ordinals",
-    "template",
-    "updateStrategy",
-    "revisionHistoryLimit",
-    "persistentVolumeClaimRetentionPolicy",
-    "minReadySeconds",
-)
-_MUTABLE_STATEFUL_TEXT = (
-    "Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', "
-    "'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are "
-    "forbidden"
-)
+_STRATEGIES = ("RollingUpdate", "Recreate")
 
 
 def find_problems(kind: ResourceKind, content: Json) -> list[FieldProblem]:
@@ -85,8 +70,6 @@ def find_problems(kind: ResourceKind, content: Json) -> list[FieldProblem]:
         found += _budget(content.get("spec", {}))
     elif kind is RESOURCE_SLICES:
         found += _resource_slice(content.get("spec", {}))
-    elif "webhooks" in content:
-        found += _webhooks(content)
     return found
 
 
@@ -100,10 +83,6 @@ def find_change_problems(kind: ResourceKind, old: Json, new: Json, *, subresourc
         return [*_resource_slice_change(old["spec"], new["spec"])]
     if kind is RESOURCE_CLAIMS and old.get("spec") != new.get("spec"):
         return [FieldProblem("spec", f"Invalid value: {_shown(new.get('spec'))}: field is immutable")]
-    if old.get("immutable") and any(old.get(key) != new.get(key) for key in ("data", "binaryData", "immutable")):
-        return [FieldProblem("data", "Forbidden: field is immutable when `immutable` is set", "FieldValueForbidden")]
-    if kind.kind == "Secret" and old.get("type") != new.get("type"):
-        return [FieldProblem("type", f"Invalid value: {_shown(new.get('type'))}: field is immutable")]
     return []
 
 
@@ -227,13 +206,6 @@ def is_extended_resource(name: str) -> bool:
 
 
 def _pod_change(old: Json, new: Json) -> Iterator[FieldProblem]:
-    kept = {ENCODE(each | {"tolerationSeconds": None}) for each in new.get("tolerations", ())}
-    if any(ENCODE(each | {"tolerationSeconds": None}) not in kept for each in old.get("tolerations", ())):
-        text = "Forbidden: existing toleration can not be modified except its tolerationSeconds"
-        yield FieldProblem("spec.tolerations", text, "FieldValueForbidden")
-    if len(new.get("schedulingGates", ())) > len(old.get("schedulingGates", ())):
-        text = "Forbidden: only deletion is allowed, but found new scheduling gate"
-        yield FieldProblem("spec.schedulingGates", text, "FieldValueForbidden")
     if _fixed_part(old) != _fixed_part(new):
         yield FieldProblem("spec", _MUTABLE_TEXT, "FieldValueForbidden")
 
@@ -250,8 +222,7 @@ def _workload(kind: ResourceKind, spec: Json) -> Iterator[FieldProblem]:
         if spec.get(key, 0) < 0:
             text = f"Invalid value: {spec[key]}: must be greater than or equal to 0"
             yield FieldProblem(f"spec.{key}", text)
-    for key, kinds in _STRATEGIES.items():
-        yield from _strategy(spec.get(key, {}), f"spec.{key}", kinds)
+    yield from _strategy(spec.get("strategy", {}), "spec.strategy")
     template = spec["template"]
     selector = spec.get("selector", {})
     if not (selector.get("matchLabels") or selector.get("matchExpressions")):
@@ -270,9 +241,9 @@ def _workload(kind: ResourceKind, spec: Json) -> Iterator[FieldProblem]:
     yield from _pod(template["spec"], "spec.template.spec")
 
 
-def _strategy(strategy: Json, where: str, kinds: tuple[str, ...]) -> Iterator[FieldProblem]:
-    if strategy.get("type", kinds[0]) not in kinds:
-        valid = ", ".join(f'"{each}"' for each in kinds)
+def _strategy(strategy: Json, where: str) -> Iterator[FieldProblem]:
+    if strategy.get("type", _STRATEGIES[0]) not in _STRATEGIES:
+        valid = ", ".join(f'"{each}"' for each in _STRATEGIES)
         text = f"Unsupported value: {_shown(strategy['type'])}: supported values: {valid}"
         yield FieldProblem(where, text, "FieldValueNotSupported")
     for key, value in strategy.get("rollingUpdate", {}).items():
@@ -285,10 +256,6 @@ def _strategy(strategy: Json, where: str, kinds: tuple[str, ...]) -> Iterator[Fi
 
 
 def _workload_change(kind: ResourceKind, old: Json, new: Json) -> Iterator[FieldProblem]:
-    if kind is STATEFUL_SETS:
-        if any(old.get(key) != new.get(key) for key in set(old) | set(new) if key not in _MUTABLE_STATEFUL):
-            yield FieldProblem("spec", _MUTABLE_STATEFUL_TEXT, "FieldValueForbidden")
-        return
     for key in ("selector",) if kind in SCALED else ("selector", "completions", "template"):
         if old.get(key) != new.get(key):
             value = ENCODE(new.get(key)).decode()
@@ -301,27 +268,6 @@ def _event(content: Json) -> Iterator[FieldProblem]:
     if namespace != (about or "default"):
         why = "does not match event.namespace"
         yield FieldProblem("involvedObject.namespace", f"Invalid value: {_shown(about)}: {why}")
-
-
-def _webhooks(content: Json) -> Iterator[FieldProblem]:
-    for index, webhook in enumerate(content["webhooks"]):
-        where = f"webhooks[{index}]"
-        if not webhook.get("name"):
-            yield FieldProblem(f"{where}.name", "Required value", "FieldValueRequired")
-        if webhook.get("sideEffects") not in ("None", "NoneOnDryRun"):
-            text = f'Unsupported value: {_shown(webhook.get("sideEffects"))}: supported values: "None", "NoneOnDryRun"'
-            yield FieldProblem(f"{where}.sideEffects", text, "FieldValueNotSupported")
-        if not set(webhook.get("admissionReviewVersions", ())) & {"v1", "v1beta1"}:
-            text = "Invalid value: must include at least one of v1, v1beta1"
-            yield FieldProblem(f"{where}.admissionReviewVersions", text)
-        if not 1 <= webhook.get("timeoutSeconds", 10) <= 30:
-            yield FieldProblem(
-                f"{where}.timeoutSeconds", "Invalid value: the timeout value must be between 1 and 30 seconds"
-            )
-        client = webhook.get("clientConfig", {})
-        if bool(client.get("url")) == ("service" in client):
-            text = "Required value: exactly one of url or service is required"
-            yield FieldProblem(f"{where}.clientConfig", text, "FieldValueRequired")
 
 
 def _shown(value: object) -> str:

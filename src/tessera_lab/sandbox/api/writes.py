@@ -64,7 +64,7 @@ async def create(
     for key in ("uid", "creationTimestamp"):
         metadata.pop(key, None)
     set_defaults(kind, content)
-    defaults.run_builtin_admission(kind, content, store=cluster.store, identities=cluster.identities)
+    defaults.run_builtin_admission(kind, content, store=cluster.store)
     attributes = Attributes(
         "CREATE", kind, namespace, name, content, dry_run=call.dry_run, user=call.user, options=call.options
     )

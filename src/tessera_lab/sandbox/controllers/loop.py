@@ -22,7 +22,6 @@ from tessera_lab.sandbox.api.kinds import (
     EVENTS,
     JOBS,
     REPLICA_SETS,
-    STATEFUL_SETS,
     STATUS,
     Json,
     ResourceKind,
@@ -30,7 +29,6 @@ from tessera_lab.sandbox.api.kinds import (
 from tessera_lab.sandbox.api.requests import RequestTarget
 from tessera_lab.sandbox.api.store import StoreChange, Stored
 from tessera_lab.sandbox.api.verbs import MERGE_PATCH, Verbs
-from tessera_lab.sandbox.controllers.deployment import plan_deployment
 from tessera_lab.sandbox.controllers.garbage_collector import (
     Dependents,
     GarbageCollector,
@@ -45,16 +43,15 @@ from tessera_lab.sandbox.controllers.workloads import (
     PlannedEvent,
     Planner,
     make_condition,
+    plan_deployment,
     plan_job,
     plan_replica_set,
-    plan_stateful_set,
 )
 from tessera_lab.sandbox.objects import is_being_deleted, name_of, namespace_of, uid_of
 
 PLANNERS: Mapping[ResourceKind, Planner] = {
     DEPLOYMENTS: plan_deployment,
     REPLICA_SETS: plan_replica_set,
-    STATEFUL_SETS: plan_stateful_set,
     JOBS: plan_job,
 }
 RETRIES = Backoff(initial=0.2, cap=15.0)

@@ -1,27 +1,28 @@
-"""What controllers of pods want: plans for ReplicaSets, StatefulSets and Jobs.
+"""What controllers of pods want: plans for ReplicaSets, Deployments and Jobs.
 
 A plan is the status of the object and the changes that bring the cluster closer to its spec. It is made from the latest
 state and is idempotent: the loop makes a new one after every change.
 
-Pods that fit a selector are not adopted. Templates of StatefulSets are rolled out one by one, from the last number to
-the partition; claims for volumes and older templates are not kept. Simulated containers do nothing, so the pods of Jobs
-end by themselves after `RUN_S`; indexes, deadlines and failure policies of Jobs are not known here.
+Pods that fit a selector are not adopted. A Deployment replaces its pods in one way, whatever its strategy says, and
+keeps all its revisions. Simulated containers do nothing, so the pods of Jobs end by themselves after `RUN_S`; indexes,
+deadlines, suspension and failure policies of Jobs are not known here.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from tessera_lab.sandbox.api.defaults import SUFFIX_LETTERS
-from tessera_lab.sandbox.api.kinds import PODS, Json
-from tessera_lab.sandbox.api.shapes import JobSpec, WorkloadSpec
+from tessera_lab.sandbox.api.kinds import PODS, REPLICA_SETS, Json
+from tessera_lab.sandbox.api.shapes import JobSpec
 from tessera_lab.sandbox.api.store import DECODE
 from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
 from tessera_lab.sandbox.objects import (
+    annotations_of,
     condition_of,
     has_ended,
     is_being_deleted,
@@ -87,18 +88,17 @@ def controlled(owner: Json, kind: str, content: Json, **metadata: object) -> Jso
     return {"apiVersion": "v1", "kind": kind, **content, "metadata": fixed}
 
 
-def new_pod(owner: Json, *, name: str = "", labels: Json | None = None, annotations: Json | None = None) -> Json:
-    """A pod of the owner's template; without a name, the apiserver makes one."""
+def new_pod(owner: Json, annotations: Json | None = None) -> Json:
+    """A pod of the owner's template."""
     template = copied(owner["spec"]["template"])
     metadata = template["metadata"]
-    naming = {"name": name} if name else {"generateName": f"{name_of(owner)}-"}
     return controlled(
         owner,
         PODS.kind,
         {"spec": template["spec"]},
-        labels=metadata.get("labels", {}) | (labels or {}),
+        labels=metadata.get("labels", {}),
         annotations=(annotations or {}) | metadata.get("annotations", {}),
-        **naming,
+        generateName=f"{name_of(owner)}-",
     )
 
 
@@ -157,105 +157,120 @@ def _removal_order(pod: Json) -> tuple[bool, bool, bool, int]:
     return bool(node_of(pod)), phase_of(pod) == "Running", is_ready(pod), -version
 
 
-REVISION_LABEL = "controller-revision-hash"
+HASH_LABEL = "pod-template-hash"
+REVISION = "deployment.kubernetes.io/revision"
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
-def plan_stateful_set(owner: Json, pods: Sequence[Json], at: str) -> Plan:
-    spec = msgspec.convert(owner["spec"], WorkloadSpec)
-    revision = f"{name_of(owner)}-{template_hash(owner)}"
-    held = {_number(pod): pod for pod in pods}
-    create, delete = _next_changes(owner, spec, held, revision)
-    return Plan(_status(owner, pods, revision), delete=tuple(delete), create=tuple(create))
+def plan_deployment(owner: Json, owned: Sequence[Json], at: str) -> Plan:
+    """The replica set of the newest template has all replicas at once; of the older ones as many stay as it lacks."""
+    wanted: int = owner["spec"]["replicas"]
+    held = sorted((each for each in owned if not is_being_deleted(each)), key=_revision)
+    new = next((each for each in held if _hash_of(each) == template_hash(owner)), None)
+    status = _deployment_status(owner, held, new, at)
+    if new is None:
+        return Plan(status, create=(_replica_set(owner, revision=_next_revision(held)),))
+    old = [each for each in held if each is not new]
+    changes = [] if _size(new) == wanted else [_scaled(new, wanted)]
+    kept = max(0, wanted - _available(new))
+    for each in reversed(old):
+        size = min(_size(each), kept)
+        kept -= size
+        if size != _size(each):
+            changes.append(_scaled(each, size))
+    if any(_revision(each) > _revision(new) for each in old):
+        # The template of an older revision is the newest again.
+        changes.append(_revised(new, str(_next_revision(held))))
+    elif annotations_of(owner).get(REVISION) != annotations_of(new)[REVISION]:
+        changes.append(_revised(owner, annotations_of(new)[REVISION]))
+    return Plan(status, change=tuple(changes))
 
 
-def _next_changes(
-    owner: Json, spec: WorkloadSpec, held: Mapping[int, Json], revision: str
-) -> tuple[list[Json], list[Json]]:
-    """The pods to create and to delete: numbers that are missing first, then those beyond, then old templates."""
-    one_by_one = spec.pod_management_policy != "Parallel"
-    ended = [pod for pod in held.values() if has_ended(pod) and not is_being_deleted(pod)]
-    create: list[Json] = []
-    for number in range(spec.replicas):
-        if number not in held:
-            create.append(_pod(owner, number, revision))
-        if one_by_one and not _is_healthy(held.get(number)):
-            return create, ended
-    if create or ended:
-        return create, ended
-    surplus = [held[number] for number in sorted(held, reverse=True) if number >= spec.replicas]
-    if surplus:
-        return [], _next_of(surplus) if one_by_one else [pod for pod in surplus if not is_being_deleted(pod)]
-    if spec.update_strategy.type != "RollingUpdate":
-        return [], []
-    first = spec.update_strategy.rolling_update.partition
-    return [], _outdated([held[number] for number in range(first, spec.replicas)], revision)
+def _replica_set(owner: Json, *, revision: int) -> Json:
+    spec = copied({key: owner["spec"][key] for key in ("replicas", "selector", "template")})
+    label = {HASH_LABEL: template_hash(owner)}
+    spec["selector"]["matchLabels"] = spec["selector"].get("matchLabels", {}) | label
+    labels = spec["template"]["metadata"].get("labels", {}) | label
+    spec["template"]["metadata"]["labels"] = labels
+    kept = {key: text for key, text in annotations_of(owner).items() if key not in (LAST_APPLIED, REVISION)}
+    made = controlled(
+        owner,
+        REPLICA_SETS.kind,
+        {"spec": spec},
+        name=f"{name_of(owner)}-{template_hash(owner)}",
+        labels=labels,
+        annotations=kept | {REVISION: str(revision)},
+    )
+    return made | {"apiVersion": REPLICA_SETS.api_version}
 
 
-def _next_of(surplus: Sequence[Json]) -> list[Json]:
-    """The last pod, unless it is on its way out already."""
-    return [] if not surplus or is_being_deleted(surplus[0]) else [surplus[0]]
-
-
-def _outdated(pods: Sequence[Json], revision: str) -> list[Json]:
-    """The last pod of another template, if all behind it are healthy."""
-    for pod in reversed(pods):
-        if not is_being_deleted(pod) and _revision_of(pod) != revision:
-            return [pod]
-        if not _is_healthy(pod):
-            return []
-    return []
-
-
-def _status(owner: Json, pods: Sequence[Json], revision: str) -> Json:
-    active = active_pods(pods)
-    ready = sum(is_ready(pod) for pod in active)
-    updated = [pod for pod in active if _revision_of(pod) == revision]
-    current = owner.get("status", {}).get("currentRevision") or revision
-    if len(updated) == owner["spec"]["replicas"] == ready:
-        current = revision
+def _deployment_status(owner: Json, held: Sequence[Json], new: Json | None, at: str) -> Json:
+    wanted: int = owner["spec"]["replicas"]
+    replicas, available = sum(map(_replicas, held)), sum(map(_available, held))
+    enough = available >= wanted
+    reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
+    message = f"Deployment {'has' if enough else 'does not have'} minimum availability."
+    failure = condition_of(new, "ReplicaFailure") if new is not None else None
     return {
         "observedGeneration": owner["metadata"]["generation"],
-        "replicas": len(active),
-        "availableReplicas": ready,
-        "currentRevision": current,
-        "updateRevision": revision,
-        "collisionCount": 0,
         **counts(
-            readyReplicas=ready,
-            updatedReplicas=len(updated),
-            currentReplicas=sum(_revision_of(pod) == current for pod in active),
+            replicas=replicas,
+            updatedReplicas=_replicas(new) if new is not None else 0,
+            readyReplicas=available,
+            availableReplicas=available,
+            unavailableReplicas=max(0, max(replicas, wanted) - available),
         ),
+        "conditions": [
+            make_condition(owner, "Available", enough, reason=reason, message=message, at=at),
+            *([failure] if failure is not None else []),
+        ],
     }
 
 
-def _pod(owner: Json, number: int, revision: str) -> Json:
-    name = f"{name_of(owner)}-{number}"
-    labels = {
-        "statefulset.kubernetes.io/pod-name": name,
-        "apps.kubernetes.io/pod-index": str(number),
-        REVISION_LABEL: revision,
-    }
-    pod = new_pod(owner, name=name, labels=labels)
-    pod["spec"] |= {"hostname": name, "subdomain": owner["spec"].get("serviceName", "")}
-    return pod
+def _scaled(replica_set: Json, size: int) -> Change:
+    before = _size(replica_set)
+    direction = "up" if size > before else "down"
+    message = f"Scaled {direction} replica set {name_of(replica_set)} from {before} to {size}"
+    return Change(replica_set, {"spec": {"replicas": size}}, PlannedEvent("ScalingReplicaSet", message))
 
 
-def _number(pod: Json) -> int:
-    return int(name_of(pod).rpartition("-")[2])
+def _revised(target: Json, revision: str) -> Change:
+    return Change(target, {"metadata": {"annotations": {REVISION: revision}}})
 
 
-def _revision_of(pod: Json) -> str:
-    found: str = pod["metadata"].get("labels", {}).get(REVISION_LABEL, "")
+def _size(replica_set: Json) -> int:
+    size: int = replica_set["spec"]["replicas"]
+    return size
+
+
+def _replicas(replica_set: Json) -> int:
+    found: int = replica_set.get("status", {}).get("replicas", 0)
     return found
 
 
-def _is_healthy(pod: Json | None) -> bool:
-    return pod is not None and is_ready(pod) and not is_being_deleted(pod)
+def _available(replica_set: Json) -> int:
+    """Replicas that will stay available, even if the status is older than the spec."""
+    found: int = replica_set.get("status", {}).get("availableReplicas", 0)
+    return min(found, _size(replica_set))
+
+
+def _revision(replica_set: Json) -> int:
+    text = annotations_of(replica_set).get(REVISION, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def _next_revision(replica_sets: Sequence[Json]) -> int:
+    return max(map(_revision, replica_sets), default=0) + 1
+
+
+def _hash_of(replica_set: Json) -> str:
+    found: str = replica_set["metadata"].get("labels", {}).get(HASH_LABEL, "")
+    return found
 
 
 RUN_S = 3
 """seconds that a pod of a Job runs"""
-COMPLETE, FAILED, SUSPENDED = "Complete", "Failed", "Suspended"
+COMPLETE, FAILED = "Complete", "Failed"
 
 
 def plan_job(owner: Json, pods: Sequence[Json], at: str) -> Plan:
@@ -267,7 +282,7 @@ def plan_job(owner: Json, pods: Sequence[Json], at: str) -> Plan:
     succeeded = sum(phase_of(pod) == "Succeeded" for pod in pods)
     failed = sum(phase_of(pod) == "Failed" for pod in pods)
     end = _end(spec, active=len(active), succeeded=succeeded, failed=failed)
-    wanted = 0 if end is not None or spec.suspend else _wanted(spec, len(active), succeeded)
+    wanted = 0 if end is not None else _wanted(spec, len(active), succeeded)
     status = {
         "startTime": old.get("startTime", at),
         **counts(active=len(active), ready=sum(is_ready(pod) for pod in active), succeeded=succeeded, failed=failed),
@@ -282,15 +297,11 @@ def plan_job(owner: Json, pods: Sequence[Json], at: str) -> Plan:
             status["completionTime"] = at
         done = PlannedEvent("Completed", "Job completed")
         events = (done if kind == COMPLETE else PlannedEvent(reason, message, warning=True),)
-    elif spec.suspend or condition_of(owner, SUSPENDED):
-        said = "JobSuspended" if spec.suspend else "JobResumed"
-        text = f"Job {'suspended' if spec.suspend else 'resumed'}"
-        status["conditions"] = [make_condition(owner, SUSPENDED, spec.suspend, reason=said, message=text, at=at)]
     run = {RUN_FOR: str(RUN_S)}
     return Plan(
         status,
         delete=tuple(active[wanted:]),
-        create=tuple(new_pod(owner, annotations=run) for _ in range(wanted - len(active))),
+        create=tuple(new_pod(owner, run) for _ in range(wanted - len(active))),
         events=events,
     )
 

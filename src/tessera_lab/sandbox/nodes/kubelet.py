@@ -163,10 +163,6 @@ _RETRIES = Backoff(initial=0.1, cap=5.0)
 class KubeletTimings:
     """How long things take on a node, in seconds. May be changed at any time."""
 
-    handover_s: float = 0.0
-    """before each pod's admission; pods that are bound meanwhile wait"""
-    init_s: float = 0.0
-    """how long an init container runs"""
     stop_s: float = 0.05
     """how long a pod takes to stop, at most its grace period"""
 
@@ -290,8 +286,6 @@ class Kubelet:
             while True:
                 await self._some.wait()
                 await self._up.wait()
-                if self._pace.handover_s:
-                    await asyncio.sleep(self._pace.handover_s)
                 if self._up.is_set() and self._waiting:
                     await self._admit(self._rng.choice(self._waiting) if self._shuffled else self._waiting[0], agent)
                 if not self._waiting:
@@ -344,7 +338,6 @@ class Kubelet:
         pod = life.pod
         for done in range(len(pod["spec"].get("initContainers") or ())):
             await self._report(life, initializing(pod, done, at=self._stamp(), address=ADDRESS))
-            await asyncio.sleep(self._pace.init_s)
         since = self._stamp()
         await self._report(life, running(pod, at=since, address=ADDRESS))
         run_s = _number(annotations_of(pod).get(RUN_FOR))

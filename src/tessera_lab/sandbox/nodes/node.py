@@ -92,7 +92,6 @@ class SimulatedNodeSpec:
     """the format of HAMi's plugins up to v2.7"""
     handshake: bool = False
     """answers the scheduler's handshake, like HAMi's plugins up to v2.7"""
-    heartbeat_s: float = HEARTBEAT_EVERY_S
     shuffled: bool = False
     """admits waiting pods in random order, to show that order does not matter"""
     seed: int = 0
@@ -184,7 +183,7 @@ class SimulatedNode:
         assert self._agent is not None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.kubelet.run(self._agent, self.claim_driver()))
-            tasks.create_task(self._every(self.spec.heartbeat_s, self._heartbeat))
+            tasks.create_task(self._every(HEARTBEAT_EVERY_S, self._heartbeat))
             if self.spec.handshake:
                 tasks.create_task(self._every(HANDSHAKE_EVERY_S, self._shake_hands))
 
@@ -212,16 +211,6 @@ class SimulatedNode:
         self.plugin_is_up = True
         await self._plugin_lists()
         await self._annotate(self.registration())
-
-    async def restart_kubelet(self, *, away_s: float = 0.0) -> None:
-        """Restarts kubelet: it admits nothing meanwhile, and has no devices until the plugin registers again."""
-        self.kubelet.pause()
-        was_up = self.plugin_is_up
-        await self.stop_plugin()
-        await asyncio.sleep(away_s)
-        if was_up:
-            await self.start_plugin()
-        self.kubelet.resume()
 
     # -- documents
 

@@ -76,9 +76,8 @@ class Attempts:
         managed: frozenset[str],
         asks_about_all: bool = False,
         rng: random.Random | None = None,
-        queue: SchedulingQueue | None = None,
     ) -> None:
-        self.queue = queue or SchedulingQueue()
+        self.queue = SchedulingQueue()
         self._profiles = profiles
         self._managed = managed
         self._asks_about_all = asks_about_all

@@ -5,7 +5,6 @@ Every failure is an `ExtenderError` with the text of the pod's event.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -54,37 +53,17 @@ class _BindResult(msgspec.Struct, frozen=True):
     error: str = msgspec.field(name="Error", default="")
 
 
-@dataclass(frozen=True, slots=True)
-class ExtenderAccess:
-    """How to reach an extender. For https: `ca` (PEM), `insecure`, or neither for the machine's own CAs."""
-
-    url: str
-    ca: bytes | None = None
-    insecure: bool = False
-    timeout_s: float = HTTP_TIMEOUT_S
-
-    def context(self) -> ssl.SSLContext | bool:
-        if not self.url.startswith("https://"):
-            return True
-        if not self.insecure:
-            return ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
-
-
 class ExtenderClient:
-    """Use it as `async with ExtenderClient(access) as extender`."""
+    """Use it as `async with ExtenderClient(url) as extender`."""
 
-    def __init__(self, access: ExtenderAccess) -> None:
-        self._access = access
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._access.context()),
-            timeout=aiohttp.ClientTimeout(total=self._access.timeout_s),
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=HTTP_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": "Go-http-client/1.1", "Content-Type": "application/json"},
         )
@@ -106,8 +85,7 @@ class ExtenderClient:
         for name in result.node_names or ():
             if name not in asked:
                 raise ExtenderError(
-                    f'extender "{self._access.url}" claims a filtered node "{name}"'
-                    " which is not found in the input node list"
+                    f'extender "{self._url}" claims a filtered node "{name}" which is not found in the input node list'
                 )
         return Filtered(tuple(result.node_names or ()), (result.failed or {}) | (result.unresolvable or {}))
 
@@ -123,7 +101,7 @@ class ExtenderClient:
     async def _post(self, verb: str, body: Json) -> bytes:
         if self._session is None:
             raise RuntimeError("the extender client is not open: use it in `async with`")
-        url = f"{self._access.url.rstrip('/')}/{verb}"
+        url = f"{self._url}/{verb}"
         try:
             async with self._session.post(url, data=msgspec.json.encode(body)) as response:
                 if response.status != 200:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,7 +34,6 @@ from tessera_lab.sandbox.objects import (
 )
 from tessera_lab.sandbox.scheduling.attempts import Attempt, Attempts, Reasons, fit_error
 from tessera_lab.sandbox.scheduling.extender_client import Extender, ExtenderError, Filtered
-from tessera_lab.sandbox.scheduling.queue import SchedulingQueue
 
 SCHEDULED = "PodScheduled"
 
@@ -122,18 +121,12 @@ NO_NODES = "no nodes available to schedule pods"
 
 @dataclass(frozen=True, slots=True)
 class SchedulerProfile:
-    """What to schedule, and how."""
+    """When the extender is asked."""
 
-    names: Mapping[str, bool] = field(default_factory=lambda: {HAMI_SCHEDULER: True, DEFAULT_SCHEDULER: False})
-    """scheduler names, and whether their pods go to the extender"""
     managed: frozenset[str] = MANAGED
     """resources that only the extender counts"""
     asks_about_all: bool = False
     """the extender has no managedResources: it is asked about pods that have ResourceClaims only, and all others"""
-    early_retries: bool = True
-    """a refused pod's back-off ends when no pod is active, as since v1.33"""
-    parallel_binds: int = PARALLEL_BINDS
-    seed: int = 0
 
 
 class SchedulingLoop:
@@ -149,23 +142,21 @@ class SchedulingLoop:
         on_change: Callable[[], None] | None = None,
     ) -> None:
         """`on_change` is called when the loop has learned something."""
-        self.profile = profile or SchedulerProfile()
-        rng = random.Random(self.profile.seed)
+        profile, rng = profile or SchedulerProfile(), random.Random(0)
         self.attempts = Attempts(
-            profiles=self.profile.names if extender is not None else dict.fromkeys(self.profile.names, False),
-            managed=self.profile.managed,
-            asks_about_all=self.profile.asks_about_all,
+            profiles={HAMI_SCHEDULER: extender is not None, DEFAULT_SCHEDULER: False},
+            managed=profile.managed,
+            asks_about_all=profile.asks_about_all,
             rng=rng,
-            queue=SchedulingQueue(early=self.profile.early_retries),
         )
         self._client = client
         self._extender = extender
         self._conditions = ConditionWriter(client, now=now)
         self._recorders = {
             name: EventBroadcaster(client, component=name, host="sandbox", rng=rng, now=now)
-            for name in self.profile.names
+            for name in (HAMI_SCHEDULER, DEFAULT_SCHEDULER)
         }
-        self._binds = asyncio.Semaphore(self.profile.parallel_binds)
+        self._binds = asyncio.Semaphore(PARALLEL_BINDS)
         self._tasks = asyncio.TaskGroup()
         self._watches: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
@@ -183,7 +174,7 @@ class SchedulingLoop:
                 dict[str, Any],
                 sink,
                 accessor=JSON_ACCESSOR,
-                rng=random.Random(self.profile.seed),
+                rng=random.Random(0),
             )
             self._watches.append(self._tasks.create_task(reflector.run()))
         self._watches.append(self._tasks.create_task(self._conditions.run()))

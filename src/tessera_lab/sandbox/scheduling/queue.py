@@ -53,10 +53,9 @@ class _Entry:
 
 
 class SchedulingQueue:
-    """Pending pods. `early`: a refused pod's back-off ends when no pod is active (since v1.33)."""
+    """Pending pods. A refused pod's back-off ends when no pod is active."""
 
-    def __init__(self, *, early: bool = True) -> None:
-        self._early = early
+    def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._active: list[tuple[int, int, str]] = []
         self._backoff: dict[QueuePosition, list[tuple[float, int, int, str]]] = {
@@ -91,9 +90,7 @@ class SchedulingQueue:
     def pop(self, now: float) -> str | None:
         """The pod to try now, which is in flight from here on."""
         self._settle(now)
-        entry = self._first_active()
-        if entry is None and self._early:
-            entry = self._first_in_backoff(QueuePosition.BACKOFF)
+        entry = self._first_active() or self._first_in_backoff(QueuePosition.BACKOFF)
         if entry is None:
             return None
         entry.place, entry.events = QueuePosition.IN_FLIGHT, self._events
@@ -140,7 +137,7 @@ class SchedulingQueue:
     def next_at(self, now: float) -> float | None:
         """When `pop` will return a pod if nothing happens before; None if never."""
         self._settle(now)
-        if self._peek_active() or (self._early and self._peek_backoff(QueuePosition.BACKOFF)):
+        if self._peek_active() or self._peek_backoff(QueuePosition.BACKOFF):
             return now
         heads = [self._peek_backoff(place) for place in self._backoff]
         times = [entry.until for entry in heads if entry is not None]

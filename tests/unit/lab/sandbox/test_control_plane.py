@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import NODES, PODS
+from tessera.kube.resources import NODES
 from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Fail
 from tessera_lab.sandbox.api.server import ServerOptions
@@ -72,28 +71,6 @@ async def test_six_nodes_are_there_within_a_second() -> None:
         assert len((await plane.client.list(NODES.path(), dict[str, Any])).items) == 6
 
 
-@in_real_time
-async def test_a_hundred_pods_on_one_node_each_get_their_own_slice_in_any_order() -> None:
-    node = SimulatedNode("n", gpu_cards("n", 1, slots=100), shuffled=True, pods=200)
-    async with (
-        ScriptedExtender() as extender,
-        ControlPlane(nodes=[node], extender_url=extender.url) as plane,
-    ):
-        extender.client, extender.annotations = plane.client, slice_of
-        node.pace.handover_s = 0.001
-        uids: dict[str, str] = {}
-        for number in range(100):
-            uids[f"p{number}"] = (await plane.create_pod(gpu_pod(f"p{number}")))["metadata"]["uid"]
-        await plane.wait_for(lambda: all(plane.phase("default", name) == "Running" for name in uids))
-        for name, uid in uids.items():
-            env = node.containers[uid, "c"].env
-            written = slice_of(name)
-            assert env["NVIDIA_VISIBLE_DEVICES"] == CARD.uuid
-            assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == written[keys.memory_limit(0, 0)]
-            annotations = (plane.pod("default", name) or {})["metadata"]["annotations"]
-            assert annotations[keys.BIND_PHASE] == "success"
-
-
 @pytest.mark.parametrize("tls", [False, True])
 @in_real_time
 async def test_the_kubeconfig_lets_others_in_and_goes_with_the_cluster(tls: bool) -> None:
@@ -107,19 +84,13 @@ async def test_the_kubeconfig_lets_others_in_and_goes_with_the_cluster(tls: bool
 
 
 @in_real_time
-async def test_a_kubeconfig_in_a_given_folder_stays(tmp_path: Path) -> None:
-    async with ControlPlane(folder=tmp_path) as plane:
-        assert plane.kubeconfig == tmp_path / "kubeconfig"
-    assert (tmp_path / "kubeconfig").exists()
-
-
-@in_real_time
 async def test_nothing_is_left_running_afterwards() -> None:
     before = asyncio.all_tasks()
     async with (
         ScriptedExtender() as extender,
-        ControlPlane(nodes=nodes(2), extender_url=extender.url) as plane,
+        ControlPlane(nodes=nodes(2)) as plane,
     ):
+        await plane.start_scheduling(extender.url)
         extender.client = plane.client
         await plane.create_pod(plain_pod("p"))
         await plane.wait_for(lambda: plane.phase("default", "p") == "Running")
@@ -213,40 +184,3 @@ async def test_the_extender_can_be_named_later_and_changed() -> None:
         await plane.create_pod(gpu_pod("p2"))
         await plane.wait_for(lambda: (plane.pod("default", "p2") or {})["spec"].get("nodeName"))
     assert (one.asked, other.asked) == (["p1"], ["p2"])
-
-
-@in_real_time
-async def test_a_scheduler_may_have_another_name() -> None:
-    async with (
-        ScriptedExtender() as extender,
-        ControlPlane(nodes=nodes(1), extender_url=extender.url, scheduler_name="tessera") as plane,
-    ):
-        extender.client, extender.annotations = plane.client, slice_of
-        pod = gpu_pod("p1")
-        pod["spec"]["schedulerName"] = "tessera"
-        await plane.create_pod(pod)
-        await plane.wait_for(lambda: (plane.pod("default", "p1") or {})["spec"].get("nodeName"))
-        await plane.wait_for(lambda: plane.events("default", "p1"))
-        assert plane.events("default", "p1")[0]["source"]["component"] == "tessera"
-
-
-@in_fake_time
-async def test_an_hour_passes_in_no_time() -> None:
-    async with ControlPlane(nodes=nodes(2)) as plane:
-        await plane.start_scheduling()
-        pod = plain_pod("p")
-        pod["metadata"]["annotations"] = {"sandbox.tessera.io/run-seconds": "3600"}
-        await plane.create_pod(pod)
-        await plane.wait_for(lambda: plane.phase("default", "p") == "Succeeded", timeout=4000)
-        assert asyncio.get_running_loop().time() == pytest.approx(3600, abs=1)
-
-
-@in_real_time
-async def test_a_burst_of_deletions_ends_with_an_empty_cluster() -> None:
-    async with ControlPlane(nodes=nodes(2)) as plane:
-        await plane.start_scheduling()
-        for number in range(20):
-            await plane.create_pod(plain_pod(f"p{number}"))
-        for number in range(20):
-            await plane.client.delete(PODS.path("default", f"p{number}"))
-        await plane.wait_for(lambda: plane.pods() == [])

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from tessera_lab.sandbox.api.kinds import NODES, PODS
-from tessera_lab.sandbox.api.rest import WatchTimings
-from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera_lab.sandbox.api.server import ApiServer
 from tests.contract.client import TABLE, Client, client
 from tests.contract.manifests import pod
 
@@ -36,38 +35,12 @@ async def test_a_version_that_is_forgotten_is_gone(server: ApiServer, api: Clien
         assert (await watch.expect("ADDED"))["metadata"]["name"] == "p"
 
 
-async def test_a_short_memory_ends_in_gone() -> None:
-    async with ApiServer(ServerOptions(history_length=2)) as server, client(server.kubeconfig()) as api:
-        old = await version(api)
-        for name in "abc":
-            await api.made(PODS_PATH, pod(name))
-        async with api.watch(PODS_PATH, resourceVersion=old) as watch:
-            assert ((await watch.next()) or {})["object"]["code"] == 410
-
-
 async def test_a_version_from_the_future_is_refused(api: Client) -> None:
     answer = await api.get(PODS_PATH, resourceVersion="99999")
     assert (answer.status, answer.reason) == (504, "Timeout")
     assert answer.headers["Retry-After"] == "1"
     async with api.watch(PODS_PATH, resourceVersion="99999") as watch:
         assert ((await watch.next()) or {})["object"]["code"] == 504
-
-
-async def test_bookmarks_carry_the_version_on() -> None:
-    pace = WatchTimings(bookmark_every_s=0.02)
-    async with ApiServer(ServerOptions(pace=pace)) as server, client(server.kubeconfig()) as api:
-        start = await version(api)
-        made = await api.made(MAPS_PATH, {"metadata": {"name": "c"}})
-        async with api.watch(PODS_PATH, resourceVersion=start, allowWatchBookmarks="true") as watch:
-            event = await watch.next()
-            assert event == {
-                "type": "BOOKMARK",
-                "object": {
-                    "kind": "Pod",
-                    "apiVersion": "v1",
-                    "metadata": {"resourceVersion": made["metadata"]["resourceVersion"]},
-                },
-            }
 
 
 async def test_initial_events_end_with_a_bookmark(api: Client) -> None:
@@ -141,16 +114,6 @@ async def test_an_exact_version_is_the_present_or_gone(api: Client) -> None:
     now = await version(api)
     assert (await api.get(PODS_PATH, resourceVersion=now, resourceVersionMatch="Exact")).status == 200
     assert (await api.get(PODS_PATH, resourceVersion="1", resourceVersionMatch="Exact")).status == 410
-
-
-async def test_metadata_alone_can_be_asked_for(api: Client) -> None:
-    await api.made(PODS_PATH, pod())
-    accept = "application/json;as=PartialObjectMetadata{};v=v1;g=meta.k8s.io"
-    found = (await api.ask("GET", PODS_PATH, accept=accept.format("List"))).body
-    assert found["kind"] == "PartialObjectMetadataList"
-    assert set(found["items"][0]) == {"kind", "apiVersion", "metadata"}
-    one = (await api.ask("GET", f"{PODS_PATH}/p", accept=accept.format(""))).body
-    assert one == found["items"][0]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.objects import Node, decode_object
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
-from tessera_lab.sandbox.api.faults import Drop, Fail, Hold
-from tessera_lab.sandbox.api.server import ServerOptions
+from tessera_lab.sandbox.api.faults import Fail, Hold
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.allocation import card_of
 from tessera_lab.sandbox.nodes.kubelet import RUN_FOR
@@ -175,11 +174,6 @@ async def test_a_node_says_which_agent_it_has(agent: str, said: str | None) -> N
         assert (plane.node("n") or {})["metadata"]["annotations"].get(keys.AGENT) == said
 
 
-def test_there_are_no_other_agents() -> None:
-    with pytest.raises(ValueError, match="'mps' is not a kind of agent; choose one of env, answer, hami"):
-        SimulatedNode("n", agent="mps")
-
-
 @in_real_time
 async def test_a_node_without_cards_registers_nothing() -> None:
     async with one_node(cards=()) as plane:
@@ -228,20 +222,6 @@ async def test_an_old_plugin_answers_the_handshake_every_30_seconds() -> None:
         await plane.client.patch(NODES.path(name="n"), {"metadata": {"annotations": asked}})
         await asyncio.sleep(100)
         assert (plane.node("n") or {})["metadata"]["annotations"][HANDSHAKE].startswith("Requesting")
-
-
-@in_fake_time
-async def test_heartbeats_go_on_through_faults_of_the_apiserver() -> None:
-    clock = asyncio.get_running_loop().time
-
-    def beat() -> str:
-        return str((plane.node("n") or {})["status"]["conditions"][0]["lastHeartbeatTime"])
-
-    node = SimulatedNode("n", heartbeat_s=10)
-    async with ControlPlane(nodes=[node], server=ServerOptions(now=lambda: 1_800_000_000 + clock())) as plane:
-        first = beat()
-        plane.server.faults.next(Fail(500), method="PATCH", times=3)
-        await plane.wait_for(lambda: beat() != first, timeout=30)
 
 
 # -- env agents: the pod's own annotations decide
@@ -316,29 +296,7 @@ async def test_without_its_annotations_a_container_that_refers_to_them_sees_no_d
         assert slice_seen(plane, uid)["NVIDIA_VISIBLE_DEVICES"] == ""
 
 
-@in_real_time
-async def test_a_pod_bound_past_the_scheduler_is_refused() -> None:
-    async with one_node() as plane:
-        spec = {"nodeName": "n", "containers": [container("c0", 1, 0, carries=False)]}
-        await plane.create_pod({"metadata": {"name": "p"}, "spec": spec})
-        assert await rejected(plane, "p") == (
-            "Pod was rejected: Allocate failed due to rpc error: code = Unknown"
-            " desc = no pod on n waits for 1 devices, which is unexpected"
-        )
-
-
 # -- answer agents: the answer decides, so it is never guessed
-
-
-@in_real_time
-async def test_an_answer_agent_hands_pods_over_one_after_the_other() -> None:
-    async with one_node("answer") as plane:
-        for number in range(3):
-            uid = await bind(plane, f"p{number}", [[(1000 + number, 1)], [], [(5, 5), (6, 6)]], carries=False)
-            await running(plane, f"p{number}")
-            assert slice_seen(plane, uid) == expected([(1000 + number, 1)])
-            assert slice_seen(plane, uid, "c1") == {}
-            assert slice_seen(plane, uid, "c2") == expected([(5, 5), (6, 6)])
 
 
 @pytest.mark.parametrize(
@@ -413,24 +371,6 @@ async def test_hamis_plugin_finds_its_pod_by_the_lock_and_releases_it() -> None:
 
 
 @in_real_time
-async def test_hamis_plugin_keeps_the_lock_until_the_last_container() -> None:
-    async with one_node("hami") as plane:
-        await lock(plane, "p")
-        states: list[tuple[bool, bool]] = []
-
-        def look(change: object) -> None:
-            if plane.pod("default", "p") is not None:
-                left = "NVIDIA" in (annotation(plane, "p", TO_ALLOCATE) or "")
-                states.append((left, lock_of(plane) is not None))
-
-        plane.server.cluster.store.listen(look)
-        await bind(plane, "p", [[(1000, 1)], [(2000, 2)]], carries=False)
-        await running(plane, "p")
-        assert (True, False) not in states
-        assert states[-1] == (False, False)
-
-
-@in_real_time
 async def test_hamis_plugin_mixes_up_pods_without_a_lock() -> None:
     async with one_node("hami", shuffled=True, seed=1) as plane:
         node = plane.nodes["n"]
@@ -464,26 +404,6 @@ async def test_hamis_plugin_says_failed_and_releases_the_lock(slices: Slices, as
 
 
 @pytest.mark.parametrize(
-    ("written", "text"),
-    [
-        ({}, "no binding pod found on node n"),
-        ({keys.NODE_LOCK: "nonsense,x"}, "malformed lock annotation"),
-        ({keys.NODE_LOCK: "2026-11-15T06:51:35Z,default,other"}, 'pods "other" not found'),
-        ({keys.NODE_LOCK: "2026-11-15T06:51:35Z"}, "no binding pod found on node n"),
-    ],
-)
-@in_real_time
-async def test_hamis_plugin_leaves_the_lock_alone_where_it_finds_no_pod(written: dict[str, str], text: str) -> None:
-    async with one_node("hami") as plane:
-        if written:
-            await plane.client.patch(NODES.path(name="n"), {"metadata": {"annotations": written}})
-        spec = {"nodeName": "n", "containers": [container("c0", 1, 0, carries=False)]}
-        await plane.create_pod({"metadata": {"name": "p"}, "spec": spec})
-        assert text in await rejected(plane, "p")
-        assert lock_of(plane) == written.get(keys.NODE_LOCK)
-
-
-@pytest.mark.parametrize(
     ("annotations", "text"), [({}, "device request not found"), ({TO_ALLOCATE: "GPU-a,NVIDIA:;"}, "missing fields")]
 )
 @in_real_time
@@ -496,88 +416,7 @@ async def test_hamis_plugin_fails_pods_whose_devices_it_cannot_read(annotations:
         await plane.wait_for(lambda: lock_of(plane) is None)
 
 
-@in_real_time
-async def test_hamis_plugin_takes_the_owner_of_the_lock_for_the_pod_whoever_is_admitted() -> None:
-    async with one_node("hami") as plane:
-        node = plane.nodes["n"]
-        node.kubelet.pause()
-        await bind(plane, "p", [[(1000, 1)]], carries=False)
-        await plane.create_pod({"metadata": {"name": "other"}, "spec": {"containers": [{"name": "c", "image": "x"}]}})
-        await lock(plane, "other")
-        node.kubelet.resume()
-        await rejected(plane, "p")
-        assert annotation(plane, "other", keys.BIND_PHASE) == "failed"
-        assert annotation(plane, "p", keys.BIND_PHASE) == "allocating"
-
-
-@in_real_time
-async def test_hamis_plugin_does_not_release_another_pods_lock() -> None:
-    async with one_node("hami") as plane:
-        hold = Hold(asyncio.Event(), asyncio.Event())
-        plane.server.faults.next(hold, method="PATCH", path="pods/p$")
-        await bind(plane, "p", [[(1000, 1)]], carries=False)
-        await hold.reached.wait()
-        await lock(plane, "other")
-        hold.release.set()
-        await running(plane, "p")
-        assert annotation(plane, "p", keys.BIND_PHASE) == "success"
-        assert (lock_of(plane) or "").endswith(",default,other")
-
-
-@in_real_time
-async def test_hamis_plugin_releases_the_lock_of_a_node_that_others_are_changing() -> None:
-    async with one_node("hami") as plane:
-        await lock(plane, "p")
-        plane.server.faults.next(Fail(409), method="PATCH", path="nodes/n$", times=2)
-        await bind(plane, "p", [[(1000, 1)]], carries=False)
-        await running(plane, "p")
-        assert lock_of(plane) is None
-
-
-@in_real_time
-async def test_hamis_plugin_fails_a_pod_that_it_cannot_write_to() -> None:
-    async with one_node("hami") as plane:
-        await lock(plane, "p")
-        plane.server.faults.next(Fail(500), method="PATCH", path="pods/p$", times=2)
-        await bind(plane, "p", [[(1000, 1)]], carries=False)
-        assert "patch of pod annotations failed" in await rejected(plane, "p")
-        assert annotation(plane, "p", keys.BIND_PHASE) == "allocating"
-
-
 # -- kubelet
-
-
-@in_fake_time
-async def test_init_containers_run_first_and_one_after_the_other() -> None:
-    async with one_node() as plane:
-        plane.nodes["n"].pace.init_s = 3.0
-        inits = [
-            container("i0", 0, 0, carries=True),
-            container("side", 0, 1, carries=True, restartPolicy="Always"),
-            container("i2", 0, 2, carries=True),
-        ]
-        spec = {"nodeName": "n", "initContainers": inits, "containers": [{"name": "c", "image": "x"}]}
-        seen: list[tuple[str, list[str]]] = []
-
-        def look() -> bool:
-            status = (plane.pod("default", "p") or {}).get("status", {})
-            states = [next(iter(each["state"])) for each in status.get("initContainerStatuses", ())]
-            if states and (not seen or seen[-1] != (status["phase"], states)):
-                seen.append((status["phase"], states))
-            return bool(status.get("phase") == "Running")
-
-        await plane.create_pod({"metadata": {"name": "p"}, "spec": spec})
-        await plane.wait_for(look, timeout=60)
-        assert seen == [
-            ("Pending", ["running", "waiting", "waiting"]),
-            ("Pending", ["terminated", "running", "waiting"]),
-            ("Pending", ["terminated", "running", "running"]),
-            ("Running", ["terminated", "running", "terminated"]),
-        ]
-        conditions = {
-            each["type"]: each["status"] for each in (plane.pod("default", "p") or {})["status"]["conditions"]
-        }
-        assert conditions == dict.fromkeys(("Initialized", "Ready", "ContainersReady", "PodScheduled"), "True")
 
 
 @in_fake_time
@@ -666,14 +505,6 @@ async def test_a_pod_deleted_during_its_allocate_holds_no_devices_afterwards(gra
 
 
 @in_real_time
-async def test_reports_survive_connections_that_break() -> None:
-    async with one_node() as plane:
-        plane.server.faults.next(Drop(), method="PATCH", path="pods/p", times=2)
-        await bind(plane, "p", [[(1000, 1)]])
-        await running(plane, "p")
-
-
-@in_real_time
 async def test_a_pod_recreated_under_its_name_is_another_pod() -> None:
     async with one_node() as plane:
         first = await bind(plane, "p", [[(1000, 1)]])
@@ -750,51 +581,12 @@ async def test_a_plugin_that_is_down_leaves_its_registration_but_no_devices() ->
         await running(plane, "b")
 
 
-@pytest.mark.parametrize("plugin_was_up", [True, False])
-@in_fake_time
-async def test_a_restart_of_kubelet_loses_no_pod_and_brings_the_devices_back(plugin_was_up: bool) -> None:
-    async with one_node() as plane:
-        node = plane.nodes["n"]
-        if not plugin_was_up:
-            await node.stop_plugin()
-        restart = asyncio.create_task(node.restart_kubelet(away_s=20))
-        await plane.wait_for(lambda: (plane.node("n") or {})["status"]["allocatable"]["nvidia.com/gpu"] == "0")
-        await bind(plane, "p", [[(1000, 1)]])
-        if plugin_was_up:
-            await plane.wait_for(lambda: plane.phase("default", "p") == "Running", timeout=60)
-        else:
-            await plane.wait_for(lambda: plane.phase("default", "p") == "Failed", timeout=60)
-        await restart
-        offered = (plane.node("n") or {})["status"]["allocatable"]["nvidia.com/gpu"]
-        assert offered == ("160" if plugin_was_up else "0")
-
-
-@in_fake_time
-async def test_a_slow_handover_takes_its_time_for_every_pod() -> None:
-    async with one_node() as plane:
-        plane.nodes["n"].pace.handover_s = 2.0
-        began = asyncio.get_running_loop().time()
-        for number in range(3):
-            await bind(plane, f"p{number}", [[(1000, 1)]])
-        await plane.wait_for(lambda: all(plane.phase("default", f"p{i}") == "Running" for i in range(3)), timeout=60)
-        assert asyncio.get_running_loop().time() - began == pytest.approx(6, abs=0.01)
-
-
 @in_real_time
 async def test_cards_can_be_exchanged_under_a_running_node() -> None:
     async with one_node() as plane:
         fewer = tuple(replace(card, memory=1024) for card in CARDS[:2])
         await plane.nodes["n"].set_cards(fewer)
         assert registered(plane) == fewer
-
-
-@in_real_time
-async def test_a_node_that_is_not_connected_says_so() -> None:
-    node = SimulatedNode("n")
-    with pytest.raises(RuntimeError, match="node n is not connected"):
-        _ = node.kubelet
-    with pytest.raises(RuntimeError, match="node n is not connected"):
-        await node.register()
 
 
 @in_real_time

@@ -43,67 +43,15 @@ async def test_a_pod_needs_a_service_account_that_exists(api: Client) -> None:
     assert 'serviceaccount "nobody" not found' in answer.message
 
 
-@pytest.mark.parametrize(
-    ("change", "volumes"),
-    [({}, 1), ({"automountServiceAccountToken": False}, 0), ({"serviceAccount": "default"}, 1)],
-)
-async def test_a_pods_token_is_mounted(api: Client, change: Json, volumes: int) -> None:
-    body = pod()
-    body["spec"] |= change
-    made = await api.made(PODS_PATH, body)
-    assert len(made["spec"].get("volumes", [])) == volumes
-    assert len(made["spec"]["tolerations"]) == 2
-
-
-async def test_what_a_pod_has_already_is_left_alone(api: Client) -> None:
-    body = pod()
-    mount = {"name": "t", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
-    body["spec"]["containers"][0]["volumeMounts"] = [mount]
-    body["spec"]["volumes"] = [{"name": "t"}, {"name": "s", "secret": {"secretName": "s"}}]
-    body["spec"]["tolerations"] = [{"operator": "Exists"}]
-    body["spec"]["containers"][0] |= {"image": "busybox", "ports": [{"containerPort": 1}]}
-    body["spec"]["priorityClassName"] = "system-node-critical"
-    spec = (await api.made(PODS_PATH, body))["spec"]
-    assert spec["volumes"] == [
-        {"name": "t", "emptyDir": {}},
-        {"name": "s", "secret": {"secretName": "s", "defaultMode": 420}},
-    ]
-    assert spec["tolerations"] == [{"operator": "Exists"}]
-    assert spec["priority"] == 2_000_001_000
-    assert spec["containers"][0]["imagePullPolicy"] == "Always"
-    assert spec["containers"][0]["ports"] == [{"containerPort": 1, "protocol": "TCP"}]
-
-
-async def test_a_gated_pod_is_not_bound_and_its_gates_only_go(api: Client) -> None:
+async def test_a_gated_pod_is_not_bound(api: Client) -> None:
     body = pod()
     body["spec"]["schedulingGates"] = [{"name": "wait"}]
     await api.made(PODS_PATH, body)
     assert (await api.post(f"{PODS_PATH}/p/binding", binding("n"))).status == 409
-    more = [{"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": "more"}}]
-    assert (await api.patch(f"{PODS_PATH}/p", more, JSON_PATCH)).status == 422
     gone = [{"op": "remove", "path": "/spec/schedulingGates"}]
     assert (await api.patch(f"{PODS_PATH}/p", gone, JSON_PATCH)).status == 200
     assert (await api.post(f"{PODS_PATH}/p/binding", binding("n"), dryRun="All")).status == 201
     assert (await api.post(f"{PODS_PATH}/p/binding", binding("n"))).status == 201
-
-
-async def test_tolerations_are_only_added(api: Client) -> None:
-    await api.made(PODS_PATH, pod())
-    extra = [{"op": "add", "path": "/spec/tolerations/-", "value": {"operator": "Exists"}}]
-    assert (await api.patch(f"{PODS_PATH}/p", extra, JSON_PATCH)).status == 200
-    assert (await api.patch(f"{PODS_PATH}/p", {"spec": {"tolerations": []}})).status == 422
-
-
-async def test_an_eviction_deletes_with_grace(api: Client) -> None:
-    await api.made(PODS_PATH, pod())
-    await api.post(f"{PODS_PATH}/p/binding", binding("n"))
-    eviction = {"metadata": {"name": "p"}, "deleteOptions": {"gracePeriodSeconds": 7}}
-    rehearsal: Json = {"metadata": {"name": "p"}, "deleteOptions": {"dryRun": ["All"]}}
-    assert (await api.post(f"{PODS_PATH}/p/eviction", rehearsal)).status == 201
-    assert "deletionTimestamp" not in (await api.get(f"{PODS_PATH}/p")).body["metadata"]
-    assert (await api.post(f"{PODS_PATH}/p/eviction", eviction)).status == 201
-    assert (await api.get(f"{PODS_PATH}/p")).body["metadata"]["deletionGracePeriodSeconds"] == 7
-    assert (await api.post(f"{PODS_PATH}/p/eviction", {"metadata": {"name": "q"}})).status == 422
 
 
 async def test_a_negative_grace_is_one_second(api: Client) -> None:
@@ -124,28 +72,6 @@ async def test_nodes_and_maps_answer_their_deletion_with_a_status(api: Client) -
     made = await api.made(MAPS_PATH, {"metadata": {"name": "c"}})
     answer = await api.delete(f"{MAPS_PATH}/c")
     assert answer.body["details"] == {"name": "c", "kind": "configmaps", "uid": made["metadata"]["uid"]}
-
-
-async def test_leases_and_events_are_created_by_their_first_update(api: Client) -> None:
-    path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
-    body = {"metadata": {"name": "n1"}, "spec": {"holderIdentity": "n1"}}
-    assert (await api.put(path, body)).status == 201
-    assert (await api.put(path.replace("n1", "n2"), body)).status == 400
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "patch"),
-    [
-        (MAPS_PATH, {"immutable": True, "data": {"a": "1"}}, {"data": {"a": "2"}}),
-        (MAPS_PATH, {}, {"metadata": {"name": "other"}}),
-        (MAPS_PATH, {}, {"binaryData": {"a": "not base64!"}}),
-        (MAPS_PATH.replace("configmaps", "secrets"), {"type": "a"}, {"type": "b"}),
-        (MAPS_PATH, {}, {"metadata": {"uid": "another"}}),
-    ],
-)
-async def test_what_may_not_change(api: Client, path: str, body: Json, patch: Json) -> None:
-    await api.made(path, {"metadata": {"name": "x"}} | body)
-    assert (await api.patch(f"{path}/x", patch)).status in (400, 409, 422)
 
 
 async def test_generations_count_changes_of_the_spec(api: Client) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.containers import describe_limits
 from tessera_lab.sandbox.nodes.kubelet import EXIT_CODE, RUN_FOR
 from tessera_lab.sandbox.nodes.node import SimulatedNode
-from tests.contract.client import Client, client
+from tests.contract.client import client
 from tests.support.event_loops import in_fake_time, in_real_time
 
 Json = dict[str, Any]
@@ -83,7 +82,6 @@ async def test_the_lines_of_a_container_are_chosen_by_the_request() -> None:
         assert await log(container="c", tailLines="0") == ""
         stamped = (await log(container="c", timestamps="true")).splitlines()
         assert all(line.startswith("2027-01-15T08:00:00Z simulated") for line in stamped)
-        assert (await api.get(LOG, container="c", previous="true")).status == 400
 
 
 @in_real_time
@@ -98,24 +96,3 @@ async def test_a_container_that_has_not_started_has_no_log_yet() -> None:
         body["metadata"]["name"] = "q"
         await running.create_pod(body)
         assert (await api.get(LOG.replace("/p/", "/q/"))).body == ""
-
-
-async def followed(api: Client) -> str:
-    async with api.session.get(api.url + LOG, params={"follow": "true"}) as response:
-        first = await response.content.readline()
-        assert first.decode() == STARTED
-        return (await response.read()).decode()
-
-
-@pytest.mark.parametrize(("annotations", "rest"), [({RUN_FOR: "5"}, "simulated container c: exit code 0\n"), ({}, "")])
-@in_fake_time
-async def test_a_followed_log_ends_with_the_pod(annotations: dict[str, str], rest: str) -> None:
-    async with plane() as running, client(running.server.kubeconfig()) as api:
-        await running.create_pod(pod(**annotations))
-        await running.wait_for(lambda: running.phase("default", "p") == "Running")
-        following = asyncio.create_task(followed(api))
-        if not annotations:
-            await asyncio.sleep(5)
-            assert not following.done()
-            await running.delete_pod("default", "p")
-        assert await following == rest

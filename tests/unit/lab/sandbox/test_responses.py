@@ -27,16 +27,6 @@ def cells(kind: str, content: Json) -> dict[str, Any]:
     ("kind", "content", "shown"),
     [
         ("ServiceAccount", {}, {"Name": "x", "Age": "60s"}),
-        ("Namespace", {"status": {"phase": "Active"}}, {"Status": "Active"}),
-        ("Secret", {"type": "Opaque", "data": {"a": "", "b": ""}}, {"Type": "Opaque", "Data": 2}),
-        ("ConfigMap", {"data": {"a": ""}, "binaryData": {"b": ""}}, {"Data": 2}),
-        ("Lease", {"spec": {"holderIdentity": "me"}}, {"Holder": "me"}),
-        ("MutatingWebhookConfiguration", {"webhooks": [{}]}, {"Webhooks": 1}),
-        (
-            "ResourceQuota",
-            {"spec": {"hard": {"pods": "3", "limits.cpu": "1"}}, "status": {"used": {"pods": "2"}}},
-            {"Request": "pods: 2/3", "Limit": "limits.cpu: 0/1"},
-        ),
         ("Node", {}, {"Status": "Unknown", "Roles": "<none>", "OS-Image": "<unknown>"}),
         (
             "Node",

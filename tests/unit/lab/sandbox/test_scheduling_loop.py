@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES, PODS
-from tessera_lab.sandbox.api.certificates import for_loopback
 from tessera_lab.sandbox.api.faults import Fail
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import SimulatedNode
-from tessera_lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
-from tessera_lab.sandbox.scheduling.loop import SchedulerProfile, SchedulingLoop
+from tessera_lab.sandbox.scheduling.extender_client import ExtenderClient, ExtenderError, Filtered
+from tessera_lab.sandbox.scheduling.loop import SchedulingLoop
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender, refuse
 
@@ -41,7 +40,8 @@ def plain_pod(name: str, **spec: Any) -> Json:
 
 @asynccontextmanager
 async def cluster(extender: ScriptedExtender, *simulated: SimulatedNode, **more: Any) -> AsyncIterator[ControlPlane]:
-    async with extender, ControlPlane(nodes=simulated or nodes(), extender_url=extender.url, **more) as plane:
+    async with extender, ControlPlane(nodes=simulated or nodes(), **more) as plane:
+        await plane.start_scheduling(extender.url)
         for node in plane.nodes.values():
             node.pace.stop_s = 0.0
         extender.client = plane.client
@@ -102,15 +102,6 @@ async def test_filter_calls_come_one_at_a_time_and_binds_together() -> None:
         await plane.wait_for(lambda: all(bound_to(plane, f"p{number}") for number in range(6)))
     assert extender.asked == [f"p{number}" for number in range(6)]
     assert (extender.most_filtering, extender.most_binding) == (1, 6)
-
-
-@in_real_time
-async def test_the_number_of_binds_at_once_is_bounded() -> None:
-    async with cluster(extender := ScriptedExtender(), profile=SchedulerProfile(parallel_binds=2)) as plane:
-        for number in range(8):
-            await plane.create_pod(gpu_pod(f"p{number}"))
-        await plane.wait_for(lambda: all(bound_to(plane, f"p{number}") for number in range(8)))
-    assert extender.most_binding <= 2
 
 
 @in_real_time
@@ -232,15 +223,6 @@ async def test_heartbeats_statuses_and_other_pending_pods_wake_nobody() -> None:
     assert extender.asked == ["p", "q"]
 
 
-@in_fake_time
-async def test_a_refused_pod_sleeps_five_minutes_when_nothing_happens() -> None:
-    async with cluster(extender := ScriptedExtender(refuse())) as plane:
-        await plane.create_pod(gpu_pod("p"))
-        await extender.until_asked("p", 4)
-    first, *others = extender.filtered_at
-    assert [round(at - first, 1) for at in others] == [300, 600, 900]
-
-
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
@@ -344,30 +326,6 @@ async def test_a_pod_deleted_between_filter_and_bind_is_still_sent_to_bind() -> 
         assert plane.events("default", "p") == []
 
 
-@in_real_time
-async def test_higher_priority_goes_first() -> None:
-    extender, release = ScriptedExtender(), asyncio.Event()
-
-    async def held(request: Json) -> Json:
-        await release.wait()
-        return {"NodeNames": ["n0"]}
-
-    extender.decide = held
-    async with cluster(extender) as plane:
-        await plane.create_pod(gpu_pod("first"))
-        await extender.until_asked("first")
-        await plane.create_pod(gpu_pod("low"))
-        await plane.create_pod(gpu_pod("high", priority=10))
-        await plane.create_pod(gpu_pod("high-too", priority=10))
-        await plane.create_pod(plain_pod("last", priority=-1, nodeSelector={"zone": "nowhere"}))
-        assert plane.scheduling is not None
-        queue = plane.scheduling.attempts.queue
-        await plane.wait_for(lambda: len(queue) == 5)
-        release.set()
-        await plane.wait_for(lambda: why(plane, "last")[0])
-    assert extender.asked == ["first", "high", "high-too", "low"]
-
-
 @in_fake_time
 async def test_pods_without_devices_go_to_the_emptiest_node_and_not_to_the_extender() -> None:
     async with cluster(extender := ScriptedExtender(refuse())) as plane:
@@ -392,16 +350,6 @@ async def test_a_binding_that_the_apiserver_refuses_is_tried_again() -> None:
 
 
 @in_real_time
-async def test_pods_of_other_schedulers_are_left_alone() -> None:
-    async with cluster(extender := ScriptedExtender()) as plane:
-        await plane.create_pod(gpu_pod("theirs", schedulerName="volcano"))
-        await plane.create_pod(gpu_pod("ours"))
-        await plane.wait_for(lambda: bound_to(plane, "ours"))
-        assert not bound_to(plane, "theirs")
-    assert extender.asked == ["ours"]
-
-
-@in_real_time
 async def test_a_condition_that_cannot_be_written_does_not_stop_anything() -> None:
     async with cluster(extender := ScriptedExtender(refuse())) as plane:
         plane.server.faults.next(Fail(500), method="PATCH", path="pods/p/status")
@@ -421,42 +369,18 @@ async def test_watches_that_break_lose_nothing() -> None:
     assert sorted(extender.asked) == [f"p{number}" for number in range(4)]
 
 
-@pytest.mark.parametrize("trusted", ["ca", "insecure", "neither"])
-@in_real_time
-async def test_an_extender_behind_tls(trusted: str) -> None:
-    certificates = for_loopback("127.0.0.1")
-    async with ScriptedExtender(tls=certificates.server_context()) as extender:
-        access = ExtenderAccess(
-            extender.url.replace("http://", "https://"),
-            ca=certificates.ca if trusted == "ca" else None,
-            insecure=trusted == "insecure",
-        )
-        async with ExtenderClient(access) as client:
-            pod = gpu_pod("p")
-            if trusted == "neither":
-                with pytest.raises(ExtenderError, match="certificate verify failed"):
-                    await client.filter(pod, ["n0"])
-            else:
-                assert await client.filter(pod, ["n0"]) == Filtered(("n0",), {})
-
-
 async def test_keys_of_an_answer_are_read_whatever_their_case() -> None:
     answer = {"nodenames": ["n0"], "failednodes": {"n1": "no"}, "FAILEDANDUNRESOLVABLENODES": {"n2": "never"}}
     async with (
         ScriptedExtender(lambda _: answer) as extender,
-        ExtenderClient(ExtenderAccess(extender.url)) as client,
+        ExtenderClient(extender.url) as client,
     ):
         filtered = await client.filter(gpu_pod("p"), ["n0", "n1", "n2"])
     assert filtered == Filtered(("n0",), {"n1": "no", "n2": "never"})
 
 
-async def test_an_extender_client_is_used_in_a_block() -> None:
-    with pytest.raises(RuntimeError, match="async with"):
-        await ExtenderClient(ExtenderAccess("http://127.0.0.1:1")).filter(gpu_pod("p"), [])
-
-
 async def test_an_extender_that_is_not_there_is_an_error() -> None:
-    async with ExtenderClient(ExtenderAccess("http://127.0.0.1:1")) as client:
+    async with ExtenderClient("http://127.0.0.1:1") as client:
         with pytest.raises(ExtenderError, match=r'Post "http://127\.0\.0\.1:1/bind"'):
             await client.bind({"metadata": {"name": "p", "namespace": "d", "uid": "u"}}, "n0")
 

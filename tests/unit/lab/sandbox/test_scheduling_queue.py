@@ -47,21 +47,6 @@ def test_an_event_wakes_every_refused_pod_at_once() -> None:
     assert [queue.pop(0.1) for _ in range(3)] == ["a", "b", None]
 
 
-def test_without_early_retries_a_woken_pod_serves_its_backoff() -> None:
-    queue = SchedulingQueue(early=False)
-    queue.add("a")
-    now, waits = 0.0, []
-    for _ in range(6):
-        refused(queue, "a", now)
-        queue.happened(now)
-        assert queue.pop(now) is None
-        at = queue.next_at(now)
-        assert at is not None
-        waits.append(at - now)
-        now = at
-    assert waits == [1, 2, 4, 8, 10, 10]
-
-
 def test_a_new_pod_goes_before_one_in_backoff() -> None:
     queue = SchedulingQueue()
     queue.add("old")
@@ -72,7 +57,7 @@ def test_a_new_pod_goes_before_one_in_backoff() -> None:
 
 
 def test_a_pod_that_slept_longer_than_its_backoff_is_active_when_woken() -> None:
-    queue = SchedulingQueue(early=False)
+    queue = SchedulingQueue()
     queue.add("a")
     refused(queue, "a", 0)
     queue.happened(1.0)
@@ -80,13 +65,13 @@ def test_a_pod_that_slept_longer_than_its_backoff_is_active_when_woken() -> None
 
 
 def test_an_event_while_a_pod_is_in_flight_spares_it_the_sleep() -> None:
-    queue = SchedulingQueue(early=False)
+    queue = SchedulingQueue()
     queue.add("a")
     assert queue.pop(0) == "a"
     queue.happened(0)
     queue.refused("a", 0)
     assert queue.place("a") is QueuePosition.BACKOFF
-    assert queue.next_at(0) == 1.0
+    assert queue.next_at(0) == 0
 
 
 def test_an_error_is_served_in_full_whatever_happens() -> None:

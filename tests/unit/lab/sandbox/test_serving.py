@@ -11,11 +11,9 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tessera_lab.sandbox.api.admission import ApiUser
-from tessera_lab.sandbox.api.certificates import for_loopback
 from tessera_lab.sandbox.api.faults import Delay, Drop, Fail, Hold, LoseAnswer
 from tessera_lab.sandbox.api.kinds import NAMESPACES
-from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera_lab.sandbox.api.server import ApiServer, ServerOptions, for_loopback
 from tests.contract.client import Client, Json, client
 from tests.contract.manifests import binding, pod
 
@@ -41,14 +39,6 @@ async def test_tls_and_a_token_are_in_the_kubeconfig(tmp_path: Path) -> None:
         async with aiohttp.ClientSession(connector=untrusting) as session:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await session.get(server.url)
-
-
-async def test_further_users_have_tokens_of_their_own() -> None:
-    async with ApiServer(ServerOptions(users={"k": ApiUser("kubelet", ("nodes",))})) as server:
-        headers = {"Authorization": "Bearer k"}
-        url = f"{server.url}/apis/authentication.k8s.io/v1/selfsubjectreviews"
-        async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json={}) as answer:
-            assert (await answer.json())["status"]["userInfo"] == {"username": "kubelet", "groups": ["nodes"]}
 
 
 async def test_the_same_seed_gives_the_same_cluster() -> None:

@@ -23,7 +23,7 @@ def of_node(name: str) -> WatchScope:
 
 
 async def test_watchers_of_a_node_hear_of_its_pods_only() -> None:
-    store = Store(history_length=100)
+    store = Store()
     hub = WatchHub(store)
     mine, other, all_of_them = (
         hub.open(scope, version=None) for scope in (of_node("a"), of_node("b"), WatchScope(PODS))
@@ -40,7 +40,7 @@ async def test_watchers_of_a_node_hear_of_its_pods_only() -> None:
 
 
 async def test_a_watcher_that_is_closed_hears_nothing() -> None:
-    store = Store(history_length=100)
+    store = Store()
     hub = WatchHub(store)
     watcher = hub.open(WatchScope(PODS, "default"), version=None)
     hub.close(watcher)
@@ -51,7 +51,7 @@ async def test_a_watcher_that_is_closed_hears_nothing() -> None:
 
 
 async def test_other_namespaces_and_kinds_are_not_heard() -> None:
-    store = Store(history_length=100)
+    store = Store()
     watcher = WatchHub(store).open(WatchScope(PODS, "kube-system"), version=None)
     store.put(PODS, pod("p"))
     store.put(CONFIG_MAPS, {"metadata": {"name": "c", "namespace": "kube-system"}})
@@ -59,7 +59,7 @@ async def test_other_namespaces_and_kinds_are_not_heard() -> None:
 
 
 async def test_a_watcher_that_never_reads_is_ended() -> None:
-    store = Store(history_length=100)
+    store = Store()
     watcher = WatchHub(store).open(WatchScope(PODS), version=None)
     for index in range(lists_and_watches.MAX_PENDING + 1):
         watcher.push("ADDED", b'{"metadata":{"name":"%d"}}' % index)
