@@ -31,6 +31,8 @@ PLAIN_VENDORS = ",".join(
     f"devices.{name}.enabled=true" for name in chart_vendors() if name not in ("nvidia", *CHIP_SECTIONS.values())
 )
 """settings that switch on every vendor, and those whose resources have fixed names"""
+BOTH_WORLDS = "devicePlugin.dra.enabled=true,devicePlugin.dra.allocator=tessera,scheduler.dra.enabled=true"
+"""settings with which Tessera allocates claims too"""
 
 
 @dataclass(frozen=True)
