@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.core.arrays import Bools, Ints
-from tessera.core.grants import Placement
+from tessera.core.model.arrays import Bools, Ints
+from tessera.core.model.grants import Placement
 from tessera_lab.simulator.cluster import Floats, SimulatedCluster
 from tessera_lab.simulator.strategies import (
     MAX_SCORE,

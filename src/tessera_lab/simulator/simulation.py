@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tessera.core.arrays import Ints
+from tessera.core.model.arrays import Ints
 from tessera_lab.simulator.cluster import SimulatedCluster
 from tessera_lab.simulator.defragmentation import NOTHING_FREED, Defragmenter, FreedCards, allocation_bound
 from tessera_lab.simulator.fgd import FragmentationGradientDescent

@@ -18,15 +18,16 @@ from typing import Protocol
 
 import numpy as np
 
-from tessera.core import card_checks, policies
-from tessera.core.arrays import Ints
-from tessera.core.demand_forecast import DemandForecast
-from tessera.core.demand_history import DemandHistory
-from tessera.core.fit import make_ask
-from tessera.core.grants import Placement
-from tessera.core.node_info import Card
+from tessera.core import policies
+from tessera.core.fit import card_checks
+from tessera.core.fit.fit import make_ask
+from tessera.core.model.arrays import Ints
+from tessera.core.model.demand_forecast import DemandForecast
+from tessera.core.model.grants import Placement
+from tessera.core.model.node_info import Card
+from tessera.core.model.requests import HostRequest, PodRequest
 from tessera.core.policies.base import Ranking
-from tessera.core.requests import HostRequest, PodRequest
+from tessera.core.policies.demand_history import DemandHistory
 from tessera_lab.simulator.cluster import NVIDIA, Floats, SimulatedCluster, make_request
 from tessera_lab.simulator.traces import WHOLE, Trace, TraceRequest
 

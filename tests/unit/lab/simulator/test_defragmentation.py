@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.relocation import MovablePod
+from tessera.core.search.relocation import MovablePod
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
 from tessera_lab.simulator.defragmentation import Defragmenter, FreedCards, allocation_bound, cards_needed_at_least
 from tessera_lab.simulator.simulation import ChurnOptions, SaturationOptions, replay, saturate

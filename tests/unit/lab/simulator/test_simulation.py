@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from tessera.core.audit import audit
-from tessera.core.selection import Selected, Selector
+from tessera.core.ledger.audit import audit
+from tessera.core.search.selection import Selected, Selector
 from tessera_lab.simulator.cluster import SimulatedCluster, make_request
 from tessera_lab.simulator.simulation import STRATEGIES, ChurnOptions, SaturationOptions, place_pod, replay, saturate
 from tessera_lab.simulator.strategies import Shipped
