@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
+from tessera.scheduler.queue.allocation_queue import DOWNWARD_API_WAIT_S
 from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
 from tessera.wire.objects import Pod
 from tessera.wire.resource_api import DRIVER, ResourceClaim

@@ -18,9 +18,9 @@ from tessera.core.search.preemption import Demand
 from tessera.core.search.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.features.claims.book import WriteState
-from tessera.scheduler.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.pod_claims import ClaimNotReady
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod
 from tessera.wire.pod_groups import GANG, GANG_SIZE

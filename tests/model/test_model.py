@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import structlog
 
-from tessera.scheduler.preemption_loop import finish_in_slices
+from tessera.scheduler.eviction.preemption_loop import finish_in_slices
 from tests.model.profiles import PROFILES
 from tests.model.simulation import Simulation
 from tests.model.virtual_time import run

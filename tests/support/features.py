@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tessera.core.search import finish
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.eviction.preemption_loop import PreemptionLoop, Preemptor
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.gang import Gang
@@ -11,8 +12,7 @@ from tessera.scheduler.features.gangs.preemptor import gang_priority
 from tessera.scheduler.features.moves.feature import Moves
 from tessera.scheduler.features.preemption.feature import PodPreemption
 from tessera.scheduler.features.preemption.preemptor import PodPreemptors
-from tessera.scheduler.preemption_loop import PreemptionLoop, Preemptor
-from tessera.scheduler.unschedulable_pods import UnschedulablePod
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePod
 
 
 def claims_of(engine: Engine) -> Claims:

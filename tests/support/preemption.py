@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tessera.scheduler.features.gangs.gang import Gang
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
-from tessera.scheduler.unschedulable_pods import UnschedulablePod
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePod
 from tessera.wire.objects import (
     DisruptionBudgetSpec,
     DisruptionBudgetStatus,

@@ -22,10 +22,10 @@ from tessera.inspect.manifests import Manifest, admit_copy
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import victim_book
 from tessera.inspect.state import InspectionError, Json
-from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.movable_pods import MovablePods
 from tessera.scheduler.node_filters import pod_constraints
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.host_resources import host_ask
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.wire.moves import HeldCard, HeldInstance
 from tessera.wire.objects import Pod
 

@@ -17,7 +17,7 @@ from tessera.core.model.requests import PodRequest
 from tessera.core.policies.demand_history import FIRST, DemandHistory
 from tessera.core.policies.scarcity import against_what_is_left, given_back_for
 from tessera.inspect.state import Json
-from tessera.scheduler.demand_tracker import in_order, was_placed
+from tessera.scheduler.requests.demand_tracker import in_order, was_placed
 from tessera.vendors.base import Vendor
 from tessera.wire.objects import Pod
 

@@ -24,7 +24,7 @@ from tessera.inspect.slices import GrantedSlice, holder_slices
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import Fits, FitsNowhere, NodeGroup, judge
 from tessera.scheduler.engine_view import awaits_claim
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes
 from tessera.vendors.pod_reader import ENDED

@@ -20,7 +20,7 @@ from tessera.inspect.state import InspectionError, Json, documents
 from tessera.kube.resources import RESOURCE_CLAIMS
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
 from tessera.scheduler.admission.pod_admission import admit
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.claims import BadClaim, allocation, claim_grants
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Metadata, OwnerReference

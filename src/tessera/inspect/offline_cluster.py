@@ -37,15 +37,15 @@ from tessera.kube.resources import (
     Resource,
 )
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.demand_tracker import last_turnover
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.features.claims.feature import Claims
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_filters import FilteredNode, NodeTraits, pod_constraints
 from tessera.scheduler.observer import SchedulerObserver
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.demand_tracker import last_turnover
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.base import Vendor

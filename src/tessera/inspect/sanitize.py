@@ -24,7 +24,7 @@ from tessera.kube.resources import (
     RESOURCE_SLICES,
     Resource,
 )
-from tessera.scheduler.host_resources import host_ask
+from tessera.scheduler.requests.host_resources import host_ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.mistakes import is_misspelt

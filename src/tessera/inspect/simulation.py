@@ -27,8 +27,8 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
 from tessera.inspect.verdicts import Fits, FitsNowhere, NodeGroup, explain_choice, judge_refusal
-from tessera.scheduler.host_resources import host_ask
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.host_resources import host_ask
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod
 from tessera.wire.pod_groups import PodGroup, read_pod_group

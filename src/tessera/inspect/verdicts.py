@@ -28,7 +28,7 @@ from tessera.core.search.selection import Refused, Selected, Selector
 from tessera.inspect.request import unmet_selectors
 from tessera.inspect.slices import CardHolder, GrantedSlice, card_holders, placement_slices
 from tessera.scheduler.engine_view import ClaimUsers, EngineView
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 
 MAX_NODES = 5
 """how many nodes are listed"""

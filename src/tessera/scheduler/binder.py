@@ -28,13 +28,13 @@ import structlog
 
 from tessera.core.model.grants import Placement
 from tessera.kube.errors import KubeError, is_not_found
-from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.framework import Feature, methods
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import BindEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.queue.allocation_queue import Ticket
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.scheduler.takeover import touch
 from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure
 from tessera.scheduler.versioned_write import NotSent, look_up, write_version

@@ -18,31 +18,31 @@ from tessera.core.search.preemption import Preemption
 from tessera.core.search.selection import Selector
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError, is_conflict
-from tessera.scheduler.allocation_queue import AllocationQueue
 from tessera.scheduler.binder import Binder
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.demand_tracker import DemandTracker
-from tessera.scheduler.evictor import Evictor
+from tessera.scheduler.eviction.evictor import Evictor
+from tessera.scheduler.eviction.nominated_nodes import NominatedNodes
+from tessera.scheduler.eviction.preemption_loop import Preemptor
+from tessera.scheduler.eviction.victim_book import BudgetInformer, VictimBook
 from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.framework import F, Feature, Pipeline, WaitingGroup, Work, feature_of, methods
-from tessera.scheduler.host_resources import HostResources
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.informers.handler import InformerHandler
+from tessera.scheduler.informers.nodes import NodeInformer, Patch
+from tessera.scheduler.informers.pods import PodInformer, QuotaInformer
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.node_informer import NodeInformer, Patch
-from tessera.scheduler.node_lock import NodeLocks
-from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
-from tessera.scheduler.pod_requests import RequestReader
-from tessera.scheduler.preemption_loop import Preemptor
+from tessera.scheduler.queue.allocation_queue import AllocationQueue
+from tessera.scheduler.queue.node_lock import NodeLocks
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.queue.waker import Waker
+from tessera.scheduler.requests.demand_tracker import DemandTracker
+from tessera.scheduler.requests.host_resources import HostResources
+from tessera.scheduler.requests.reader import RequestReader
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.takeover import Takeover
 from tessera.scheduler.tenure import Tenure
-from tessera.scheduler.unschedulable_pods import UnschedulablePods
-from tessera.scheduler.victim_book import BudgetInformer, VictimBook
-from tessera.scheduler.waker import Waker
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire.extender import encode_binding_result, encode_filter_result, encode_preemption_result

@@ -25,9 +25,9 @@ from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.features.moves.feature import Moves
 from tessera.scheduler.features.moves.rounds import RoundFigures
-from tessera.scheduler.pod_claims import ClaimNotReady
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.pod_claims import ClaimNotReady
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.base import Vendor
 from tessera.vendors.claims import BadClaim, ClaimAsk, PoolDevices
 from tessera.vendors.drafts import BadPod

@@ -21,13 +21,13 @@ from tessera.core.model.misfits import UNREGISTERED, Misfit
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.advice import brief_success_text, refusal_sentence, success_text
 from tessera.core.search.selection import Candidates, Refused, Selected, Selector, Unfinished
-from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
-from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.framework import Attempt, Feature, Named, Place, Refusal, methods
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
-from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
-from tessera.scheduler.unschedulable_pods import MAX_WORK
+from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
+from tessera.scheduler.requests.candidate_lists import CandidateList, CandidateLists
+from tessera.scheduler.requests.demand_tracker import DemandTracker
+from tessera.scheduler.requests.reader import PreparedRequest, RequestReader
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.node_reader import node_facts

@@ -23,16 +23,16 @@ from tessera.core.model.misfits import Misfit
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.preemption import Preemption
 from tessera.core.search.selection import Candidates, Refused, Selector
-from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.evictor import Evictor
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.eviction.evictor import Evictor
+from tessera.scheduler.eviction.nominated_nodes import NominatedNodes
+from tessera.scheduler.eviction.preemption_loop import Preemptor
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycle, PodCycles
-from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
-from tessera.scheduler.preemption_loop import Preemptor
+from tessera.scheduler.requests.candidate_lists import CandidateList
+from tessera.scheduler.requests.reader import PreparedRequest, RequestReader
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.drafts import BadPod

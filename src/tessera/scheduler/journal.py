@@ -35,7 +35,6 @@ from tessera.core.model.misfits import Misfit
 from tessera.core.model.requests import HostRequest, PodRequest
 from tessera.core.search.selection import Candidates, Refused, Selected, Unfinished
 from tessera.core.search.victims import PodTraits
-from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.journal_ring import (
     DECISION_BYTES,
     DEVICE_BYTES,
@@ -64,6 +63,7 @@ from tessera.scheduler.observer import (
     ReleasedEvent,
     SchedulerObserver,
 )
+from tessera.scheduler.requests.candidate_lists import CandidateList
 from tessera.scheduler.settings import Settings
 from tessera.wire import journal
 from tessera.wire.journal import (

@@ -15,8 +15,8 @@ from msgspec import structs
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.search.relocation import MovablePod
 from tessera.core.search.selection import Candidates
-from tessera.scheduler.host_resources import host_ask
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.host_resources import host_ask
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.wire import keys

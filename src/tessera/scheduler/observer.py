@@ -18,7 +18,7 @@ from tessera.core.model.misfits import Misfit
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.selection import Candidates, Refused, Selected, Unfinished
 from tessera.core.search.victims import PodTraits
-from tessera.scheduler.candidate_lists import CandidateList
+from tessera.scheduler.requests.candidate_lists import CandidateList
 from tessera.wire.journal import ReleaseReason
 from tessera.wire.objects import Pod, Workload
 

@@ -57,12 +57,12 @@ from tessera.core.model.devices import NOTHING
 from tessera.core.model.grants import Placement
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.selection import Candidates
-from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
-from tessera.scheduler.claim_users import ClaimUsers, Parts
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.observer import ReleasedEvent, SchedulerObserver
-from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.queue.allocation_queue import AllocationQueue, Ticket, TicketState
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.requests.claim_users import ClaimUsers, Parts
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.wire.journal import ReleaseReason
 

@@ -40,7 +40,7 @@ from tessera.scheduler.engine import Engine
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.event_recorder import EventRecorder
 from tessera.scheduler.features.claims.feature import Claims
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.scheduler.journal import Journal
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.node.handover.allocator import WATCH_LAG_S
-from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
+from tessera.scheduler.queue.allocation_queue import DOWNWARD_API_WAIT_S
 from tests.support.event_loops import in_fake_time
 from tests.support.examples import examples
 from tests.support.handover_node import HandoverNode

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.search import finish
-from tessera.scheduler.disruption_budgets import MAX_KEPT, NOT_MATCHED, DisruptionBudgets, Steps
+from tessera.scheduler.eviction.disruption_budgets import MAX_KEPT, NOT_MATCHED, DisruptionBudgets, Steps
 from tessera.wire.objects import DisruptionBudgetSpec, LabelRequirement, LabelSelector, Metadata, PodDisruptionBudget
 from tests.support.examples import examples
 

@@ -13,6 +13,7 @@ from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode
 from tessera.scheduler.versioned_write import ATTEMPTS, PAUSES
 from tessera.wire import keys
+from tests.support.binding import FREE, HELD, KEY, POD, agent, node_of, ready, seconds
 from tests.support.builders import ALLOCATED, GPU, NOW, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
@@ -23,7 +24,6 @@ from tests.support.stepwise_scheduler import (
     uid,
     using_downward_api,
 )
-from tests.unit.scheduler.binder_cases import FREE, HELD, KEY, POD, agent, node_of, ready, seconds
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
 

@@ -13,6 +13,7 @@ from tessera.scheduler.tenure import NOT_LEADING
 from tessera.scheduler.versioned_write import ATTEMPTS
 from tessera.wire import keys
 from tessera.wire.objects import PodStatus
+from tests.support.binding import FREE, HELD, KEY, PLAIN, POD, agent, node_of, ready, unknown
 from tests.support.builders import gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, never_sent, refused
@@ -24,7 +25,6 @@ from tests.support.stepwise_scheduler import (
     answering,
     serving_downward_api,
 )
-from tests.unit.scheduler.binder_cases import FREE, HELD, KEY, PLAIN, POD, agent, node_of, ready, unknown
 
 # -- answers that are lost
 

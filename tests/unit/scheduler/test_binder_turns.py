@@ -8,6 +8,7 @@ from tessera.core.ledger.holders import GrantState
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys
+from tests.support.binding import KEY, PLAIN, agent, node_of, ready, seconds
 from tests.support.builders import PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, never_sent, refused
@@ -18,7 +19,6 @@ from tests.support.stepwise_scheduler import (
     answering,
     using_downward_api,
 )
-from tests.unit.scheduler.binder_cases import KEY, PLAIN, agent, node_of, ready, seconds
 
 # -- turns and locks
 

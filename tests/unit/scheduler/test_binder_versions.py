@@ -8,13 +8,13 @@ from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.scheduler.versioned_write import ATTEMPTS
 from tessera.wire import keys
+from tests.support.binding import FREE, KEY, POD, agent, change, node_of, ready, seconds, unknown
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, never_sent, refused
 from tests.support.stepwise_scheduler import (
     World,
     filter_body,
 )
-from tests.unit.scheduler.binder_cases import FREE, KEY, POD, agent, change, node_of, ready, seconds, unknown
 
 # -- the version of the pod
 

@@ -17,7 +17,7 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import WAKE_AGAIN_S, Engine
 from tessera.scheduler.features.moves.holds import PlaceHeld, asked_facts, hold_all
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.wire import keys

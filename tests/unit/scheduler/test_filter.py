@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.core.ledger.holders import GrantState
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.node_reader import node_facts
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids, vendors

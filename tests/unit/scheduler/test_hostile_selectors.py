@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.scheduler import filter as filter_module
-from tessera.scheduler import unschedulable_pods
 from tessera.scheduler.filter import UNFINISHED
+from tessera.scheduler.queue import unschedulable_pods
 from tests.support.builders import PodBuilder, gpu_pod, pod
 from tests.support.claim_scheduler import ClaimWorld, agent_node, claiming
 from tests.support.event_loops import in_fake_time

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tessera.core.model.grants import Placement
 from tessera.scheduler import pod_cycle
 from tessera.scheduler.pod_cycle import SHOWN_S, UNSEEN_TICKS, CycleState, IllegalTransition, PodCycle, Transition
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time

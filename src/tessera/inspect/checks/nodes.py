@@ -11,7 +11,7 @@ from tessera.core.model.devices import MIG, NodeFacts
 from tessera.inspect.checks import Area, Finding, Severity
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
-from tessera.scheduler.node_informer import ANSWER_WITHIN
+from tessera.scheduler.informers.nodes import ANSWER_WITHIN
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia import Nvidia

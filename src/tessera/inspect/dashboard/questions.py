@@ -32,7 +32,7 @@ from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.usage import CardUsage, holding_pods, sum_amounts, usage_of
 from tessera.inspect.utilization import MeasuredUse
 from tessera.scheduler.engine_view import ClaimUsers
-from tessera.scheduler.unschedulable_pods import MAX_WORK
+from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 
 NAMED_PROFILES = 12
 

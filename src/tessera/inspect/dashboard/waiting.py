@@ -27,7 +27,7 @@ from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
 from tessera.inspect.verdicts import judge_refusal
 from tessera.scheduler.engine_view import NOT_JUDGED, EngineView, GangMember, GangView
-from tessera.scheduler.unschedulable_pods import MAX_WORK
+from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 
 MAX_PODS = 2_000
 """that are listed; the page says how many there are"""

@@ -19,7 +19,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError, is_gone
 from tessera.kube.resources import RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler.admission.claim_conversion import LABEL
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.wire.claim_spec import ClaimSpec, ResourceClaimTemplate
 from tessera.wire.integers import parse_integer
 

@@ -18,8 +18,8 @@ from tessera.core.model import arrays
 from tessera.core.model.requests import PodRequest
 from tessera.core.search import selection
 from tessera.core.search.selection import Refused, Selected, Selector
-from tessera.scheduler import candidate_lists
-from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
+from tessera.scheduler.requests import candidate_lists
+from tessera.scheduler.requests.candidate_lists import CandidateList, CandidateLists
 from tests.support.builders import NodeBuilder, PodBuilder, cluster, gpu_pod, node
 from tests.support.oracle import check_decision
 

@@ -21,11 +21,11 @@ from tessera.scheduler.features.claims.pools import ClaimPools
 from tessera.scheduler.features.claims.reader import PodClaimReader
 from tessera.scheduler.features.claims.writer import ClaimWriter
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work
-from tessera.scheduler.informer_handler import InformerHandler
-from tessera.scheduler.pod_claims import ClaimNotReady
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.scheduler.pod_cycle import PodCycle
-from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.scheduler.waker import WAKE_PAUSES
+from tessera.scheduler.queue.waker import WAKE_PAUSES
+from tessera.scheduler.requests.pod_claims import ClaimNotReady
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.claims import claim_devices_text
 from tessera.vendors.drafts import BadPod
 from tessera.wire import keys

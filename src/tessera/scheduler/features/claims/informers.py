@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.scheduler.features.claims.book import ClaimBook
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import ResourceClaim
 

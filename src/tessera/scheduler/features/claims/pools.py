@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from tessera.core.model.devices import NodeFacts
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.vendors.claims import PoolDevices, pool_devices, with_published
 from tessera.wire.resource_api import DRIVER, ResourceSlice
 

@@ -12,9 +12,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, WriteState, owner_uid
-from tessera.scheduler.pod_claims import ClaimNotReady, ClaimUse, PodClaims
 from tessera.scheduler.pod_cycle import UNSEEN_TICKS
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.pod_claims import ClaimNotReady, ClaimUse, PodClaims
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.claims import BadClaim, ClaimAsk, selectors_excess, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod, PodClaim

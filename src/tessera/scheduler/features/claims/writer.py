@@ -28,9 +28,9 @@ from tessera.kube.errors import ApiError, KubeError, Unreachable, is_gone, is_no
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, WriteState
 from tessera.scheduler.features.claims.reader import MAX_CONSUMERS
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.pod_claims import ClaimUse
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.pod_claims import ClaimUse
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure
 from tessera.scheduler.versioned_write import NotSent, write_version
 from tessera.services.failpoints import Failpoint, failpoint

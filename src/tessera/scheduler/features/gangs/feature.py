@@ -29,6 +29,7 @@ from tessera.core.model.requests import PodRequest
 from tessera.core.search.gang_trial import Placed
 from tessera.core.search.selection import CandidateNames, Refused
 from tessera.kube.errors import KubeError
+from tessera.scheduler.eviction.preemption_loop import finish_in_slices
 from tessera.scheduler.features.gangs.accounts import HoldAccounts
 from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds, NodeLabels
@@ -39,8 +40,7 @@ from tessera.scheduler.features.gangs.registry import EACH_S, GangRegistry, Want
 from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, WaitingGroup, Work
 from tessera.scheduler.pod_cycle import PodCycle
-from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.scheduler.preemption_loop import finish_in_slices
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.objects import Node, Pod, Workload

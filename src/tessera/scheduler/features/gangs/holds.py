@@ -32,7 +32,7 @@ from tessera.core.search.selection import CandidateNames, Candidates, Selected, 
 from tessera.scheduler.features.gangs.accounts import HoldAccounts, cards_taken
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
-from tessera.scheduler.unschedulable_pods import fits
+from tessera.scheduler.queue.unschedulable_pods import fits
 from tessera.wire.objects import Node, Workload
 
 MEMBERS_AT_ONCE = 24

@@ -31,15 +31,15 @@ from tessera.core.search.gang_trial import Placed
 from tessera.core.search.gangs import GangMisfit, GangPlan
 from tessera.core.search.selection import CandidateNames, Unfinished
 from tessera.kube.backoff import Backoff
+from tessera.scheduler.eviction.preemption_loop import finish_in_slices
 from tessera.scheduler.features.gangs.gang import Alone, ClaimBarrier, Gang, GangState, Member, MemberState, Plan
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, PLAN_AGAIN, GangHolds, Planning, Unpaid
 from tessera.scheduler.features.gangs.registry import GangRegistry
 from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.observer import GangEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
-from tessera.scheduler.preemption_loop import finish_in_slices
+from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 log = structlog.get_logger(__name__)
 

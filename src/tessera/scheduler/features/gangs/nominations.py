@@ -23,13 +23,13 @@ from tessera.core.model.requests import PodRequest
 from tessera.core.search.preemption import VictimSet
 from tessera.core.search.relocation import cards_of
 from tessera.core.search.victims import PodTraits
+from tessera.scheduler.eviction.nominated_nodes import NominatedNodes
+from tessera.scheduler.eviction.victim_book import VictimBook
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
-from tessera.scheduler.nominated_nodes import NominatedNodes
 from tessera.scheduler.observer import PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.victim_book import VictimBook
 
 
 class GangNominations:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.preemption import Demand, VictimSet
+from tessera.scheduler.eviction.preemption_loop import AGAIN_S, Nominated, Preemptor
 from tessera.scheduler.features.gangs.gang import Gang, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import GangHolds
 from tessera.scheduler.features.gangs.nominations import GangNominations
 from tessera.scheduler.framework import Pipeline
-from tessera.scheduler.preemption_loop import AGAIN_S, Nominated, Preemptor
 
 
 class GangPreemptor(Preemptor):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.wire.pod_groups import PodGroup
 
 AGAIN_S = 5.0

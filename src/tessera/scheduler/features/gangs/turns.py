@@ -31,12 +31,12 @@ from tessera.core.search.evaluation import work_per_card
 from tessera.core.search.gang_trial import GangMember, Placed
 from tessera.core.search.gangs import EmptyCluster
 from tessera.core.search.selection import CandidateNames
+from tessera.scheduler.eviction.preemption_loop import finish_in_slices
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Outlook
 from tessera.scheduler.features.gangs.holds import GangHolds
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.preemption_loop import finish_in_slices
+from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.unschedulable_pods import MAX_WORK
 
 log = structlog.get_logger(__name__)
 

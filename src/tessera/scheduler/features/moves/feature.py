@@ -12,10 +12,10 @@ from tessera.core.ledger.holders import Holder, HolderKind
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.relocation import take_moved
 from tessera.core.search.selection import Refused
+from tessera.scheduler.eviction.preemption_loop import NOT_DECIDING
 from tessera.scheduler.features.moves.plan_run import PlanRun, asked_move
 from tessera.scheduler.features.moves.rounds import Rounds
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work
-from tessera.scheduler.preemption_loop import NOT_DECIDING
 from tessera.wire.moves import MovesRequest
 from tessera.wire.objects import Pod
 

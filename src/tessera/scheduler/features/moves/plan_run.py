@@ -28,9 +28,9 @@ from tessera.core.search.victims import PodTraits
 from tessera.kube.backoff import Backoff, retry_on_error
 from tessera.kube.errors import KubeError
 from tessera.kube.eviction import RETRY_S, EvictionAnswer, EvictionResult, evict_pod
+from tessera.scheduler.eviction.preemption_loop import NOT_DECIDING
 from tessera.scheduler.features.moves.holds import PlaceHeld, asked_facts, held_facts, hold_all, release_all
 from tessera.scheduler.framework import Pipeline
-from tessera.scheduler.preemption_loop import NOT_DECIDING
 from tessera.wire.moves import MoveAsked, MovesRequest, MoveStage, MoveUpdate
 from tessera.wire.objects import Pod, Workload
 

@@ -30,6 +30,7 @@ from tessera.core.search.relocation import NO_HOST, MovablePod
 from tessera.core.search.selection import Candidates, Selector
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import NODES, PODS
+from tessera.scheduler.eviction.preemption_loop import finish_in_slices
 from tessera.scheduler.features.moves.eviction_budget import EvictionBudget
 from tessera.scheduler.features.moves.holds import PlaceHeld, held_facts
 from tessera.scheduler.features.moves.plan_run import Beneficiary, PlannedMove, PlanRun, planned_move
@@ -37,7 +38,6 @@ from tessera.scheduler.framework import Pipeline
 from tessera.scheduler.movable_pods import MovablePods
 from tessera.scheduler.node_filters import FilteredNode, NodeTraits, pod_constraints
 from tessera.scheduler.pod_cycle import CycleState
-from tessera.scheduler.preemption_loop import finish_in_slices
 from tessera.wire.moves import MoveStage
 from tessera.wire.objects import Pod, PodSpec
 

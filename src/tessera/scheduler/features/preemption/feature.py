@@ -10,10 +10,10 @@ from typing import Any
 
 from tessera.core.model.misfits import Misfit
 from tessera.core.model.requests import PodRequest
+from tessera.scheduler.eviction.preemption_loop import PreemptionLoop, Preemptor
 from tessera.scheduler.features.preemption.preempt_verb import PreemptVerb
 from tessera.scheduler.features.preemption.preemptor import PodPreemptors
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work
-from tessera.scheduler.preemption_loop import PreemptionLoop, Preemptor
 
 
 class PodPreemption(Feature):

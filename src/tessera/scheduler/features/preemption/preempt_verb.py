@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.node_victims import NodeSearch, Scratch
+from tessera.scheduler.eviction.preemption_loop import finish_in_slices
+from tessera.scheduler.eviction.victim_book import VictimBook
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
-from tessera.scheduler.pod_requests import RequestReader
-from tessera.scheduler.preemption_loop import finish_in_slices
-from tessera.scheduler.victim_book import VictimBook
+from tessera.scheduler.requests.reader import RequestReader
 from tessera.vendors.drafts import BadPod
 from tessera.wire.errors import WireError
 from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result

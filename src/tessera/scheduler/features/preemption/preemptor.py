@@ -17,11 +17,11 @@ from tessera.core.ledger.ledger import facts_of
 from tessera.core.model.grants import Placement
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.preemption import Demand, VictimSet
+from tessera.scheduler.eviction.preemption_loop import Nominated, Preemptor
 from tessera.scheduler.framework import Pipeline
 from tessera.scheduler.observer import PreemptionEvent
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
-from tessera.scheduler.preemption_loop import Nominated, Preemptor
-from tessera.scheduler.unschedulable_pods import UnschedulablePod
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePod
 
 DEFERRED_S = 10.0
 """for which a pod is left to kube-scheduler after it was told of victims"""

@@ -12,7 +12,7 @@ from tessera.core.model.grants import Grant, Placement
 from tessera.core.search.gang_trial import Placed
 from tessera.core.search.preemption import Demand, Preemption, Search, VictimSet
 from tessera.core.search.victims import Cost
-from tessera.scheduler import preemption_loop
+from tessera.scheduler.eviction import preemption_loop
 from tessera.scheduler.features.gangs import nominations
 from tessera.scheduler.features.gangs.gang import GangState
 from tests.support.builders import node

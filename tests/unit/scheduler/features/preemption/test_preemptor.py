@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tessera.core.search import node_victims
-from tessera.scheduler.evictor import SPARED_S
+from tessera.scheduler.eviction.evictor import SPARED_S
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
@@ -226,7 +226,7 @@ async def test_a_pod_that_fits_elsewhere_meanwhile_goes_there_and_frees_its_nomi
 
 
 async def test_no_pod_is_evicted_any_more_for_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
+    monkeypatch.setattr("tessera.scheduler.eviction.evictor.CONCURRENT", 1)
     cluster = PreemptionCluster(node("n1").gpus(2))
     await cluster.runs(low("one"), low("two"))
     cluster.api.script("evict", Step(meanwhile=lambda: cluster.gone("high")))

@@ -114,7 +114,7 @@ async def test_two_preemptors_do_not_spend_one_disruption_budget() -> None:
 
 
 async def test_an_eviction_that_waits_is_not_sent_for_a_later_nomination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.scheduler.evictor.CONCURRENT", 1)
+    monkeypatch.setattr("tessera.scheduler.eviction.evictor.CONCURRENT", 1)
     cluster = PreemptionCluster(node("n1").gpus(2), node("n2").gpus(1))
     await cluster.runs(low("a"), low("b"), low("c").with_priority(10))
     pod = cluster.refuse(high(gpu=2))

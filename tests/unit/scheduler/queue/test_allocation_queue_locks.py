@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tessera.core.model.grants import Grant, Placement
-from tessera.scheduler.allocation_queue import Ticket, TicketState
+from tessera.scheduler.queue.allocation_queue import Ticket, TicketState
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tests.support.builders import NodeBuilder, gpu_pod, node

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S, AllocationQueue, Ticket, TicketState, blocks
-from tessera.scheduler.node_lock import NodeLocks
+from tessera.scheduler.queue.allocation_queue import DOWNWARD_API_WAIT_S, AllocationQueue, Ticket, TicketState, blocks
+from tessera.scheduler.queue.node_lock import NodeLocks
 from tessera.scheduler.settings import NodeLockMode
 from tests.support.builders import NOW, vendors
 from tests.support.event_loops import in_fake_time

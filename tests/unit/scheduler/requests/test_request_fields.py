@@ -26,7 +26,7 @@ from tessera.core.model.requests import (
 )
 from tessera.inspect import request as texts
 from tessera.inspect.request import RequestSummary, summarize_request
-from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.wire.journal_values import PodAsk, PodRef
 from tests.support import strategies as some
 

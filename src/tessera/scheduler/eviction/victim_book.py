@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tessera.core.ledger.holdings import PodFacts
 from tessera.core.search.victims import PodTraits
-from tessera.scheduler.disruption_budgets import DisruptionBudgets, Steps
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.eviction.disruption_budgets import DisruptionBudgets, Steps
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.wire import keys
 from tessera.wire.gobool import parse_bool
 from tessera.wire.objects import Pod, PodDisruptionBudget

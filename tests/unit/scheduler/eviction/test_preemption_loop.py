@@ -14,9 +14,16 @@ from tessera.core.model.requests import PodRequest
 from tessera.core.search.preemption import Demand, VictimSet
 from tessera.core.search.victims import Cost
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.preemption_loop import AGAIN_S, ATTEMPTS, SEARCH_PAUSE, Nominated, PreemptionLoop, Preemptor
+from tessera.scheduler.eviction.preemption_loop import (
+    AGAIN_S,
+    ATTEMPTS,
+    SEARCH_PAUSE,
+    Nominated,
+    PreemptionLoop,
+    Preemptor,
+)
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePods
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.unschedulable_pods import UnschedulablePods
 from tests.support.builders import gpu_pod
 from tests.support.event_loops import in_fake_time
 

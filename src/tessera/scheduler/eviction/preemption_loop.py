@@ -18,9 +18,9 @@ from typing import NamedTuple, TypeVar
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.preemption import Demand, Preemption, VictimSet
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.evictor import Evictor
+from tessera.scheduler.eviction.evictor import Evictor
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePods
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.unschedulable_pods import UnschedulablePods
 from tessera.services.failpoints import Failpoint, failpoint
 
 ATTEMPTS = 5

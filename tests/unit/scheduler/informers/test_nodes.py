@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.features.claims.pools import ClaimPools
-from tessera.scheduler.node_informer import NodeInformer, Patch
+from tessera.scheduler.informers.nodes import NodeInformer, Patch
 from tessera.wire.objects import Node
 from tests.support.builders import GPU, NOW, REGISTER, NodeBuilder, gpu_pod, node, vendors
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError, Unreachable
-from tessera.scheduler.node_lock import CONFLICTS, LOOK_AGAIN, HeldLock, LockRefusal, NodeLocks
+from tessera.scheduler.queue.node_lock import CONFLICTS, LOOK_AGAIN, HeldLock, LockRefusal, NodeLocks
 from tessera.wire.keys import NODE_LOCK
 from tests.support.builders import NOW, gpu_pod, node
 from tests.support.event_loops import in_fake_time

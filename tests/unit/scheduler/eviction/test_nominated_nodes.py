@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tessera.scheduler.nominated_nodes import CONCURRENT, NominatedNodes
+from tessera.scheduler.eviction.nominated_nodes import CONCURRENT, NominatedNodes
 from tests.support.builders import gpu_pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, refused

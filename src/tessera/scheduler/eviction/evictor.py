@@ -18,9 +18,9 @@ import structlog
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.victims import PodTraits
 from tessera.kube.eviction import CONCURRENT, EvictionResult, evict_pod
+from tessera.scheduler.eviction.victim_book import VictimBook
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import EvictedEvent, SchedulerObserver
-from tessera.scheduler.victim_book import VictimBook
 from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)

@@ -23,7 +23,7 @@ import structlog
 
 from tessera.core.model.grants import Placement
 from tessera.kube.errors import KubeError
-from tessera.scheduler.node_lock import HeldLock, LockRefusal, NodeLocks, Owner
+from tessera.scheduler.queue.node_lock import HeldLock, LockRefusal, NodeLocks, Owner
 from tessera.scheduler.settings import NodeLockMode
 from tessera.vendors.base import Vendor
 from tessera.wire import keys

@@ -8,8 +8,8 @@ import pytest
 
 from tessera.core.model.demand_forecast import DemandForecast
 from tessera.core.policies.demand_history import FIRST
-from tessera.scheduler import demand_tracker
-from tessera.scheduler.demand_tracker import DemandSeed, DemandTracker, last_turnover
+from tessera.scheduler.requests import demand_tracker
+from tessera.scheduler.requests.demand_tracker import DemandSeed, DemandTracker, last_turnover
 from tessera.vendors.binding_annotations import binding_annotations
 from tessera.wire import keys
 from tessera.wire.objects import Pod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.scheduler.disruption_budgets import MAX_KEPT, WORK_AT_ONCE, DisruptionBudgets
+from tessera.scheduler.eviction.disruption_budgets import MAX_KEPT, WORK_AT_ONCE, DisruptionBudgets
 from tessera.wire.objects import (
     DisruptionBudgetSpec,
     DisruptionBudgetStatus,

@@ -8,9 +8,9 @@ from tessera.core.fit.quota import QuotaFacts
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.selection import Selector
 from tessera.scheduler import filter as filtering
-from tessera.scheduler import unschedulable_pods
 from tessera.scheduler.filter import UNFINISHED
-from tessera.scheduler.unschedulable_pods import LISTS_AT_ONCE, WAKE_AT_ONCE, UnschedulablePods
+from tessera.scheduler.queue import unschedulable_pods
+from tessera.scheduler.queue.unschedulable_pods import LISTS_AT_ONCE, WAKE_AT_ONCE, UnschedulablePods
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.stepwise_scheduler import World, uid
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.core.search import finish
-from tessera.scheduler.victim_book import (
+from tessera.scheduler.eviction.victim_book import (
     DEFAULT_GRACE_S,
     LEAVING_S,
     OPTED_OUT,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from tessera.core.search.selection import PROBES, Candidates, Selected
-from tessera.scheduler.candidate_lists import (
+from tessera.scheduler.requests.candidate_lists import (
     LONGEST_NAME,
     REMEMBERED,
     CandidateList,

@@ -15,9 +15,9 @@ import msgspec
 from tessera.core import policies
 from tessera.core.model.grants import Placement
 from tessera.core.model.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
-from tessera.scheduler.demand_tracker import DemandTracker
-from tessera.scheduler.host_resources import host_ask
-from tessera.scheduler.pod_claims import PodClaims
+from tessera.scheduler.requests.demand_tracker import DemandTracker
+from tessera.scheduler.requests.host_resources import host_ask
+from tessera.scheduler.requests.pod_claims import PodClaims
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod

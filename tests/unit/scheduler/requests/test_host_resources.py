@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.model.requests import HostRequest
-from tessera.scheduler.host_resources import HostResources, host_ask
+from tessera.scheduler.requests.host_resources import HostResources, host_ask
 from tests.support.builders import Cluster, PodBuilder, cluster, node, pod
 
 

@@ -14,12 +14,12 @@ import structlog
 from tessera.core.ledger.holdings import PodFacts
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.requests import PodRequest
-from tessera.scheduler.host_resources import HostResources
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.eviction.victim_book import VictimBook
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
-from tessera.scheduler.unschedulable_pods import UnschedulablePods
-from tessera.scheduler.victim_book import VictimBook
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.requests.host_resources import HostResources
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import quota_facts

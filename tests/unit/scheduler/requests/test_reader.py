@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tessera.core.model.arrays import CardArrays
 from tessera.core.model.requests import PodRequest
-from tessera.scheduler import pod_requests
-from tessera.scheduler.demand_tracker import DemandTracker
-from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
+from tessera.scheduler.requests import reader as request_reader
+from tessera.scheduler.requests.demand_tracker import DemandTracker
+from tessera.scheduler.requests.reader import PreparedRequest, RequestReader
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, NvidiaDownwardApi
 from tessera.vendors.pod_reader import PolicyDefaults
@@ -61,7 +61,7 @@ def reader() -> RequestReader:
 
 @given(st.lists(pods(), min_size=1, max_size=6))
 def test_a_pod_is_prepared_as_if_it_were_the_first(asked: list[Pod]) -> None:
-    with mock.patch.object(pod_requests, "REMEMBERED", 3):
+    with mock.patch.object(request_reader, "REMEMBERED", 3):
         one = reader()
         for pod in [*asked, *asked]:
             prepared, alone = one.read(pod), reader().read(pod)

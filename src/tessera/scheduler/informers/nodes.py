@@ -20,7 +20,7 @@ import structlog
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.devices import NodeFacts
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.informer_handler import InformerHandler
+from tessera.scheduler.informers.handler import InformerHandler
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
 from tessera.wire.objects import Node

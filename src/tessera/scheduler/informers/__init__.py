@@ -1,0 +1,1 @@
+"""What the API shows: handlers of the informers, which keep records and ledger true to it."""
