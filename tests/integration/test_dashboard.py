@@ -26,7 +26,8 @@ from tessera.inspect.dashboard.journal import RemoteJournal
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
 from tessera.inspect.dashboard.scheduler_page import SchedulerPage
 from tessera.inspect.dashboard.server import serve_page
-from tessera.inspect.scheduler_source import SchedulerSource, at_url
+from tessera.inspect.installation import at_url
+from tessera.inspect.journal_source import SchedulerSource
 from tessera.inspect.snapshots import encode_snapshot, write_bundle
 from tessera.inspect.state import ListForbidden
 from tessera.kube.access import Access, load_access

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tessera.inspect.collector import collect
 from tessera.inspect.defragmentation import DefragmentationReport, plan_cards, plan_copies
+from tessera.inspect.installation import MOVES, at_url
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.scheduler_source import MOVES, at_url
 from tessera.inspect.state import Setup
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient

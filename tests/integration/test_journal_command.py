@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from tessera.inspect import scheduler_source
-from tessera.inspect.installation import Installation
-from tessera.inspect.scheduler_source import FindAddress, SchedulerSource, at_url, behind_apiserver
+from tessera.inspect import installation, journal_source
+from tessera.inspect.installation import FindAddress, Installation, at_url, behind_apiserver
+from tessera.inspect.journal_source import SchedulerSource
 from tessera.inspect.state import InspectionError
 from tessera.kube.access import Access, load_access
 from tessera.kube.backoff import Backoff
@@ -89,7 +89,7 @@ async def following(cluster: Product, notes: list[str]) -> AsyncIterator[list[Re
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_source, "RETRY", Backoff(initial=0.02, cap=0.02))
+    monkeypatch.setattr(journal_source, "RETRY", Backoff(initial=0.02, cap=0.02))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -165,7 +165,7 @@ async def test_the_replica_that_decides_is_asked_and_named_where_it_cannot_be(tm
         assert "kubectl --namespace tessera-system port-forward pod/tessera-b 8080" in str(refused.value)
 
 
-def installation(*flags: str, vouched_in: str) -> Installation:
+def installed(*flags: str, vouched_in: str) -> Installation:
     container = {"name": "tessera", "image": "x", "args": ["scheduler", *flags]}
     webhook = {"name": "vgpu.hami.io", "clientConfig": {"service": {"namespace": vouched_in, "name": "s"}}}
     return Installation(
@@ -179,10 +179,10 @@ def installation(*flags: str, vouched_in: str) -> Installation:
 @pytest.mark.parametrize(
     ("found", "path", "header"),
     [
-        (installation("--dashboard-bind=:8443", vouched_in=NAMESPACE), "https:tessera-a:8443", "X-Tessera-Token"),
-        (installation("--extender-bind=127.0.0.1:99", vouched_in=NAMESPACE), "tessera-a:99", ""),
+        (installed("--dashboard-bind=:8443", vouched_in=NAMESPACE), "https:tessera-a:8443", "X-Tessera-Token"),
+        (installed("--extender-bind=127.0.0.1:99", vouched_in=NAMESPACE), "tessera-a:99", ""),
         # A tenant can have a Deployment of that name, and must not get the token.
-        (installation("--dashboard-bind=:8443", vouched_in="elsewhere"), "tessera-a:8080", ""),
+        (installed("--dashboard-bind=:8443", vouched_in="elsewhere"), "tessera-a:8080", ""),
     ],
 )
 async def test_a_scheduler_with_a_dashboard_is_asked_there_with_the_users_token(
@@ -191,7 +191,7 @@ async def test_a_scheduler_with_a_dashboard_is_asked_there_with_the_users_token(
     async def find(_client: KubeClient) -> Installation:
         return found
 
-    monkeypatch.setattr(scheduler_source, "find_installation", find)
+    monkeypatch.setattr(installation, "find_installation", find)
     async with ControlPlane(nodes=[]) as plane:
         await plane.client.create(NAMESPACES.path(), {"metadata": {"name": NAMESPACE}})
         made = scheduler_pod("tessera-a")

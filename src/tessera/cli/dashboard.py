@@ -83,7 +83,8 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
     async def scheduler_journal(client: KubeClient) -> AsyncIterator[PageJournal | None]:
         """The journal of the cluster's scheduler; None, and a note, if it cannot be read."""
         from tessera.inspect.dashboard.journal import RemoteJournal
-        from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
+        from tessera.inspect.installation import behind_apiserver
+        from tessera.inspect.journal_source import SchedulerSource
         from tessera.inspect.state import InspectionError
 
         async with AsyncExitStack() as stack:

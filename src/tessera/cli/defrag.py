@@ -147,13 +147,12 @@ def apply(
     Each move is compared with the cluster first. If the cluster is not as the plan has it, the command stops; what was
     moved by then stays moved.
     """
+    from tessera.inspect.installation import MOVES, at_url, behind_apiserver
     from tessera.inspect.render.lines import StyledLine
-    from tessera.inspect.scheduler_source import MOVES, at_url, behind_apiserver
     from tessera.inspect.state import InspectionError
     from tessera.kube.access import Access
     from tessera.kube.credentials import FixedHeaders, bearer
-    from tessera.maintenance.defrag import make_moves, moves_request, read_plan
-    from tessera.maintenance.render import moves_document
+    from tessera.maintenance.defrag import make_moves, moves_document, moves_request, read_plan
     from tessera.wire.moves import MoveStage
 
     async def work() -> bool:

@@ -71,8 +71,7 @@ def command(
     tried again until --timeout. If a pod needs an option that was not given, none is evicted. Other pods of the node
     are left alone.
     """
-    from tessera.maintenance.drain import DrainOptions
-    from tessera.maintenance.render import drain_document, result_lines
+    from tessera.maintenance.drain import DrainOptions, drain_document, result_lines
 
     options = DrainOptions(force=force, delete_emptydir_data=delete_emptydir_data, timeout_s=timeout)
 
@@ -102,8 +101,7 @@ async def _drain(
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.render.lines import StyledLine
     from tessera.maintenance import cordon
-    from tessera.maintenance.drain import Drain, find_holders
-    from tessera.maintenance.render import holders_table
+    from tessera.maintenance.drain import Drain, find_holders, holders_table
 
     nodes = {card.node for card in cards}
 

@@ -15,8 +15,8 @@ from tessera.cli import sources
 from tessera.cli.sources import FILE, ClusterSource
 
 if TYPE_CHECKING:
+    from tessera.inspect.installation import FindAddress
     from tessera.inspect.journal_source import JournalSource
-    from tessera.inspect.scheduler_source import FindAddress
     from tessera.kube.client import KubeClient
 
 
@@ -62,8 +62,8 @@ def choose_journal(source: ClusterSource, files: tuple[str, ...], url: str) -> J
 @asynccontextmanager
 async def open_journal(source: ClusterSource, chosen: JournalChoice) -> AsyncIterator[JournalSource]:
     """The journal; notes of one that is followed go to standard error at once."""
-    from tessera.inspect.journal_source import FileSource
-    from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
+    from tessera.inspect.installation import behind_apiserver
+    from tessera.inspect.journal_source import FileSource, SchedulerSource
     from tessera.inspect.state import InspectionError
 
     if chosen.files == (source.snapshot,) and not sources.is_bundle(chosen.files[0]):
@@ -83,7 +83,7 @@ async def open_journal(source: ClusterSource, chosen: JournalChoice) -> AsyncIte
 @asynccontextmanager
 async def open_at_url(source: ClusterSource, url: str) -> AsyncIterator[tuple[KubeClient, FindAddress]]:
     """A client of the scheduler at this address, and where it serves its journal."""
-    from tessera.inspect.scheduler_source import at_url
+    from tessera.inspect.installation import at_url
     from tessera.kube.access import Access
 
     async with sources.open_cluster(source, Access(url)) as (client, _name):

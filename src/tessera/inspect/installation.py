@@ -1,27 +1,34 @@
 """Finds the installation of Tessera or HAMi in a cluster: webhook, ConfigMaps and Deployment, as far as readable.
 
 The webhook configuration names the Service, and with it the namespace and name of everything else. If it cannot be
-read, the names of the charts are tried. What is forbidden is listed in `unseen`, never raised.
+read, the names of the charts are tried. What is forbidden is listed in `unseen`, never raised. The scheduler's
+`Settings` are built with its own parser; flags that do not affect placement (addresses, certificates, leases) are left
+out, as they could only fail here. If the flags are unknown, every vendor is switched on, and claims are read: what is
+not there changes nothing.
 
-The scheduler's `Settings` are built from what is known of its flags and files, with the scheduler's own parser. Flags
-that do not affect placement (addresses, certificates, leases) are left out: they could only fail here. If the flags are
-unknown, every vendor is switched on, and claims are read: what is not there changes nothing.
+A scheduler shows its journal, which names the pods of all tenants, to its own machine, and beside its dashboard to
+users whom the apiserver allows it. Without a dashboard the apiserver's proxy cannot reach it, and the error says which
+port-forward does: to the replica that decides, which the Lease names. The user's token is sent to a pod only if the
+webhook configuration, which no tenant can write, names its namespace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tessera.inspect.state import CHART_DEFAULTS, InspectionError, Json, Setup
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import FORBIDDEN, UNAUTHORIZED, ApiError, is_not_found
-from tessera.kube.resources import CONFIG_MAPS, DEPLOYMENTS, MUTATING_WEBHOOKS, Resource
+from tessera.kube.leases import Lease, holder_host
+from tessera.kube.resources import CONFIG_MAPS, DEPLOYMENTS, LEASES, MUTATING_WEBHOOKS, PODS, SERVICES, Resource
+from tessera.scheduler.access_review import OWN_HEADER
 from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.settings import TABLE, Settings
 from tessera.services.settings_table import Group, SettingsError
 from tessera.services.value_types import FlagKind
+from tessera.wire import moves
 
 T = TypeVar("T")
 
@@ -208,3 +215,144 @@ def parse_scheduler_flags(texts: Sequence[str]) -> dict[str, str | tuple[str, ..
         if flag is None or flag.flag not in PLACEMENT_FLAGS:
             raise InspectionError(f"--scheduler-flag {text}: the scheduler has no flag {name} that affects placement")
     return select_placement_flags([f"--{text.lstrip('-')}" for text in texts])
+
+
+# -- where its scheduler can be asked
+
+ROUTE = "/journal"
+NAMESPACE = "tessera-system"
+"""of the documented installation, where the cluster does not say another one"""
+SELECTOR = "app.kubernetes.io/component=tessera-scheduler"
+MONITOR = "monitor"
+"""name of the port in the chart's Service"""
+PORT = 8080
+"""where the chart's scheduler answers filter, bind and this"""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerAddress:
+    """Where a scheduler serves its journal, or takes requests for moves."""
+
+    name: str
+    """for people"""
+    path: str
+    """below the server that the client is connected to"""
+    help: str
+    """what to do if it cannot be read"""
+    is_assumed: bool = False
+    """whether nothing in the cluster says that it is there"""
+    token_header: str = ""
+    """where it takes the user's token; empty if it needs none"""
+
+
+FindAddress = Callable[[], Awaitable[SchedulerAddress]]
+"""again after each loss: another replica may decide by then"""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a scheduler serves beside its dashboard, for users whom the apiserver allows it."""
+
+    route: str
+    verb: str
+    """on pods/proxy"""
+    right: str
+    """that it needs beside that"""
+    without_dashboard: str
+    """what a scheduler without a dashboard does"""
+    repeat: str = ""
+    """what else helps to repeat the command"""
+
+
+JOURNAL = Served(
+    ROUTE,
+    "get",
+    f"on the path {ROUTE}",
+    "shows its journal to its own machine only",
+    " (in other commands --journal-url)",
+)
+MOVES = Served(
+    moves.PATH,
+    "create",
+    "`create` on pods/eviction in all namespaces",
+    "takes requests for moves of its own machine only",
+    ' --token "$(kubectl create token NAME)"',
+)
+
+
+def at_url(url: str, served: Served = JOURNAL) -> FindAddress:
+    """The address of a scheduler on this machine, or at the end of a port-forward; the client is connected to it."""
+
+    async def find() -> SchedulerAddress:
+        return SchedulerAddress(
+            url,
+            served.route,
+            f"--url is the address at which the scheduler answers filter and bind, such as http://127.0.0.1:{PORT}",
+        )
+
+    return find
+
+
+def behind_apiserver(client: KubeClient, served: Served = JOURNAL) -> FindAddress:
+    """The replica that decides in this cluster, through the apiserver's proxy."""
+
+    async def find() -> SchedulerAddress:
+        installation = await find_installation(client)
+        namespace, service = installation.namespace or NAMESPACE, installation.name or SCHEDULERS[0]
+        port = _port(installation, "--extender-bind", "--http_bind") or PORT
+        pods = await _running(client, namespace)
+        if not pods:
+            path = SERVICES.path(namespace, f"{service}:{MONITOR}", "proxy") + served.route
+            advice = _advice(served, namespace, f"deploy/{service}", port)
+            return SchedulerAddress(f"Service {namespace}/{service}", path, advice, is_assumed=True)
+        name = str((await _leader(client, namespace, pods))["metadata"]["name"])
+        text, advice = f"pod {namespace}/{name}", _advice(served, namespace, f"pod/{name}", port)
+        dashboard = _port(installation, "--dashboard-bind")
+        if dashboard and installation.is_vouched_for:
+            path = PODS.path(namespace, f"https:{name}:{dashboard}", "proxy") + served.route
+            rights = (
+                f"It needs a kubeconfig with a token, `{served.verb}` on pods/proxy in {namespace} and {served.right}."
+            )
+            return SchedulerAddress(text, path, f"{rights} Otherwise:\n{advice}", token_header=OWN_HEADER.decode())
+        return SchedulerAddress(text, PODS.path(namespace, f"{name}:{port}", "proxy") + served.route, advice)
+
+    return find
+
+
+def _advice(served: Served, namespace: str, target: str, port: int) -> str:
+    return (
+        f"A scheduler without a dashboard {served.without_dashboard}. Run\n"
+        f"  kubectl --namespace {namespace} port-forward {target} {port}\n"
+        f"and repeat the command with --url http://127.0.0.1:{port}{served.repeat}"
+    )
+
+
+def _port(installation: Installation, *flags: str) -> int:
+    """Of a listener of the scheduler, by the flags in its Deployment; 0 if they do not say."""
+    words = scheduler_arguments(installation.deployment) if installation.deployment is not None else None
+    for word in words or ():
+        flag, _, value = word.partition("=")
+        port = value.rpartition(":")[2]
+        if flag in flags and port.isdecimal():
+            return int(port)
+    return 0
+
+
+async def _running(client: KubeClient, namespace: str) -> list[Json]:
+    """The scheduler's pods, in the order of their names; none if they may not be listed."""
+    try:
+        listing = await client.list(PODS.path(namespace), dict[str, Any], label_selector=SELECTOR)
+    except ApiError:
+        return []
+    running = [pod for pod in listing.items if (pod.get("status") or {}).get("phase") == "Running"]
+    return sorted(running, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+async def _leader(client: KubeClient, namespace: str, pods: Sequence[Json]) -> Json:
+    """The pod whose kube-scheduler has a Lease of this namespace; the first one if that cannot be known."""
+    try:
+        leases = (await client.list(LEASES.path(namespace), Lease)).items if len(pods) > 1 else []
+    except ApiError:
+        leases = []
+    holders = {holder_host(lease.spec.holder_identity or "") for lease in leases}
+    return next((pod for pod in pods if pod["metadata"]["name"] in holders), pods[0])

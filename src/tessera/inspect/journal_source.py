@@ -2,19 +2,25 @@
 
 Files are read piece by piece, so their size does not matter. Lines that cannot be read are left out and noted: half of
 one that a process left when it died, and what a disk damaged. A reader that must have every record asks for `strict`.
+A scheduler's journal that is followed goes on after its process or the connection has ended: from the next record if it
+is the same process, else with the state that the new one begins with.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from typing import IO, Protocol
 
 from tessera.files.reader import GZIP, ByteSource, UnpackedFile, open_file
+from tessera.inspect.installation import FindAddress, SchedulerAddress
 from tessera.inspect.snapshots import JOURNAL, open_member
 from tessera.inspect.state import InspectionError
+from tessera.kube.backoff import Backoff
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError, is_forbidden, is_not_found
 from tessera.wire.errors import WireError
 from tessera.wire.journal import NewerFormat, Record, Start, decode_record
 
@@ -27,6 +33,14 @@ MAX_NOTES = 20
 CHUNK_BYTES = 1 << 20
 START = b'{"kind":"start"'
 """how Tessera writes the beginning of a `Start`"""
+
+READ_S = 600.0
+"""for a journal that is read once"""
+FOLLOW_S = 3600.0
+"""for one request of a journal that is followed"""
+NEW_LINE = "\n"
+RETRY = Backoff(initial=0.5, cap=5.0)
+"""in seconds; a person watches"""
 
 
 class JournalSource(Protocol):
@@ -214,3 +228,100 @@ def _unpacked(raw: IO[bytes], path: str) -> ByteSource:
     is_journal = UnpackedFile(raw, path).read(1) == b"{"
     raw.seek(0)
     return UnpackedFile(raw, path) if is_journal else open_member(raw, JOURNAL, file=path)
+
+
+class SchedulerSource:
+    """A `JournalSource`."""
+
+    def __init__(self, client: KubeClient, find: FindAddress, *, on_note: Callable[[str], None] = lambda _note: None):
+        """`on_note` is called with each note at once, for journals that are followed."""
+        self._client = client
+        self._find = find
+        self._on_note = on_note
+        self._notes: list[str] = []
+        self._name = "the running scheduler"
+        self._position: tuple[str, int] | None = None
+        """process and number of the last record"""
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self._notes
+
+    async def records(self, *, follow: bool = False) -> AsyncGenerator[Record, None]:
+        failures = 0
+        while True:
+            failures += 1
+            try:
+                async with aclosing(self._read(follow=follow)) as records:
+                    async for record in records:
+                        failures = 0
+                        yield record
+            except (KubeError, InspectionError) as error:
+                # What never worked is a mistake of the caller; what worked comes back.
+                if not follow or self._position is None:
+                    raise
+                if failures < 2:
+                    self._note(f"the journal ended: {str(error).partition(NEW_LINE)[0]}. Trying again")
+            if not follow:
+                return
+            await asyncio.sleep(RETRY.delay(failures))
+
+    async def _read(self, *, follow: bool) -> AsyncGenerator[Record, None]:
+        """One request."""
+        address = await self._find()
+        self._name = address.name
+        query = {"follow": "true"} if follow else {}
+        if self._position is not None:
+            process, sequence = self._position
+            query |= {"process": process, "since": str(sequence), "snapshot": "false"}
+        lines = self._client.stream_lines(
+            address.path,
+            query=query,
+            duration=FOLLOW_S if follow else READ_S,
+            token_header=address.token_header,
+        )
+        try:
+            async with aclosing(lines):
+                async for line in lines:
+                    if line.strip():
+                        yield self._decode(line)
+        except ApiError as error:
+            raise InspectionError(_refusal(error, address)) from error
+        except KubeError as error:
+            raise InspectionError(f"cannot read the journal of {address.name}: {error}\n{address.help}") from error
+
+    def _decode(self, line: bytes) -> Record:
+        try:
+            record = decode_record(line)
+        except WireError as error:
+            raise InspectionError(f"{self._name}: {error}") from error
+        process = self._position[0] if self._position is not None else ""
+        if isinstance(record, Start):
+            if process and process != record.identity:
+                self._note(f"another process of the scheduler from here on: {record.identity}")
+            elif process:
+                self._note("records are missing here; what follows begins with the state after them")
+            process = record.identity
+        self._position = process, record.sequence
+        return record
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._on_note(text)
+
+
+def _refusal(error: ApiError, address: SchedulerAddress) -> str:
+    if is_not_found(error) and error.reason and address.is_assumed:
+        # The apiserver's own answer: the scheduler's has no reason.
+        return f"no scheduler of Tessera was found in this cluster: {error.message}\n{address.help}"
+    if is_not_found(error):
+        return (
+            f"{address.name} has no journal ({error.message.strip() or error}): it is not the scheduler of Tessera, is"
+            f" older than this command, or its journal is off.\n{address.help}"
+        )
+    what = "you may not read the journal of" if is_forbidden(error) else "cannot read the journal of"
+    return f"{what} {address.name}: {error.message.strip() or error}\n{address.help}"

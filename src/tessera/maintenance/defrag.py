@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tessera.inspect.defragmentation import DefragmentationReport, PlannedMove, PodPlace
-from tessera.inspect.scheduler_source import FindAddress
-from tessera.inspect.state import InspectionError, documents
+from tessera.inspect.installation import FindAddress
+from tessera.inspect.state import InspectionError, Json, documents
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
@@ -131,3 +131,19 @@ def _set(progress: MoveProgress, update: MoveUpdate, report: Callable[[str], Non
     if (progress.stage, progress.reason) != (update.stage, update.reason):
         progress.stage, progress.reason = update.stage, update.reason
         report(f"{progress.move.namespace}/{progress.move.name}: {update.reason or update.stage.value}")
+
+
+def moves_document(moves: Sequence[MoveProgress], *, dry_run: bool) -> Json:
+    return {
+        "dry_run": dry_run,
+        "moves": [
+            {
+                "namespace": each.move.namespace,
+                "name": each.move.name,
+                "target": each.move.target.text,
+                "stage": each.stage.value,
+                "reason": each.reason,
+            }
+            for each in moves
+        ],
+    }

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tessera.inspect.scheduler_source import SchedulerSource, behind_apiserver
+from tessera.inspect.installation import behind_apiserver
+from tessera.inspect.journal_source import SchedulerSource
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import PODS

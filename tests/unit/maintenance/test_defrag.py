@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from tessera.inspect.defragmentation import DefragmentationReport, plan_cards
+from tessera.inspect.installation import MOVES, at_url
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.documents import encode_document, make_document
-from tessera.inspect.scheduler_source import MOVES, at_url
 from tessera.inspect.state import InspectionError
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError, Unreachable

@@ -17,8 +17,18 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
 from tessera.maintenance.cordon import NamedCard
-from tessera.maintenance.drain import Drain, DrainOptions, DrainResult, Holders, PodStage, find_holders
-from tessera.maintenance.render import LATE_BIND, drain_document, holders_table, result_lines
+from tessera.maintenance.drain import (
+    LATE_BIND,
+    Drain,
+    DrainOptions,
+    DrainResult,
+    Holders,
+    PodStage,
+    drain_document,
+    find_holders,
+    holders_table,
+    result_lines,
+)
 from tessera_lab.sandbox.api.faults import Drop, Fail
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
