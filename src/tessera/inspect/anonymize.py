@@ -1,8 +1,10 @@
-"""Replaces names of nodes, namespaces, pods, quotas and claims, and uids, in a `ClusterState`, consistently everywhere.
+"""Replaces names of nodes, namespaces, pods, quotas and claims, and uids, in a `ClusterState` and the records of its
+journal, consistently everywhere.
 
-New names sort like the old ones, because ties are decided by name: an anonymous snapshot gives the same decisions. They
-contain a keyed hash, so that snapshots made with the same key can be compared but names cannot be guessed. Models, card
-ids, label keys, amounts and container names stay.
+New names sort like the old ones, because ties are decided by name: an anonymous snapshot gives the same decisions, and
+its journal replays to them. They contain a keyed hash, so that snapshots made with the same key can be compared but
+names cannot be guessed. Models, card ids (but for a node's name in them), label keys, amounts and container names stay;
+messages are free text and go.
 
 Selectors of claims are texts that people write. Of their strings, those stay that match something that devices publish,
 and amounts and versions: the others match no device, and a hash in their place matches none either. Comments go.
@@ -40,17 +42,25 @@ LENGTH = 6
 NAMES = {
     "namespace": "namespaces",
     "uid": "uids",
+    "victims": "uids",
+    "node": "nodes",
     "nodeName": "nodes",
     "nominatedNodeName": "nodes",
     "podGroupName": "pods",
     "resourceClaimName": "claims",
     "resourceClaimTemplateName": "templates",
     "deviceClassName": "classes",
+    "identity": "processes",
 }
-"""Members that hold a name, wherever they stand, and what they name, a key of `WORDS`."""
+"""Members that hold a name or a list of names, wherever they stand, and what they name, a key of `WORDS`."""
 
-REFERENCES = {"ownerReferences": "pods", "reservedFor": "pods"}
-"""Lists whose entries are about something else, which `name` names. Only the owners of claims are held: pods."""
+NAMED = {
+    **dict.fromkeys(("node", "host"), "nodes"),
+    "quota": "quotas",
+    **dict.fromkeys(("pod", "denied", "gang", "state", "ownerReferences", "reservedFor"), "pods"),
+}
+"""What `name` names, by the member or the kind of record in which it stands. The only owners that are held are those of
+claims: pods."""
 
 OWN_WORDS = frozenset({"resourceClaims", "resourceClaimStatuses", "claims"})
 """Lists whose entries have names that a pod gives its claims. No other object holds them: they become hashes."""
@@ -59,8 +69,19 @@ GROUP_NAMES = frozenset({GANG, KUEUE_GROUP, COSCHEDULING_GROUP, VOLCANO_GROUP})
 """Labels and annotations that hold the name of a gang. Gangs are renamed as pods are."""
 
 LABELS = frozenset({"labels", "annotations"})
-TEXTS = frozenset({"nodeSelector", "affinity", "allocation"})
-"""Members with texts of any form, which may contain names of nodes. So may `LABELS`."""
+TEXTS = frozenset({"nodeSelector", "affinity", "allocation"}) | frozenset(
+    {"uuid", "cordoned", "traits", "custom", "settings", "useUuids", "avoidUuids"}
+)
+"""Members with texts of any form, of objects and of records, which may contain names of nodes. So may `LABELS`."""
+
+MESSAGES = frozenset({"error", "message", "problem", "text"})
+"""Free text, which may contain any name."""
+LEFT_OUT = "(left out)"
+"""instead of a message of a record, which must not be empty where it says that something is wrong"""
+
+BY_VENDOR = frozenset({"constraints", "grants"})
+UNNAMED = frozenset({"forecast", "limits", "reasons"})
+"""Members that hold no names, under keys that may be any text."""
 
 WORDS = {
     "nodes": "node",
@@ -163,7 +184,7 @@ def anonymize(state: ClusterState, key: bytes) -> ClusterState:
 
 def anonymize_state(state: ClusterState, names: Names) -> ClusterState:
     """`names` has all names of the state, and perhaps those of a journal."""
-    anonymizer = _ObjectAnonymizer(names, published_texts(state.dra.slices))
+    anonymizer = Anonymizer(names, published_texts(state.dra.slices))
     nodes = names.tables["nodes"]
     for each in state.dra.slices:
         _ = nodes[each["spec"]["pool"]["name"]]  # Pools are named after nodes, and cards may be.
@@ -217,48 +238,82 @@ def _without_workload(pod: Json) -> Json:
     return {**pod, "metadata": metadata}
 
 
-class _ObjectAnonymizer:
-    """Replaces the names in API objects. `published`: every name and value that devices have."""
+class Anonymizer:
+    """Replaces the names in API objects and in records of a journal, as JSON has them. `published`: every name and
+    value that devices have."""
 
-    def __init__(self, names: Names, published: set[str]) -> None:
+    def __init__(self, names: Names, published: Iterable[str] = ()) -> None:
         self._names = names
+        self._text = names.text
         self._selectors = SelectorReplacer(published, digest=names.hash_text, node_text=names.text)
 
     def objects(self, kind: str, documents: Iterable[Json]) -> tuple[Json, ...]:
         """Objects whose own names are of this kind."""
-        return tuple(self._change(each, kind, within="") for each in documents)
+        return tuple(self._members(each, kind, within="") for each in documents)
 
-    def _change(self, value: Any, kind: str, *, within: str) -> Any:
-        """An object of this kind, or its member `within`."""
-        if isinstance(value, list):
-            return [self._change(each, kind, within=within) for each in value]
-        if not isinstance(value, dict):
-            return value
+    def record(self, record: Json) -> Json:
+        changed = self._members(record, "", within=record["kind"])
+        if record.get("ofGang"):
+            changed["reasons"] = {LEFT_OUT: sum(record["reasons"].values())}
+        return changed
+
+    def _members(self, value: Json, kind: str, within: str) -> Json:
         return {member: self._member(member, inner, kind, within) for member, inner in value.items()}
 
+    def _change(self, value: Any, kind: str, within: str) -> Any:
+        """The member `within` of an object of this kind, or of a record."""
+        if isinstance(value, list):
+            return [self._change(each, kind, within) for each in value]
+        return self._members(value, kind, within) if isinstance(value, dict) else value
+
     def _member(self, member: str, value: Any, kind: str, within: str) -> Any:
-        names = self._names
-        named_within = kind if within == "metadata" else REFERENCES.get(within)
-        named = named_within if member == "name" else NAMES.get(member)
+        named = NAMES.get(member)
+        if member == "name":
+            if within in OWN_WORDS:
+                return self._names.hash_text(value)
+            named = kind if within == "metadata" else NAMED.get(within)
         if named is not None:
-            return names.tables[named][value]
-        if member == "name" and within in OWN_WORDS:
-            return names.hash_text(value)
+            table = self._names.tables[named]
+            return [table[name] for name in value] if isinstance(value, list) else table[value]
         if member in LABELS:
             return {name: self._label(name, text) for name, text in value.items()}
-        if member in TEXTS:
-            return replace_texts(value, names.text)
-        if member == "expression":
-            return self._selectors.text(value)
-        if member == "message":
-            return ""  # of a condition: free text, which may contain any name
-        return self._change(value, kind, within=member)
+        if member in TEXTS or (member == "extra" and within in ("constraints", "accepts")):
+            return replace_texts(value, self._text)
+        if member in MESSAGES:
+            return LEFT_OUT if value and within not in ("evicted", "conditions") else ""
+        if member in UNNAMED or member == "extra":
+            return value
+        if member in BY_VENDOR and isinstance(value, dict):
+            return {vendor: self._change(each, kind, member) for vendor, each in value.items()}
+        match member:
+            case "expression":
+                return self._selectors.text(value)
+            case "selectors" if all(isinstance(each, str) for each in value):
+                return replace_texts(value, self._text)
+            case "links":
+                return {self._text(uuid): score for uuid, score in value.items()}
+            case "strayMig" | "instances":
+                return [[self._text(uuid), slot] for uuid, slot in value]
+            case "common" | "own":
+                return [[name, kind_, replace_texts(each, self._text)] for name, kind_, each in value]
+            case "containers":
+                return [self._container(place, each, kind) for place, each in enumerate(value)]
+            case "deviceSections":
+                # Whole values only: a node called gpu must not change the name of a resource.
+                nodes = self._names.tables["nodes"]
+                return replace_texts(value, lambda text: nodes.get(text, text))
+        return self._change(value, kind, member)
+
+    def _container(self, place: int, container: Json, kind: str) -> Json:
+        """A request of a claim has the claim's name, which is often the pod's and more."""
+        changed = self._members(container, kind, within="containers")
+        return changed | {"name": f"claim-{place}"} if container.get("role") == "claim" else changed
 
     def _label(self, name: str, text: str) -> str:
         if name in GROUP_NAMES:
             return self._names.tables["pods"][text]
         is_lock = name == keys.NODE_LOCK or name.endswith(".lock")
-        return self._names.lock(text) if is_lock else self._names.text(text)
+        return self._names.lock(text) if is_lock else self._text(text)
 
 
 def _renamed(word: str, old: set[str], key: bytes) -> dict[str, str]:

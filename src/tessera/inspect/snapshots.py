@@ -23,8 +23,7 @@ from tessera import __version__
 from tessera.core.model.requests import HostRequest
 from tessera.files.documents import DocumentError, read_documents
 from tessera.files.reader import GZIP, ArchiveMember, ByteSource, UnpackedFile, open_file, read_stream
-from tessera.inspect.anonymize import Names, anonymize_state
-from tessera.inspect.anonymize_journal import JournalAnonymizer
+from tessera.inspect.anonymize import Anonymizer, Names, anonymize_state
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
 from tessera.services.terminal_json import encode_json
 from tessera.wire.journal import Record, encode_record
@@ -122,7 +121,7 @@ async def write_bundle(path: str, state: ClusterState, records: AsyncIterable[Re
     The file is not touched before all records were read. Raises OSError.
     """
     found = Names()
-    anonymizer = JournalAnonymizer(found)
+    anonymizer = Anonymizer(found)
     count = 0
     with tempfile.TemporaryFile() as spool:
         async for record in records:
@@ -130,17 +129,17 @@ async def write_bundle(path: str, state: ClusterState, records: AsyncIterable[Re
             line = encode_record(record)
             spool.write(line)
             if key is not None:
-                anonymizer.anonymize(msgspec.json.decode(line))
+                anonymizer.record(msgspec.json.decode(line))
         if key is None:
             _write(path, encode_snapshot(state), spool, taken=state.taken)
             return count
         anonymize_state(state, found)
         names = found.renamed(key)
-        anonymizer = JournalAnonymizer(names)
+        anonymizer = Anonymizer(names)
         spool.seek(0)
         with tempfile.TemporaryFile() as renamed:
             for line in spool:
-                renamed.write(msgspec.json.encode(anonymizer.anonymize(msgspec.json.decode(line))) + b"\n")
+                renamed.write(msgspec.json.encode(anonymizer.record(msgspec.json.decode(line))) + b"\n")
             _write(path, encode_snapshot(anonymize_state(state, names), hashed=True), renamed, taken=state.taken)
     return count
 

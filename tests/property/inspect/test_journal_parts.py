@@ -9,8 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.inspect.anonymize import WORDS, Names
-from tessera.inspect.anonymize_journal import JournalAnonymizer
+from tessera.inspect.anonymize import WORDS, Anonymizer, Names
 from tessera.inspect.journal_filter import RecordFilter, begin_at
 from tessera.inspect.render.journal import difference_lines
 from tessera.inspect.replay import Timeline
@@ -121,12 +120,12 @@ def test_a_journal_with_other_names_replays_equally(life: RecordedCluster) -> No
     records = written(life.records)
     found, again = Names(), Names()
     for record in records:
-        JournalAnonymizer(found).anonymize(msgspec.json.decode(encode_record(record)))
+        Anonymizer(found).record(msgspec.json.decode(encode_record(record)))
     names = found.renamed(b"key")
-    plain = [JournalAnonymizer(names).anonymize(msgspec.json.decode(encode_record(record))) for record in records]
+    plain = [Anonymizer(names).record(msgspec.json.decode(encode_record(record))) for record in records]
     renamed = [decode_record(msgspec.json.encode(record)) for record in plain]
     for one in plain:
-        JournalAnonymizer(again).anonymize(one)
+        Anonymizer(again).record(one)
     for what in WORDS:
         before, after = set(found.tables[what]) - {""}, set(again.tables[what]) - {""}
         assert len(before) == len(after)

@@ -7,8 +7,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from tessera.inspect.anonymize import Names
-from tessera.inspect.anonymize_journal import JournalAnonymizer
+from tessera.inspect.anonymize import Anonymizer, Names
 from tessera.wire.journal import (
     FORMAT,
     Bind,
@@ -94,10 +93,8 @@ def test_every_kind_of_record_is_among_the_examples() -> None:
 def test_no_name_is_left_in_a_record(record: Record) -> None:
     found = Names()
     for one in RECORDS:
-        JournalAnonymizer(found).anonymize(msgspec.json.decode(encode_record(one)))
-    line = msgspec.json.encode(
-        JournalAnonymizer(found.renamed(b"key")).anonymize(msgspec.json.decode(encode_record(record)))
-    )
+        Anonymizer(found).record(msgspec.json.decode(encode_record(one)))
+    line = msgspec.json.encode(Anonymizer(found.renamed(b"key")).record(msgspec.json.decode(encode_record(record))))
     assert SECRET not in line
     changed = decode_record(line)
     assert type(changed) is type(record)
