@@ -187,7 +187,3 @@ def test_quotas(vendor: Amd, room: QuotaRoom, numa_bind: bool, count: int, expec
 def test_a_quota_for_one_card_is_used_on_a_card_that_it_pays(vendor: Amd) -> None:
     large, small = card(0), Card(Device("G1", "AMD", 1, 4, 1000, 304))
     assert VendorNode(vendor, [large, small], room=QuotaRoom(memory=2000)).indexes(**{GPU: 1}) == [1]
-
-
-def test_names_for_quotas(vendor: Amd) -> None:
-    assert (vendor.quota_memory, vendor.quota_cores, vendor.quota_factor) == (MEM, CORES, 1)

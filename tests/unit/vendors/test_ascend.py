@@ -17,7 +17,7 @@ from tessera.core.model.requests import UNCONSTRAINED, ContainerRequest, PodRequ
 from tessera.vendors import registry
 from tessera.vendors.ascend import FAMILY, Ascend
 from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template
-from tessera.vendors.base import Bound, NodeProblem, Switches
+from tessera.vendors.base import Bound, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.wire.device_config import load_device_config
 from tessera.wire.objects import Metadata, Node
@@ -89,19 +89,6 @@ def test_chips_exist_only_where_ascend_is_switched_on() -> None:
         "Ascend910C",
     ]
     assert FAMILY.build(AscendSection(), Switches(ascend=True)) == []
-
-
-def test_the_names_and_keys_of_a_chip_follow_from_its_word() -> None:
-    backend = vendor("Ascend910B4-1", memory_factor=8)
-    assert backend.names.all == (
-        "huawei.com/Ascend910B4-1",
-        "huawei.com/Ascend910B4-1-memory",
-        "huawei.com/Ascend910B4-1-core",
-    )
-    assert backend.keys.register == "hami.io/node-register-Ascend910B4-1"
-    assert backend.keys.handshake == "hami.io/node-handshake-Ascend910B4-1"
-    assert backend.keys.lock == "hami.io/mutex.lock"
-    assert (backend.quota_memory, backend.quota_cores, backend.quota_factor) == (*backend.names.all[1:], 8)
 
 
 def test_a_section_is_read_with_its_own_spelling_and_with_defaults() -> None:
@@ -395,15 +382,6 @@ def test_cards_are_read_from_the_registration_and_count_100_cores() -> None:
             custom={"NetworkID": 3},
         ),
     )
-
-
-def test_a_node_without_registration_has_no_cards() -> None:
-    assert vendor().devices(node(None)) == ()
-
-
-@pytest.mark.parametrize("value", ["[{", "nonsense", '[{"id":""}]', "[" * 50_000])
-def test_a_registration_that_cannot_be_read_is_a_problem_of_the_node(value: str) -> None:
-    assert isinstance(vendor().devices(node(value)), NodeProblem)
 
 
 # -- placement

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from tessera.core.fit.device_rules import QuotaRoom
@@ -10,8 +9,8 @@ from tessera.core.model.devices import Device
 from tessera.core.model.misfits import Misfit
 from tessera.core.model.node_info import Card
 from tessera.core.model.requests import Request
-from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest
-from tessera.vendors.base import NodeProblem, ResourceNames, Switches
+from tessera.vendors.awsneuron import CHART, Neuron, NeuronRequest
+from tessera.vendors.base import NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tests.support import builders
 from tests.support.vendor_cases import NOW_NS, VendorNode, devices, mutated, node, taken
@@ -128,13 +127,6 @@ def test_without_a_name_for_cores_a_device_is_one_thing() -> None:
     assert (found.slots, found.cores) == (1, 1)
     world = VendorNode(vendor, [Card(found)])
     assert world.written(world.grants(**{DEVICE: 1}))["AWS_NEURON_IDS"] == "0"
-
-
-def test_a_missing_section_leaves_a_vendor_that_no_pod_can_name() -> None:
-    (vendor,) = FAMILY.build(msgspec.convert({}, FAMILY.schema), Switches())
-    assert vendor.names.all == ()
-    assert vendor.request(Resources(limits={"": 1})) is None
-    assert devices(vendor, node(capacity={"": 1, DEVICE: 2})) == ()
 
 
 # -- fitting

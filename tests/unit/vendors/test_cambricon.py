@@ -4,34 +4,24 @@ from typing import Any
 
 import pytest
 
-from tessera.core.fit.device_rules import Ask
-from tessera.core.model.devices import Device, NodeFacts
-from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant
 from tessera.core.model.node_info import Card
-from tessera.core.model.requests import UNCONSTRAINED, PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem, ResourceNames, Switches
+from tessera.core.model.requests import Request
+from tessera.vendors.base import NodeProblem
 from tessera.vendors.cambricon import FAMILY, Cambricon
-from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
-from tessera.wire.objects import Metadata, Node, NodeStatus
+from tessera.vendors.drafts import BadRequest, Resources
+from tests.support.vendor_cases import VendorNode, devices, mutated, node
 
 MLU = "cambricon.com/vmlu"
 MEM = "cambricon.com/mlu.smlu.vmemory"
 CORES = "cambricon.com/mlu.smlu.vcore"
 DEVICES = ("hami.io/cambricon-mlu-devices-to-allocate", "hami.io/cambricon-mlu-devices-allocated")
-POD = PodRequest(uid="u", namespace="ns", name="p", containers=())
 
 
 @pytest.fixture
 def vendor() -> Cambricon:
     return Cambricon(FAMILY.chart.names)
-
-
-def node(**capacity: Any) -> Node:
-    return Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
-
-
-def bound(*grants: Grants) -> Bound:
-    return Bound(pod=POD, node="n1", grants=grants, now=0.0)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +64,9 @@ def test_advice_on_memory_names_the_unit(vendor: Cambricon) -> None:
 
 
 def test_admission_only_detects(vendor: Cambricon) -> None:
-    draft = ContainerDraft(limits={MLU: 1})
-    assert vendor.mutate(draft, PodDraft()) is True
-    assert draft == ContainerDraft(limits={MLU: 1})
-    assert vendor.mutate(ContainerDraft(requests={MLU: 1}), PodDraft()) is False
+    answer, draft = mutated(vendor, {MLU: 1})
+    assert (answer, draft.limits, draft.requests) == (True, {MLU: 1}, {})
+    assert mutated(vendor, {}, {MLU: 1})[0] is False
 
 
 @pytest.mark.parametrize(
@@ -89,15 +78,10 @@ def test_admission_only_detects(vendor: Cambricon) -> None:
     ],
 )
 def test_cards_follow_from_the_capacity(vendor: Cambricon, capacity: dict[str, Any], count: int, memory: int) -> None:
-    assert vendor.devices(node(**capacity)) == tuple(
+    assert vendor.devices(node(capacity=capacity)) == tuple(
         Device(f"n1-cambricon-mlu-{i}", "MLU", index=i, slots=100, memory=memory, cores=100, model="MLU")
         for i in range(count)
     )
-
-
-@pytest.mark.parametrize("capacity", [{}, {CORES: "0", MEM: "0"}, {MEM: 640}, {"cpu": "4"}])
-def test_a_node_without_capacity_has_no_cards(vendor: Cambricon, capacity: dict[str, Any]) -> None:
-    assert vendor.devices(node(**capacity)) == ()
 
 
 @pytest.mark.parametrize(
@@ -113,28 +97,16 @@ def test_a_node_without_capacity_has_no_cards(vendor: Cambricon, capacity: dict[
 def test_a_capacity_that_cannot_be_true_is_a_problem_of_the_node(
     vendor: Cambricon, capacity: dict[str, Any], resource: str
 ) -> None:
-    problem = vendor.devices(node(**capacity))
+    problem = vendor.devices(node(capacity=capacity))
     assert isinstance(problem, NodeProblem)
     assert resource in problem.text
 
 
-def test_a_vendor_without_names_sees_and_asks_nothing() -> None:
-    vendor = Cambricon(ResourceNames())
-    assert vendor.names.all == ()
-    assert vendor.devices(node(**{"": 100, CORES: 100})) == ()
-    assert vendor.request(Resources(limits={MLU: 1, "": 1})) is None
-    assert vendor.mutate(ContainerDraft(limits={"": 1}), PodDraft()) is False
-
-
 def test_a_share_is_written_for_the_agent_of_cambricon(vendor: Cambricon) -> None:
-    cards = vendor.devices(node(**{CORES: 200, MEM: 640}))
-    assert isinstance(cards, tuple)
-    request = Request("MLU", 1, memory=1024, cores=10)
-    ask = Ask(request=request, pod=POD, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=[Card(cards[1])])
-    grants = vendor.fit(ask)
-    assert isinstance(grants, tuple)
+    _, card = devices(vendor, node(capacity={CORES: 200, MEM: 640}))
+    world = VendorNode(vendor, [Card(card)])
     text = "n1-cambricon-mlu-1,MLU,1024,10:;"
-    assert vendor.annotations(bound(grants)) == {
+    assert world.written(world.grants(**{MLU: 1, MEM: 4, CORES: 10})) == {
         DEVICES[0]: text,
         DEVICES[1]: text,
         "CAMBRICON_DSMLU_ASSIGNED": "false",
@@ -146,20 +118,8 @@ def test_a_share_is_written_for_the_agent_of_cambricon(vendor: Cambricon) -> Non
 def test_the_profile_is_that_of_the_first_container_with_a_card(vendor: Cambricon) -> None:
     first = Grant("n1-cambricon-mlu-0", "MLU", 2560, 20)
     second = Grant("n1-cambricon-mlu-1", "MLU", 256, 5, index=1)
-    assert vendor.annotations(bound((), (first,), (second,)))["CAMBRICON_DSMLU_PROFILE"] == "0_20_10"
+    assert VendorNode(vendor, []).written((), (first,), (second,))["CAMBRICON_DSMLU_PROFILE"] == "0_20_10"
 
 
 def test_a_pod_without_a_card_has_no_profile(vendor: Cambricon) -> None:
-    assert vendor.annotations(bound(())) == dict.fromkeys(DEVICES, ";")
-
-
-def test_a_pod_says_which_cards_it_accepts(vendor: Cambricon) -> None:
-    constraint = vendor.constraint({"cambricon.com/use-gpuuuid": "a", "cambricon.com/nouse-gpuuuid": "b"})
-    assert (constraint.use_uuids, constraint.avoid_uuids) == (("a",), ("b",))
-
-
-def test_the_family_builds_one_vendor() -> None:
-    (vendor,) = FAMILY.build(FAMILY.chart, Switches())
-    assert (vendor.key, vendor.arrays_exact, vendor.keys.lock) == ("MLU", True, "cambricon.com/dsmlu.lock")
-    assert (vendor.quota_memory, vendor.quota_cores, vendor.quota_factor) == (MEM, CORES, 256)
-    assert vendor.names.all == (MLU, MEM, CORES)
+    assert VendorNode(vendor, []).written(()) == dict.fromkeys(DEVICES, ";")

@@ -7,11 +7,11 @@ import pytest
 
 from tessera.core.model.devices import Device
 from tessera.core.model.grants import Grant
-from tessera.core.model.requests import PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem, Switches
-from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
-from tessera.vendors.hygon import CHART, FAMILY, Hygon, HygonSection
-from tessera.wire.objects import Metadata, Node
+from tessera.core.model.requests import Request
+from tessera.vendors.base import NodeProblem
+from tessera.vendors.drafts import BadRequest, Resources
+from tessera.vendors.hygon import CHART, Hygon
+from tests.support.vendor_cases import VendorNode, devices, mutated, node
 
 DCU = "hygon.com/dcunum"
 MEM = "hygon.com/dcumem"
@@ -22,10 +22,6 @@ REGISTER = "hami.io/node-dcu-register"
 @pytest.fixture
 def vendor() -> Hygon:
     return Hygon(CHART)
-
-
-def node(**annotations: str) -> Node:
-    return Node(metadata=Metadata(name="n1", annotations=annotations))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +60,13 @@ def test_a_memory_factor_scales_requests_and_quotas(factor: int, memory: int) ->
 
 
 def test_admission_only_detects(vendor: Hygon) -> None:
-    draft = ContainerDraft(limits={DCU: 1})
-    assert vendor.mutate(draft, PodDraft()) is True
-    assert draft == ContainerDraft(limits={DCU: 1})
+    answer, draft = mutated(vendor, {DCU: 1})
+    assert (answer, draft.limits, draft.requests) == (True, {DCU: 1}, {})
 
 
 def test_cards_come_from_the_text_registration(vendor: Hygon) -> None:
     assert vendor.devices(
-        node(**{REGISTER: "DCU-0,4,16384,100,DCU-Z100,0,true:DCU-1,4,16384,100,DCU-Z100,1,false:"})
+        node(annotations={REGISTER: "DCU-0,4,16384,100,DCU-Z100,0,true:DCU-1,4,16384,100,DCU-Z100,1,false:"})
     ) == (
         Device("DCU-0", "DCU", slots=4, memory=16384, model="DCU-Z100", mode="hami-core"),
         Device("DCU-1", "DCU", slots=4, memory=16384, model="DCU-Z100", mode="hami-core", numa=1, healthy=False),
@@ -79,17 +74,14 @@ def test_cards_come_from_the_text_registration(vendor: Hygon) -> None:
 
 
 def test_cards_come_from_a_json_registration_too(vendor: Hygon) -> None:
-    cards = vendor.devices(node(**{REGISTER: '[{"id":"DCU-0","count":4,"devmem":16384,"devcore":100,"health":true}]'}))
-    assert isinstance(cards, tuple)
+    cards = devices(
+        vendor, node(annotations={REGISTER: '[{"id":"DCU-0","count":4,"devmem":16384,"devcore":100,"health":true}]'})
+    )
     assert [(card.uuid, card.vendor, card.healthy) for card in cards] == [("DCU-0", "DCU", True)]
 
 
-def test_a_node_that_registered_nothing_has_no_cards(vendor: Hygon) -> None:
-    assert vendor.devices(node()) == ()
-
-
 def test_an_unreadable_registration_is_a_problem_of_the_node(vendor: Hygon) -> None:
-    problem = vendor.devices(node(**{REGISTER: "DCU-0,four,16384,100,DCU-Z100,0,true:"}))
+    problem = vendor.devices(node(annotations={REGISTER: "DCU-0,four,16384,100,DCU-Z100,0,true:"}))
     assert isinstance(problem, NodeProblem)
     assert problem.text.startswith(f"{REGISTER}: invalid count field")
 
@@ -110,18 +102,7 @@ def test_a_pod_says_which_cards_it_accepts(vendor: Hygon) -> None:
 
 
 def test_grants_are_written_in_both_annotations(vendor: Hygon) -> None:
-    pod = PodRequest(uid="u", namespace="ns", name="p", containers=())
-    grants = ((), (Grant("DCU-0", "DCU", 4000, 20),))
-    assert vendor.annotations(Bound(pod=pod, node="n1", grants=grants, now=0.0)) == {
+    assert VendorNode(vendor, []).written((), (Grant("DCU-0", "DCU", 4000, 20),)) == {
         "hami.io/dcu-devices-to-allocate": ";DCU-0,DCU,4000,20:;",
         "hami.io/dcu-devices-allocated": ";DCU-0,DCU,4000,20:;",
     }
-
-
-def test_the_family_builds_one_vendor() -> None:
-    (vendor,) = FAMILY.build(HygonSection(), Switches())
-    assert (vendor.key, vendor.arrays_exact, vendor.keys.lock) == ("DCU", True, "hami.io/mutex.lock")
-    assert vendor.names.all == ()
-    (vendor,) = FAMILY.build(FAMILY.chart, Switches())
-    assert vendor.names.all == (DCU, MEM, CORES)
-    assert (vendor.quota_memory, vendor.quota_cores, vendor.quota_factor) == (MEM, CORES, 1)

@@ -6,12 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.fit.device_rules import Ask
-from tessera.core.model.devices import Device, NodeFacts
-from tessera.core.model.grants import Grant, Grants
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Grant
 from tessera.core.model.node_info import Card
-from tessera.core.model.requests import UNCONSTRAINED, PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches, Vendor
+from tessera.core.model.requests import Request
+from tessera.vendors.base import SharedSection, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.vendors.iluvatar import (
     CHART,
@@ -22,7 +21,7 @@ from tessera.vendors.iluvatar import (
     IluvatarChips,
     OldIluvatar,
 )
-from tessera.wire.objects import Metadata, Node, NodeStatus
+from tests.support.vendor_cases import NOW_NS, VendorNode, devices, node
 
 GPU = "iluvatar.ai/BI-V100-vgpu"
 MEM = "iluvatar.ai/BI-V100.vMem"
@@ -32,7 +31,6 @@ OLD_SECTION = SharedSection(
     resource_memory_name="iluvatar.ai/vcuda-memory",
     resource_core_name="iluvatar.ai/vcuda-core",
 )
-POD = PodRequest(uid="u", namespace="ns", name="p", containers=())
 CHIPS, OLD = FAMILY, OLD_FAMILY
 
 
@@ -50,10 +48,6 @@ def admitted(vendor: Iluvatar, draft: ContainerDraft) -> bool:
     assert vendor.mutate(draft, PodDraft()) == verdict
     assert draft == once, "a second mutation must change nothing"
     return verdict is True
-
-
-def bound(*grants: Grants, now: float = 0.0) -> Bound:
-    return Bound(pod=POD, node="n1", grants=grants, now=now)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +68,8 @@ def test_a_request_after_admission(limits: dict[str, Any], expected: Request | N
 
 def test_several_cards_are_granted_whole() -> None:
     cards = [Card(Device(f"U{i}", "BI-V100", slots=100, memory=32768)) for i in range(2)]
-    request = Request("BI-V100", 2, percent=100, cores=200)
-    ask = Ask(request=request, pod=POD, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=cards)
-    grants = chip().fit(ask)
-    assert isinstance(grants, tuple)
-    assert chip().annotations(bound(grants)) == dict.fromkeys(
+    world = VendorNode(chip(), cards)
+    assert world.written(world.grants(**{GPU: 2, CORES: 200})) == dict.fromkeys(
         ("hami.io/BI-V100-devices-to-allocate", "hami.io/BI-V100-devices-allocated"),
         "U0,BI-V100,32768,100:U1,BI-V100,32768,100:;",
     )
@@ -140,16 +131,9 @@ def test_cards_of_a_chip_are_registered_under_its_own_key() -> None:
     text = "U0,100,32768,100,Iluvatar-BI-V100,0,true:"
     vendor = chip()
     register = "hami.io/node-BI-V100-register"
-    cards = vendor.devices(Node(metadata=Metadata(name="n1", annotations={register: text})))
-    assert cards == (Device("U0", "BI-V100", slots=100, memory=32768, model="Iluvatar-BI-V100", mode="hami-core"),)
-    assert vendor.devices(Node()) == ()
-    problem = vendor.devices(Node(metadata=Metadata(annotations={register: "?"})))
-    assert isinstance(problem, NodeProblem)
-
-
-def test_a_pod_says_which_cards_of_a_chip_it_accepts() -> None:
-    constraint = chip().constraint({"hami.io/use-BI-V100-uuid": "a,b", "hami.io/no-use-BI-V100-uuid": "c"})
-    assert (constraint.use_uuids, constraint.avoid_uuids) == (("a", "b"), ("c",))
+    assert devices(vendor, node(annotations={register: text})) == (
+        Device("U0", "BI-V100", slots=100, memory=32768, model="Iluvatar-BI-V100", mode="hami-core"),
+    )
 
 
 def test_chips_exist_only_when_switched_on() -> None:
@@ -190,8 +174,7 @@ def test_the_old_vendor_reads_requests_the_same_way() -> None:
 
 def test_old_cards_follow_from_the_capacity() -> None:
     capacity: dict[str, Any] = {"iluvatar.ai/vcuda-core": "200", "iluvatar.ai/vcuda-memory": "256"}
-    node = Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
-    assert old().devices(node) == tuple(
+    assert devices(old(), node(capacity=capacity)) == tuple(
         Device(f"n1-iluvatar-{i}", "Iluvatar", index=i, slots=100, memory=32768, model="Iluvatar") for i in range(2)
     )
 
@@ -199,15 +182,10 @@ def test_old_cards_follow_from_the_capacity() -> None:
 def test_old_agents_read_indexes_by_container() -> None:
     grants = tuple(Grant(f"n1-iluvatar-{i}", "Iluvatar", 256, 100, index=i) for i in range(2))
     text = ";n1-iluvatar-0,Iluvatar,256,100:n1-iluvatar-1,Iluvatar,256,100:;"
-    assert old().annotations(bound((), grants, now=1.5)) == {
+    assert VendorNode(old(), []).written((), grants) == {
         "hami.io/iluvatar-vgpu-devices-to-allocate": text,
         "hami.io/iluvatar-vgpu-devices-allocated": text,
         "iluvatar.ai/gpu-assigned": "false",
-        "iluvatar.ai/predicate-time": "1500000000",
+        "iluvatar.ai/predicate-time": NOW_NS,
         "iluvatar.ai/predicate-gpu-idx-1": "0,1",
     }
-
-
-def test_old_lists_of_uuids() -> None:
-    constraint = old().constraint({"iluvatar.ai/use-gpuuuid": "a", "iluvatar.ai/nouse-gpuuuid": "b"})
-    assert (constraint.use_uuids, constraint.avoid_uuids) == (("a",), ("b",))

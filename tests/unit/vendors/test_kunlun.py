@@ -12,7 +12,7 @@ from tessera.core.model.grants import Grant
 from tessera.core.model.misfits import Misfit
 from tessera.core.model.node_info import Card
 from tessera.core.model.requests import Constraint, Request
-from tessera.vendors.base import NodeProblem, ResourceNames, Switches
+from tessera.vendors.base import ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.kunlun import CHART, FAMILY
 from tessera.vendors.kunlun.layout import CARD_MEMORY
@@ -89,12 +89,6 @@ def test_a_number_that_never_fits_is_pointed_out_at_admission(whole: Kunlun, sli
     answer = VendorNode(whole, whole_cards()).fit(Request("kunlun", 3))
     assert isinstance(answer, Misfit)
     assert (answer.text, answer.detail) == ("8/8 NumaNotFit", text)
-
-
-def test_bad_numbers(whole: Kunlun, sliced: Vxpu) -> None:
-    assert isinstance(whole.request(Resources(limits={XPU: "500m"})), BadRequest)
-    assert isinstance(sliced.request(Resources(limits={VXPU: -1})), BadRequest)
-    assert isinstance(whole.devices(node(capacity={XPU: 10**9})), NodeProblem)
 
 
 def test_whole_cards_follow_from_the_capacity(whole: Kunlun) -> None:

@@ -10,9 +10,9 @@ from tessera.core.model.grants import Grant, Grants, Placement
 from tessera.core.model.misfits import Misfit
 from tessera.core.model.node_info import Card, NodeInfo
 from tessera.core.model.requests import ContainerRequest, PodRequest, Request, Role
-from tessera.vendors.base import Bound, NodeProblem, Switches
-from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
-from tessera.vendors.metax import CHART, FAMILY, MetaxSection
+from tessera.vendors.base import Bound, Switches
+from tessera.vendors.drafts import ContainerDraft, PodDraft, Resources
+from tessera.vendors.metax import CHART, FAMILY
 from tessera.vendors.metax.gpu import LOSSES, SCORES, MetaxGpu
 from tessera.wire.objects import Metadata, Node, NodeStatus
 
@@ -51,14 +51,6 @@ def test_the_family_builds_whole_gpus_and_slices_from_one_section() -> None:
     ]
 
 
-def test_a_missing_section_builds_vendors_whose_names_never_match() -> None:
-    for vendor in FAMILY.build(MetaxSection(), Switches()):
-        container = ContainerDraft(limits={"metax-tech.com/gpu": 1, "metax-tech.com/sgpu": 1})
-        assert vendor.mutate(container, PodDraft()) is False
-        assert vendor.request(container) is None
-        assert vendor.devices(node({"metax-tech.com/gpu": 4})) == ()
-
-
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
@@ -72,14 +64,6 @@ def test_a_container_asks_for_whole_cards(limits: dict[str, Any], expected: Requ
     assert VENDOR.request(Resources(limits=limits)) == expected
 
 
-@pytest.mark.parametrize("value", ["-1", "1500m", "many", "9" * 30, 2**31])
-def test_a_count_that_cannot_be_honoured_is_refused_with_advice(value: Any) -> None:
-    answer = VENDOR.request(Resources(limits={"metax-tech.com/gpu": value}))
-    assert isinstance(answer, BadRequest)
-    assert answer.resource == "metax-tech.com/gpu"
-    assert "write" in answer.advice
-
-
 def test_a_container_is_recognised_by_its_limits_only() -> None:
     assert VENDOR.mutate(ContainerDraft(limits={"metax-tech.com/gpu": 1}), PodDraft()) is True
     assert VENDOR.mutate(ContainerDraft(requests={"metax-tech.com/gpu": 1}), PodDraft()) is False
@@ -91,16 +75,6 @@ def test_a_node_has_as_many_cards_as_its_capacity_says() -> None:
         Device(uuid="n1-metax-0", vendor="Metax-GPU", index=0, slots=1, memory=65536, cores=100, model="Metax-GPU"),
         Device(uuid="n1-metax-1", vendor="Metax-GPU", index=1, slots=1, memory=65536, cores=100, model="Metax-GPU"),
     )
-
-
-@pytest.mark.parametrize("capacity", [{}, {"metax-tech.com/gpu": "0"}, {"cpu": "64"}])
-def test_a_node_without_capacity_has_no_cards(capacity: dict[str, Any]) -> None:
-    assert VENDOR.devices(node(capacity)) == ()
-
-
-@pytest.mark.parametrize("value", ["-4", "1.5", "lots", "1000000000", 2**62])
-def test_an_impossible_capacity_is_a_problem_of_the_node(value: Any) -> None:
-    assert isinstance(VENDOR.devices(node({"metax-tech.com/gpu": value})), NodeProblem)
 
 
 def test_a_whole_card_is_never_shared() -> None:

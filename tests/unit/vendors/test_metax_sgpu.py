@@ -258,11 +258,6 @@ def test_cards_are_read_from_the_plugins_own_annotation() -> None:
     )
 
 
-@pytest.mark.parametrize("value", [None, "", "  ", "[]", "null"])
-def test_a_node_that_registers_nothing_has_no_cards(value: str | None) -> None:
-    assert VENDOR.devices(node(value)) == ()
-
-
 @pytest.mark.parametrize(
     "value",
     [

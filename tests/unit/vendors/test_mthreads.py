@@ -11,10 +11,10 @@ from tessera.core.model.grants import Grant, Grants, Use
 from tessera.core.model.misfits import Misfit, Reason
 from tessera.core.model.node_info import Card
 from tessera.core.model.requests import UNCONSTRAINED, PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem, ResourceNames, SharedSection, Switches
+from tessera.vendors.base import ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.mthreads import CHART, FAMILY, MThreads
-from tessera.wire.objects import Metadata, Node, NodeStatus
+from tessera.vendors.mthreads import CHART, MThreads
+from tests.support.vendor_cases import NOW_NS, VendorNode, devices, node
 
 GPU = "mthreads.com/vgpu"
 MEM = "mthreads.com/sgpu-memory"
@@ -28,14 +28,8 @@ def vendor() -> MThreads:
     return MThreads(CHART.names)
 
 
-def node(**capacity: Any) -> Node:
-    return Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
-
-
 def cards(vendor: MThreads, count: int) -> list[Card]:
-    devices = vendor.devices(node(**{CORES: 16 * count, MEM: 96 * count}))
-    assert isinstance(devices, tuple)
-    return [Card(device) for device in devices]
+    return [Card(device) for device in devices(vendor, node(capacity={CORES: 16 * count, MEM: 96 * count}))]
 
 
 def ask(request: Request, on: list[Card], *earlier: Grants) -> Ask:
@@ -136,12 +130,10 @@ def test_amounts_are_divided_among_the_cards(vendor: MThreads) -> None:
 
 
 def test_cards_follow_from_the_capacity(vendor: MThreads) -> None:
-    assert vendor.devices(node(**{CORES: "20", MEM: "192"})) == tuple(
+    assert devices(vendor, node(capacity={CORES: "20", MEM: "192"})) == tuple(
         Device(f"n1-mthreads-{i}", "Mthreads", index=i, slots=100, memory=78643, cores=16, model="Mthreads")
         for i in range(2)
     )
-    assert vendor.devices(node()) == ()
-    assert isinstance(vendor.devices(node(**{CORES: "x"})), NodeProblem)
 
 
 def test_later_containers_share_the_cards_of_the_first(vendor: MThreads) -> None:
@@ -174,19 +166,13 @@ def test_a_whole_card_is_refused_while_another_pod_shares_it(vendor: MThreads) -
 
 def test_the_agent_of_mthreads_learns_the_last_containers_cards(vendor: MThreads) -> None:
     both = tuple(Grant(f"n1-mthreads-{i}", "Mthreads", 49152, 16, index=i) for i in range(2))
-    bound = Bound(pod=POD, node="n1", grants=(both[:1], both, ()), now=2.25)
     first, second = (f"n1-mthreads-{i},Mthreads,49152,16:" for i in range(2))
-    assert vendor.annotations(bound) == {
+    assert VendorNode(vendor, []).written(both[:1], both, ()) == {
         "hami.io/mthreads-vgpu-devices-allocated": f"{first};{first}{second};;",
         "mthreads.com/gpu-index": "0,1",
-        "mthreads.com/predicate-time": "2250000000",
+        "mthreads.com/predicate-time": NOW_NS,
         "mthreads.com/predicate-node": "n1",
     }
-
-
-def test_a_pod_says_which_cards_it_accepts(vendor: MThreads) -> None:
-    constraint = vendor.constraint({"mthreads.ai/use-gpuuuid": "a", "mthreads.ai/nouse-gpuuuid": "b"})
-    assert (constraint.use_uuids, constraint.avoid_uuids) == (("a",), ("b",))
 
 
 def test_names_that_are_not_configured_are_not_filled_in() -> None:
@@ -194,12 +180,3 @@ def test_names_that_are_not_configured_are_not_filled_in() -> None:
     draft = ContainerDraft(limits={GPU: 2})
     assert vendor.mutate(draft, PodDraft()) is True
     assert draft.limits == {GPU: 2}
-
-
-def test_the_family_builds_one_vendor() -> None:
-    (vendor,) = FAMILY.build(FAMILY.chart, Switches())
-    assert (vendor.key, vendor.arrays_exact, vendor.keys.lock) == ("Mthreads", False, "")
-    assert vendor.names.all == (GPU, MEM, CORES)
-    assert (vendor.quota_memory, vendor.quota_cores, vendor.quota_factor) == (MEM, CORES, 512)
-    (empty,) = FAMILY.build(SharedSection(), Switches())
-    assert empty.names.all == ()

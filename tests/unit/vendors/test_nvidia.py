@@ -13,9 +13,9 @@ from tessera.core.model.grants import Grant, Grants
 from tessera.core.model.misfits import Misfit, Reason
 from tessera.core.model.node_info import Card
 from tessera.core.model.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem, Switches
+from tessera.vendors.base import Bound, NodeProblem
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.nvidia import FAMILY, Nvidia
+from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.section import CHART, NvidiaSection
 from tessera.wire.objects import Metadata, Node
 from tessera.wire.pod_devices import DeviceEntry
@@ -314,10 +314,6 @@ def test_the_runtime_class(configured: str, own: str | None, limits: dict[str, A
     assert pod.runtime_class == expected
 
 
-def test_all_resources_are_managed_by_the_extender() -> None:
-    assert nvidia().names.all == (GPU, MEM, CORES, PERCENT, PRIORITY)
-
-
 def test_a_pod_says_which_cards_it_accepts() -> None:
     constraint = nvidia().constraint(
         {
@@ -359,13 +355,6 @@ def test_registrations_of_old_agents_are_read(text: str, mode: str, index: int) 
     assert cards == (
         Device("GPU-a", "NVIDIA", index=index, slots=10, memory=7680, cores=100, model="NVIDIA-T4", mode=mode),
     )
-
-
-@pytest.mark.parametrize(
-    "annotations", [{}, {REGISTER: ""}, {REGISTER: "  "}, {REGISTER: "[]"}, {REGISTER: "null"}, {SCORES: "[]"}]
-)
-def test_a_node_that_registered_nothing_has_no_cards(annotations: dict[str, str]) -> None:
-    assert nvidia().devices(node(**annotations)) == ()
 
 
 @pytest.mark.parametrize("text", ["[{", "nonsense", "GPU-a,10:", "[" * 100_000, '[{"id":"x"},{"id":"x"}]'])
@@ -453,15 +442,6 @@ def test_what_is_written_reads_back() -> None:
 
 
 # -- configuration
-
-
-def test_the_family_builds_one_vendor() -> None:
-    (vendor,) = FAMILY.build(FAMILY.chart, Switches())
-    assert vendor.key == "NVIDIA"
-    assert vendor.arrays_exact
-    assert vendor.honours_cordon
-    assert vendor.keys.lock == "hami.io/mutex.lock"
-    assert (vendor.quota_memory, vendor.quota_cores, vendor.quota_factor) == (MEM, CORES, 1)
 
 
 def test_an_empty_section_has_the_zero_values_of_hami() -> None:
