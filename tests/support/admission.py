@@ -18,7 +18,7 @@ from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Switches, Vendor
-from tessera.vendors.nvidia.section import CHART
+from tessera.vendors.nvidia.backend import CHART
 from tessera.vendors.registry import build_vendors
 from tessera.wire.admission import Verdict
 from tests.support.json_patches import patched

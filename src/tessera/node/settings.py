@@ -39,7 +39,7 @@ from tessera.wire.keys import DRA_DRIVER
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
-    from tessera.vendors.nvidia.section import MigAllowance
+    from tessera.vendors.nvidia.backend import MigAllowance
     from tessera.wire.node_config import NodeSettings
 
 MAX_SCALING = 1000.0

@@ -50,9 +50,7 @@ from tessera.node.registration.devices import registrable
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings, DraAllocator, Paths
 from tessera.services.exposition import Registry
-from tessera.vendors.ascend import Ascend
-from tessera.vendors.ascend.backend import VISIBLE
-from tessera.vendors.ascend.templates import CHART
+from tessera.vendors.ascend import CHART, VISIBLE, Ascend
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.node_config import Mode, NodeSettings

@@ -17,12 +17,10 @@ from tessera.core.model.grants import Placement
 from tessera.core.model.misfits import Misfit
 from tessera.core.model.node_info import Card, NodeInfo, Tenant
 from tessera.core.model.requests import ContainerRequest, PodRequest, Request
-from tessera.vendors.ascend import Ascend
-from tessera.vendors.ascend.templates import CHART
+from tessera.vendors.ascend import CHART, Ascend
 from tessera.vendors.base import ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft
-from tessera.vendors.metax.gpu import MetaxGpu
-from tessera.vendors.metax.sgpu import APP_CLASS, ONLINE, POLICIES, QOS, MetaxSgpu
+from tessera.vendors.metax import APP_CLASS, ONLINE, POLICIES, QOS, MetaxGpu, MetaxSgpu
 
 SGPU = MetaxSgpu(ResourceNames(count="m/sgpu", memory="m/vmemory", cores="m/vcore"), topology_aware=True)
 CHIPS = [Ascend(chip, soft_split=True) for chip in CHART.configs]

@@ -19,8 +19,8 @@ from tessera.vendors.awsneuron import Neuron
 from tessera.vendors.base import NodeProblem, Switches, Vendor
 from tessera.vendors.biren import FAMILY as BIREN
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.enflame import CAPACITY
 from tessera.vendors.enflame import FAMILY as ENFLAME
-from tessera.vendors.enflame.drs import CAPACITY
 from tessera.vendors.kunlun import FAMILY as KUNLUN_FAMILY
 from tessera.vendors.vastai import FAMILY as VASTAI
 from tessera.wire.objects import Node

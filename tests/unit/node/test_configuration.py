@@ -22,7 +22,7 @@ from tessera.node.settings import (
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
 from tessera.services.settings_table import Flags, Group, Sources, given_in
 from tessera.services.value_types import Address, FlagKind
-from tessera.vendors.nvidia.section import MigAllowance
+from tessera.vendors.nvidia.backend import MigAllowance
 from tessera.wire.node_config import NodeSettings
 from tests.support.agent_configuration import JSON, node_json, problems, told
 

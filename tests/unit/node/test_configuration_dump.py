@@ -18,7 +18,7 @@ from tessera.node.settings import (
     Paths,
 )
 from tessera.services.settings_table import Group
-from tessera.vendors.nvidia.section import MigAllowance
+from tessera.vendors.nvidia.backend import MigAllowance
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 
 USUAL = Configuration(settings=AgentSettings(node_name="n1"))

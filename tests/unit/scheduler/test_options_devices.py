@@ -13,9 +13,9 @@ from tessera.scheduler.configuration import build_settings
 from tessera.scheduler.settings import OVERRIDES, TABLE, Leadership, Listeners, Settings, TlsFiles
 from tessera.services.settings_table import Flags, SettingsError
 from tessera.services.value_types import AMOUNT, RESOURCE, SWITCH, Address
-from tessera.vendors.ascend.templates import CHART as VNPUS
+from tessera.vendors.ascend import CHART as VNPUS
 from tessera.vendors.base import Vendor
-from tessera.vendors.nvidia.section import CHART as NVIDIA
+from tessera.vendors.nvidia.backend import CHART as NVIDIA
 from tessera.vendors.registry import build_vendors
 
 COMMON = [

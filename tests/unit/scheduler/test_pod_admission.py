@@ -10,7 +10,7 @@ from tessera.core.model.grants import Use
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.admission.reserved_annotations import reserved_keys
 from tessera.scheduler.settings import PrivilegedMode, Settings
-from tessera.vendors.ascend.backend import Ascend
+from tessera.vendors.ascend import Ascend
 from tessera.vendors.base import Switches
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.registry import build_vendors

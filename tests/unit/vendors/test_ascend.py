@@ -15,8 +15,7 @@ from tessera.core.model.misfits import Misfit, Reason
 from tessera.core.model.node_info import Card, NodeInfo
 from tessera.core.model.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
 from tessera.vendors import registry
-from tessera.vendors.ascend import FAMILY, Ascend
-from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template
+from tessera.vendors.ascend import CHART, FAMILY, Ascend, AscendSection, Chip, Template
 from tessera.vendors.base import Bound, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.wire.device_config import load_device_config

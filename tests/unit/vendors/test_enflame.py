@@ -14,9 +14,18 @@ from tessera.core.model.node_info import Card
 from tessera.core.model.requests import Request
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
-from tessera.vendors.enflame import CHART, CORES_NAME, DRS_NAME, FAMILY, MEMORY_NAME
-from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest, profiles_of
-from tessera.vendors.enflame.gcu import Gcu
+from tessera.vendors.enflame import (
+    CAPACITY,
+    CHART,
+    CORES_NAME,
+    DRS_NAME,
+    FAMILY,
+    MEMORY_NAME,
+    Drs,
+    DrsRequest,
+    Gcu,
+    profiles_of,
+)
 from tests.support.vendor_cases import NOW_NS, VendorNode, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME

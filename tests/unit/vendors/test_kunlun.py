@@ -14,10 +14,7 @@ from tessera.core.model.node_info import Card
 from tessera.core.model.requests import Constraint, Request
 from tessera.vendors.base import ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Resources
-from tessera.vendors.kunlun import CHART, FAMILY
-from tessera.vendors.kunlun.layout import CARD_MEMORY
-from tessera.vendors.kunlun.vxpu import Vxpu
-from tessera.vendors.kunlun.whole import Kunlun
+from tessera.vendors.kunlun import CARD_MEMORY, CHART, FAMILY, Kunlun, Vxpu
 from tests.support.vendor_cases import VendorNode, devices, mutated, node, taken, warnings
 
 XPU, VXPU, MEM = "kunlunxin.com/xpu", "kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory"

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from tessera.core.model.devices import Device
-from tessera.vendors.kunlun import layout
+from tessera.vendors import kunlun as layout
 
 LEFT, RIGHT = {0, 1, 2, 3}, {4, 5, 6, 7}
 LINKS = [{0, 4}, {1, 5}, {2, 6}, {3, 7}]

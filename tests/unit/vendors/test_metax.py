@@ -12,8 +12,7 @@ from tessera.core.model.node_info import Card, NodeInfo
 from tessera.core.model.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.vendors.base import Bound, Switches
 from tessera.vendors.drafts import ContainerDraft, PodDraft, Resources
-from tessera.vendors.metax import CHART, FAMILY
-from tessera.vendors.metax.gpu import LOSSES, SCORES, MetaxGpu
+from tessera.vendors.metax import CHART, FAMILY, LOSSES, SCORES, MetaxGpu
 from tessera.wire.objects import Metadata, Node, NodeStatus
 
 VENDOR = MetaxGpu(CHART.names)

@@ -15,7 +15,7 @@ from tessera.core.model.node_info import Card, NodeInfo, Tenant
 from tessera.core.model.requests import UNCONSTRAINED, Constraint, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.metax.sgpu import APP_CLASS, QOS, TOPOLOGY_AWARE, MetaxSgpu
+from tessera.vendors.metax import APP_CLASS, QOS, TOPOLOGY_AWARE, MetaxSgpu
 from tessera.wire.objects import Metadata, Node
 
 NAMES = ResourceNames(count="metax-tech.com/sgpu", memory="metax-tech.com/vmemory", cores="metax-tech.com/vcore")

@@ -16,7 +16,7 @@ from tessera.core.model.requests import UNCONSTRAINED, ContainerRequest, PodRequ
 from tessera.vendors.base import Bound, NodeProblem
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import Nvidia
-from tessera.vendors.nvidia.section import CHART, NvidiaSection
+from tessera.vendors.nvidia.backend import CHART, NvidiaSection
 from tessera.wire.objects import Metadata, Node
 from tessera.wire.pod_devices import DeviceEntry
 

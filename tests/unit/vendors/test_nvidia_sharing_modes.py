@@ -7,7 +7,7 @@ import pytest
 from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import BadPod
-from tessera.vendors.nvidia.sharing_modes import narrow_modes
+from tessera.vendors.nvidia.backend import narrow_modes
 from tessera.vendors.registry import build_vendors
 
 EVERYTHING_ELSE = "hami-core,mps,none"

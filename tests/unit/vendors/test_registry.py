@@ -9,7 +9,7 @@ import pytest
 
 from tessera.vendors import registry
 from tessera.vendors.base import Family, ResourceNames, Section, Switches, Vendor
-from tessera.vendors.nvidia.section import NvidiaSection
+from tessera.vendors.nvidia.backend import NvidiaSection
 
 OURS = {"nvidia", "cambricon", "hygon", "iluvatars", "iluvatar", "mthreads"}
 ALL = Switches(ascend=True, iluvatar=True)

@@ -34,7 +34,7 @@ from tessera.host.cards import (
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import Nvidia
-from tessera.vendors.nvidia.section import MigAllowance
+from tessera.vendors.nvidia.backend import MigAllowance
 from tessera.wire.errors import WireError
 from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
 

@@ -17,7 +17,7 @@ from tessera.core.model.requests import Constraint, PodRequest, Request, Role
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.nvidia import Nvidia
-from tessera.vendors.nvidia.sharing_modes import MODES, narrow_modes
+from tessera.vendors.nvidia.backend import MODES, narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.resource_api import API_VERSION, CORES, DRIVER, MEMORY
 

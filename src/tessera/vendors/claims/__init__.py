@@ -12,9 +12,18 @@ from tessera.vendors.claims.allocations import (
     whole_amounts,
     with_parts,
 )
-from tessera.vendors.claims.asks import BadClaim, ClaimAsk, claim_grants, read_claim, with_claims
+from tessera.vendors.claims.asks import (
+    BadClaim,
+    ClaimAsk,
+    ClaimSelectors,
+    claim_grants,
+    is_our_class,
+    read_claim,
+    selector_fault,
+    selectors_excess,
+    with_claims,
+)
 from tessera.vendors.claims.pools import PoolDevice, PoolDevices, pool_devices, with_published
-from tessera.vendors.claims.selectors import ClaimSelectors, is_our_class, selector_fault, selectors_excess
 
 __all__ = [
     "BadClaim",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tessera.vendors.base import Family
-from tessera.vendors.nvidia.backend import Nvidia
-from tessera.vendors.nvidia.section import CHART
+from tessera.vendors.nvidia.backend import CHART, Nvidia
 
 __all__ = ["FAMILY", "Nvidia"]
 

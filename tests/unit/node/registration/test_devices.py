@@ -10,7 +10,7 @@ from tessera.host.cards import MIB, CardFacts, GpuInstanceProfile, Links, Topolo
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.registration.devices import PairScores, pair_scores, registrable, registration_text
 from tessera.node.settings import AgentSettings
-from tessera.vendors.nvidia.section import CHART_ALLOWLIST, MigAllowance
+from tessera.vendors.nvidia.backend import CHART_ALLOWLIST, MigAllowance
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.registration import decode_pair_scores, decode_registration, encode_pair_scores
 

@@ -1,11 +1,11 @@
-"""MetaX sGPU: slices of a card that share it under one quality-of-service policy. Whole GPUs are in `gpu`.
+"""MetaX: whole GPUs (key `Metax-GPU`), and slices of cards under one quality-of-service policy (key `Metax-SGPU`).
 
-MetaX's plugin registers cards in a JSON array of its own (`metax-tech.com/node-gpu-devices`), which is accepted or
-refused as a whole. It also writes what is still available; that is ignored, because the ledger knows it sooner.
-
-All pods on a card at one time have the same policy, and pods with an app class (online, offline) never share with pods
-without one. Both rules, and the choice of the best card, look only at the pods that hold a card now (`Card.tenants`)
-and at the link zones that the node registered, so there is no state to expire.
+Whole GPUs follow from the node's capacity. For sGPU, MetaX's plugin registers cards in a JSON array of its own
+(`metax-tech.com/node-gpu-devices`), which is accepted or refused as a whole. It also writes what is still available;
+that is ignored, because the ledger knows it sooner. All pods on an sGPU card at one time have the same policy, and pods
+with an app class (online, offline) never share with pods without one. Both rules, and the choice of the best card, look
+only at the pods that hold a card now (`Card.tenants`) and at the link zones that the node registered, so there is no
+state to expire.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
+import msgspec
 from msgspec import Meta, Struct
 
 from tessera.core.fit import card_checks
@@ -24,12 +25,24 @@ from tessera.core.model.devices import Device
 from tessera.core.model.grants import Grant, Grants
 from tessera.core.model.misfits import CardMisfit, Misfit, Reason
 from tessera.core.model.node_info import Card, NodeInfo
-from tessera.core.model.requests import WHOLE_CARD_CORES, Constraint, PodRequest
+from tessera.core.model.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.core.policies import node_policy
 from tessera.vendors.annotation_values import Choice, switch
-from tessera.vendors.base import Amount, AnnotationKeys, Bound, ResourceNames, Vendor
+from tessera.vendors.base import (
+    Amount,
+    AnnotationKeys,
+    Bound,
+    Family,
+    NodeProblem,
+    ResourceNames,
+    Section,
+    Switches,
+    Vendor,
+)
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.parts.capacity import numbered_cards
 from tessera.vendors.parts.card_choice import judge_all, refuse_unpaid
+from tessera.vendors.parts.card_shares import whole_cards
 from tessera.wire.gobool import parse_bool
 from tessera.wire.gojson import decode_array, encode
 from tessera.wire.integers import INT32_MAX
@@ -37,6 +50,61 @@ from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 from tessera.wire.quantity import NotAQuantity, Whole, read
 from tessera.wire.registration import check_ids
+
+CARD_MEMORY = 65536
+"""MiB charged for a whole GPU; the node does not report it"""
+
+LOSSES = "metax-tech.com/gpu.topology.losses"
+SCORES = "metax-tech.com/gpu.topology.scores"
+BEST_SCORE = 2000
+"""the score of a node whose topology loses nothing"""
+WORST_LOSS = 2**31 - 1
+"""larger values are not topology losses"""
+
+
+class MetaxGpu(Vendor):
+    key = "Metax-GPU"
+    scores_nodes = True
+    keys = AnnotationKeys(
+        to_allocate="hami.io/metax-gpu-devices-to-allocate",
+        allocated="hami.io/metax-gpu-devices-allocated",
+        traits=(LOSSES, SCORES),
+    )
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        return whole_cards(resources, self.names.count, vendor=self.key, cores=WHOLE_CARD_CORES)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return numbered_cards(self, node, stem="metax", memory=CARD_MEMORY)
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        """Prefer cards of the pod's earlier containers: an app container reuses its init container's card.
+
+        HAMi up to v2.10 refuses all other cards here, so a pod with two GPU containers never fits.
+        """
+        before = ask.earlier
+        if before:
+            ask = replace(ask, cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
+        return card_checks.fit(self, ask)
+
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+        key = SCORES if node_policy(pod.node_policy).prefers_idle_nodes else LOSSES
+        text = node.facts.traits.get(key)
+        if text is None:
+            return 0.0
+        cards = {grant.uuid for container in grants for grant in container}
+        return float(BEST_SCORE - _loss(text, len(cards)))
+
+
+def _loss(text: str, count: int) -> int:
+    """The topology loss of taking `count` cards; 0 if the value cannot be parsed."""
+    try:
+        losses = msgspec.json.decode(text, type=dict[str, int])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return 0
+    loss = losses.get(str(count), 0)
+    return loss if abs(loss) <= WORST_LOSS else 0
+
 
 QOS_POLICY = "QosPolicy"
 MODEL = "Model"
@@ -318,3 +386,31 @@ class MetaxSgpu(Vendor):
 def _given(grant: Grant) -> dict[str, str | int]:
     """One slice as MetaX's own plugin reads it."""
     return {"uuid": grant.uuid, "compute": grant.cores, "vRam": grant.memory}
+
+
+class MetaxSection(Section, frozen=True, kw_only=True):
+    resource_count_name: str = ""
+    resource_v_count_name: str = ""
+    resource_v_memory_name: str = ""
+    resource_v_core_name: str = ""
+    sgpu_topology_aware: bool = False
+
+
+CHART = MetaxSection(
+    resource_count_name="metax-tech.com/gpu",
+    resource_v_count_name="metax-tech.com/sgpu",
+    resource_v_memory_name="metax-tech.com/vmemory",
+    resource_v_core_name="metax-tech.com/vcore",
+)
+
+
+def build(section: MetaxSection, switches: Switches) -> list[Vendor]:
+    slices = ResourceNames(
+        count=section.resource_v_count_name,
+        memory=section.resource_v_memory_name,
+        cores=section.resource_v_core_name,
+    )
+    return [MetaxGpu(section.names), MetaxSgpu(slices, topology_aware=section.sgpu_topology_aware)]
+
+
+FAMILY = Family(title="MetaX", section="metax", chart=CHART, build=build)

@@ -1,9 +1,10 @@
-"""Enflame DRS (key `Enflame`): hard partitions of a card, one of the profiles that the node offers in an annotation.
+"""Enflame: whole cards (key `GCU`), and hard partitions of cards (DRS, key `Enflame`).
 
-A container names a profile (`3g.24gb`: three slices, 24 GB) by its size in slices, or the memory and cores that it
-needs, and gets one partition of one card. A profile's share of the cores follows from its size and that of the largest
-profile. A grant records memory and cores only; the slices that it takes follow from these and the card's profiles, so a
-replay counts the same.
+A node only reports how many whole cards it has; these are never shared. Partitions follow the profiles that the node
+offers in an annotation: a container names a profile (`3g.24gb`: three slices, 24 GB) by its size in slices, or the
+memory and cores that it needs, and gets one partition of one card. A profile's share of the cores follows from its size
+and that of the largest profile. A grant records memory and cores only; the slices that it takes follow from these and
+the card's profiles, so a replay counts the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
+from msgspec import field
 
 from tessera.core.fit import card_checks
 from tessera.core.fit.device_rules import Ask
@@ -21,12 +23,12 @@ from tessera.core.model.devices import Device
 from tessera.core.model.grants import Grant, Grants, Use
 from tessera.core.model.misfits import CardMisfit, Misfit, Reason
 from tessera.core.model.node_info import Card
-from tessera.core.model.requests import Request
-from tessera.vendors.base import AnnotationKeys, Bound, Vendor
+from tessera.core.model.requests import WHOLE_CARD_CORES, Request
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, ResourceNames, Section, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.capacity import MAX_CARDS
-from tessera.vendors.parts.card_choice import first_fit, refuse_unpaid
-from tessera.vendors.parts.card_shares import memory_of
+from tessera.vendors.parts.capacity import MAX_CARDS, numbered_cards
+from tessera.vendors.parts.card_choice import first_fit, refuse_unpaid, unused_card
+from tessera.vendors.parts.card_shares import memory_of, whole_cards
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node
@@ -317,3 +319,58 @@ def _refuse_slices(card: Card, profile: Profile) -> CardMisfit | None:
     return CardMisfit(
         card.device.uuid, Reason.CARD_SLOTS_EXHAUSTED, asked=profile.size, free=free, total=card.device.slots
     )
+
+
+CARD_MEMORY = 100
+"""charged for a whole card; the node does not report it"""
+
+
+class Gcu(Vendor):
+    key = "GCU"
+    keys = AnnotationKeys(
+        to_allocate="hami.io/enflame-gcu-devices-to-allocate",
+        allocated="hami.io/enflame-gcu-devices-allocated",
+    )
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        return whole_cards(resources, self.names.count, vendor=self.key, memory=CARD_MEMORY, cores=WHOLE_CARD_CORES)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return numbered_cards(self, node, stem="GCU", memory=CARD_MEMORY)
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        return first_fit(self, ask, lambda card: unused_card(self, ask, card))
+
+
+DRS_NAME = "enflame.com/drs-gcu"
+MEMORY_NAME = "enflame.com/gcu-memory"
+CORES_NAME = "enflame.com/gcu-core"
+
+
+class EnflameSection(Section, frozen=True, kw_only=True):
+    gcu: str = field(default="", name="resourceNameGCU")
+    drs: str = field(default="", name="resourceNameDRSGCU")
+    memory: str = field(default="", name="resourceNameGCUMemory")
+    cores: str = field(default="", name="resourceNameGCUCore")
+    vgcu: str = field(default="", name="resourceNameVGCU")
+    """older name of `drs`"""
+    vgcu_percentage: str = field(default="", name="resourceNameVGCUPercentage")
+    """used by the shared mode before HAMi v2.10; ignored here"""
+
+
+CHART = EnflameSection(gcu="enflame.com/gcu", drs=DRS_NAME, memory=MEMORY_NAME, cores=CORES_NAME)
+
+
+def build(section: EnflameSection, switches: Switches) -> list[Vendor]:
+    if section == EnflameSection():
+        # Absent from the file, as where an administrator left this vendor off: nothing is claimed.
+        return [Gcu(ResourceNames()), Drs(ResourceNames())]
+    partitions = ResourceNames(
+        count=section.drs or section.vgcu or DRS_NAME,
+        memory=section.memory or MEMORY_NAME,
+        cores=section.cores or CORES_NAME,
+    )
+    return [Gcu(ResourceNames(count=section.gcu)), Drs(partitions)]
+
+
+FAMILY = Family(title="Enflame", section="enflame", chart=CHART, build=build)

@@ -1,8 +1,9 @@
-"""Huawei Ascend NPUs: one backend per chip type in the configuration.
+"""Huawei Ascend NPUs: one vendor per chip type in the section `vnpus`.
 
-A pod takes whole chips, one template of a chip, or (soft split, by annotation) any part of it. Chips of the 910 line
-prefer one network; the 910C of a super pod comes in modules of two chips that are only granted together.
-The chip types and their templates are in `templates`.
+A pod takes whole chips, one template of a chip, or (soft split, by annotation) any part of it. A chip can only be cut
+along its templates, so a memory request is rounded up to the smallest that holds it (`Chip.template`); soft-split pods
+get exactly what they ask for. Chips of the 910 line prefer one network; the 910C of a super pod comes in modules of two
+chips that are only granted together.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated, Any
+
+from msgspec import Meta, field
 
 from tessera.core.fit import card_checks
 from tessera.core.fit.card_checks import Fitting
@@ -20,14 +24,141 @@ from tessera.core.model.misfits import CardMisfit, Misfit, Reason
 from tessera.core.model.node_info import Card, NodeInfo
 from tessera.core.model.requests import Constraint, PodRequest, Request
 from tessera.vendors.annotation_values import Choice
-from tessera.vendors.ascend.templates import Chip
-from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.base import (
+    Amount,
+    AnnotationKeys,
+    Bound,
+    Family,
+    NodeProblem,
+    ResourceNames,
+    Section,
+    Switches,
+    Vendor,
+)
 from tessera.vendors.downward_api import ProtectedVariables
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.card_shares import MAX_MIB_OF_A_CARD
 from tessera.wire.gojson import encode
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
+
+Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=32)]
+"""becomes a part of annotation keys"""
+
+
+class Template(Section, frozen=True, kw_only=True):
+    """A way to cut a part from a chip; without a name it stands for the whole chip."""
+
+    name: str = ""
+    memory: Amount = 0
+    """MiB"""
+    ai_core: Amount = 0
+    ai_cpu: Amount = field(default=0, name="aiCPU")
+
+
+class Chip(Section, frozen=True, kw_only=True):
+    common_word: Word
+    """the backend's key"""
+    chip_name: str = ""
+    resource_name: str = ""
+    resource_memory_name: str = ""
+    resource_core_name: str = ""
+    memory_allocatable: Amount = 0
+    """MiB that a whole chip gives"""
+    memory_capacity: Amount = 0
+    """MiB that may be asked for; the chip keeps the difference"""
+    memory_factor: Amount = 0
+    """MiB per unit of memory in pods and quotas; 0 means 1"""
+    ai_core: Amount = 0
+    ai_cpu: Amount = field(default=0, name="aiCPU")
+    runtime_class_name: str = ""
+    overwrite_env: bool = False
+    """hide all chips from containers that ask for none"""
+    super_pod: bool = False
+    templates: tuple[Template, ...] = ()
+
+    def template(self, memory: int) -> Template | None:
+        """The template or whole chip that serves a request for `memory` MiB; None if no chip has that much."""
+        for template in sorted(self.templates, key=lambda t: (t.memory, t.name)):
+            if 0 < template.memory >= memory:
+                return template
+        whole = Template(memory=self.memory_allocatable)
+        return whole if whole.memory > 0 and memory <= self.memory_capacity else None
+
+
+class AscendSection(Section, frozen=True, kw_only=True):
+    hami_vnpu_core: bool = False
+    """nodes take soft-split pods unless they say otherwise"""
+    configs: tuple[Chip, ...] = ()
+    """HAMi up to v2.8 had this list as the section"""
+
+
+Cut = tuple[str, int, int, int]
+"""name, memory in MiB, AI cores, AI CPUs"""
+
+
+def _chip(
+    word: str, chip_name: str, *, memory: int, ai_core: int, ai_cpu: int, cuts: tuple[Cut, ...], **other: Any
+) -> Chip:
+    return Chip(
+        common_word=word,
+        chip_name=chip_name,
+        resource_name=f"huawei.com/{word}",
+        resource_memory_name=f"huawei.com/{word}-memory",
+        resource_core_name=f"huawei.com/{word}-core",
+        memory_allocatable=memory,
+        memory_factor=1,
+        ai_core=ai_core,
+        ai_cpu=ai_cpu,
+        templates=tuple(Template(name=n, memory=m, ai_core=core, ai_cpu=cpu) for n, m, core, cpu in cuts),
+        **{"memory_capacity": memory, **other},
+    )
+
+
+CUTS_64G_20 = (("vir05_1c_16g", 16384, 5, 1), ("vir10_3c_32g", 32768, 10, 3))
+"""of chips with 64 GiB and 20 AI cores"""
+
+CHART = AscendSection(
+    configs=(
+        _chip(
+            "Ascend910A",
+            "910A",
+            memory=32768,
+            ai_core=30,
+            ai_cpu=0,
+            cuts=(("vir02", 2184, 2, 0), ("vir04", 4369, 4, 0), ("vir08", 8738, 8, 0), ("vir16", 17476, 16, 0)),
+        ),
+        _chip(
+            "Ascend910B2",
+            "910B2",
+            memory=65536,
+            ai_core=24,
+            ai_cpu=6,
+            cuts=(("vir03_1c_8g", 8192, 3, 1), ("vir06_1c_16g", 16384, 6, 1), ("vir12_3c_32g", 32768, 12, 3)),
+        ),
+        _chip("Ascend910B3", "910B3", memory=65536, ai_core=20, ai_cpu=7, cuts=CUTS_64G_20),
+        _chip("Ascend910B4-1", "910B4-1", memory=65536, ai_core=20, ai_cpu=7, cuts=CUTS_64G_20),
+        _chip(
+            "Ascend910B4",
+            "910B4",
+            memory=32768,
+            ai_core=20,
+            ai_cpu=7,
+            cuts=(("vir05_1c_8g", 8192, 5, 1), ("vir10_3c_16g", 16384, 10, 3)),
+        ),
+        _chip(
+            "Ascend310P",
+            "310P3",
+            memory=21527,
+            memory_capacity=24576,
+            ai_core=8,
+            ai_cpu=7,
+            cuts=(("vir01", 3072, 1, 1), ("vir02", 6144, 2, 2), ("vir04", 12288, 4, 4)),
+        ),
+        _chip("Ascend910C", "Ascend910", memory=65536, ai_core=20, ai_cpu=7, cuts=CUTS_64G_20, super_pod=True),
+    )
+)
+
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
@@ -229,3 +360,15 @@ def _by_pair(fitting: Fitting, *, one_numa: bool) -> tuple[Fitting, Fitting]:
     paired = [pair for module in modules.values() if len(module) == 2 for pair in module.values()]
     chosen = {card.device.uuid for card, _ in paired}
     return paired, [pair for pair in fitting if pair[0].device.uuid not in chosen]
+
+
+__all__ = ["FAMILY", "Ascend"]
+
+
+def build(section: AscendSection, switches: Switches) -> list[Vendor]:
+    if not switches.ascend:
+        return []
+    return [Ascend(chip, soft_split=section.hami_vnpu_core) for chip in section.configs]
+
+
+FAMILY = Family(title="Huawei Ascend", section="vnpus", chart=CHART, build=build, list_key="configs")
