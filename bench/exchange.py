@@ -32,7 +32,7 @@ from yarl import URL
 from bench.measurement import HOST, Budget, progress, table
 from tessera.kube.access import Access
 from tessera.kube.connection_pool import ApiRequest, ConnectionPool
-from tessera.kube.tls import Pem, TlsSettings
+from tessera.kube.credentials import Pem, TlsSettings
 
 EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
 LIMIT_S = 120

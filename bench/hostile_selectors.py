@@ -25,8 +25,7 @@ from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.wire.cel import compile_selector
-from tessera.wire.claim_spec import ClaimSpec, DeviceClass
-from tessera.wire.resource_api import DRIVER, ClaimingPod, ResourceClaim
+from tessera.wire.resource_api import DRIVER, ClaimingPod, ClaimSpec, DeviceClass, ResourceClaim
 
 MAX_CALLS = 200
 """of one decision that are measured"""

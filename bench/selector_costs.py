@@ -23,9 +23,9 @@ import re2
 from bench.measurement import Budget, table
 from tessera.core.model.devices import Attribute, Published
 from tessera.wire.cel import Selector, compile_selector, values
-from tessera.wire.cel.costs import MAX_COST
 from tessera.wire.cel.selectors import RequestSelectors
 from tessera.wire.cel.syntax import MAX_LENGTH
+from tessera.wire.cel.values import MAX_COST
 from tessera.wire.resource_api import DRIVER
 
 MAX_NS = 150.0

@@ -23,7 +23,7 @@ from tessera.node.modes.mps.control import MpsProgram
 from tessera.node.modes.mps.mode import retire_mps
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
-from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tests.support.agent import AgentNode, agent_node
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"

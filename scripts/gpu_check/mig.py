@@ -28,9 +28,8 @@ from tessera.node.modes.mig.mode import Mig
 from tessera.node.modes.mig.mode_switch import retire_mig
 from tessera.node.settings import AgentSettings, Paths
 from tessera.vendors.nvidia.downward_api import VISIBLE
-from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
-from tessera.wire.pod_devices import DeviceEntry
+from tessera.wire.pod_devices import DeviceEntry, MigAllocation
 
 OVER_S = 120.0
 """seconds for one client, torch's slow start included"""

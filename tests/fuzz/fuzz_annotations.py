@@ -10,26 +10,29 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["tessera.wire"]):
+    from tessera.vendors.pod_reader import decode_scoring_weights
     from tessera.wire.errors import WireError
-    from tessera.wire.gobool import parse_bool
-    from tessera.wire.mig import decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
-    from tessera.wire.node_lock import decode_node_lock, encode_node_lock
+    from tessera.wire.golang import parse_bool
     from tessera.wire.pod_devices import (
         decode_claim_devices,
+        decode_mig_allocations,
         decode_pod_devices,
         encode_claim_devices,
+        encode_mig_allocations,
         encode_pod_devices,
         salvage_pod_devices,
+        split_legacy_uuid,
     )
     from tessera.wire.quantity import read
     from tessera.wire.registration import (
         decode_handshake,
+        decode_node_lock,
         decode_pair_scores,
         decode_registration,
+        encode_node_lock,
         encode_pair_scores,
         encode_registration_json,
     )
-    from tessera.wire.scoring_weights import decode_scoring_weights
 
 
 def decode_nvidia(text: str) -> object:

@@ -18,8 +18,8 @@ from tessera.kube.credentials import FixedHeaders, bearer
 from tessera.kube.resources import NODES
 from tessera.maintenance.defrag import MoveProgress, make_moves, moves_request
 from tessera.wire import keys
-from tessera.wire.mig import decode_mig_allocations
 from tessera.wire.moves import MoveStage
+from tessera.wire.pod_devices import decode_mig_allocations
 from tessera_lab.demo.machines import Machine, make_node
 from tests.integration.test_filter_and_bind import NODE_POLICY, node
 from tests.support.product import Json, Product, gpu_pod, product

@@ -19,7 +19,7 @@ from tessera.scheduler.certificates.authority import facts_of
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Settings
 from tessera.wire import keys
-from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import A100, A100_MEMORY, SimulatedNode, gpu_cards
 from tests.support.event_loops import on_uvloop

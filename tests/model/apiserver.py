@@ -19,11 +19,10 @@ from tessera.kube.decoder import ListPage
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import PODS, Resource
 from tessera.scheduler.kube_api import Annotations, KubeApi, Record
-from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.keys import FENCE, NOMINATED
 from tessera.wire.objects import Metadata, Node, OwnerReference, Pod, PodStatus, ResourceQuota
 from tessera.wire.pod_groups import GroupObject, PodGroupObject
-from tessera.wire.resource_api import ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import ClaimSpec, DeviceClass, ResourceClaim, ResourceSlice
 from tests.model import virtual_time
 from tests.model.faults import LATEST_EFFECT, Faults
 from tests.model.tables import Table

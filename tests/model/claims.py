@@ -19,9 +19,17 @@ import msgspec
 from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError
-from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.objects import Metadata, OwnerReference, Pod, PodClaim
-from tessera.wire.resource_api import DRIVER, Allocation, ClaimStatus, Consumer, ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import (
+    DRIVER,
+    Allocation,
+    ClaimSpec,
+    ClaimStatus,
+    Consumer,
+    DeviceClass,
+    ResourceClaim,
+    ResourceSlice,
+)
 from tests.model import device_usage, shapes
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.machines import STOCK, Machine

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from tessera.kube.reflector import Sink
-from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.objects import Node, Pod, ResourceQuota
-from tessera.wire.resource_api import ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import DeviceClass, ResourceClaim, ResourceSlice
 
 T = TypeVar("T", Pod, Node, ResourceQuota, ResourceClaim, ResourceSlice, DeviceClass)
 

@@ -24,13 +24,13 @@ from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.vendors.claims import claim_facts, shortfalls, with_parts
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.pod_reader import PodReader, claim_parts
-from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.resource_api import (
     DRIVER,
     MANAGED,
     MANAGED_BY_TESSERA,
     NO_SCHEDULE,
     ClaimStatus,
+    DeviceClass,
     ResourceClaim,
     ResourceSlice,
 )

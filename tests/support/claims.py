@@ -16,7 +16,6 @@ from tessera.node.registration.devices import registrable
 from tessera.node.settings import AgentSettings
 from tessera.vendors.claims import ClaimAsk, PoolDevice, PoolDevices, pool_devices, read_claim, with_published
 from tessera.vendors.claims.pools import MIB
-from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.node_config import Mode, NodeSettings
 from tessera.wire.resource_api import (
     DRIVER,
@@ -25,6 +24,7 @@ from tessera.wire.resource_api import (
     NO_SCHEDULE,
     Allocation,
     ClaimStatus,
+    DeviceClass,
     Pool,
     ResourceClaim,
     ResourceSlice,

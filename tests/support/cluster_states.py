@@ -11,8 +11,7 @@ import msgspec
 from tessera.inspect import sanitize
 from tessera.inspect.checks import Finding, Severity
 from tessera.inspect.state import ClaimObjects, ClusterState, Json, Setup
-from tessera.wire.claim_spec import DeviceClass
-from tessera.wire.resource_api import DRIVER, ResourceClaim
+from tessera.wire.resource_api import DRIVER, DeviceClass, ResourceClaim
 from tests.support.builders import NOW, NodeBuilder, PodBuilder, vendors
 from tests.support.claim_scheduler import MIB, device_class, published
 

@@ -18,9 +18,8 @@ from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.mode import Mig
 from tessera.node.settings import AgentSettings, DeviceListStrategy, Paths
-from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
-from tessera.wire.pod_devices import DeviceEntry
+from tessera.wire.pod_devices import DeviceEntry, MigAllocation
 
 T = TypeVar("T")
 

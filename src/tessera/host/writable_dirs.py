@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 WORLD_WRITABLE = 0o777
 """for directories that containers of any user write to, whatever the process's umask"""

@@ -51,9 +51,15 @@ from tessera.scheduler.tenure import Tenure
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
-from tessera.wire.resource_api import DRIVER, ClaimStatus, ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import (
+    DRIVER,
+    ClaimStatus,
+    DeviceClass,
+    ResourceClaim,
+    ResourceClaimTemplate,
+    ResourceSlice,
+)
 
 
 class InspectedCluster:

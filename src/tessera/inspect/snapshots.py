@@ -26,8 +26,8 @@ from tessera.files.reader import GZIP, ArchiveMember, ByteSource, UnpackedFile, 
 from tessera.inspect.anonymize import Anonymizer, Names, anonymize_state
 from tessera.inspect.state import ClaimObjects, ClusterState, InspectionError, Setup
 from tessera.services.terminal_json import encode_json
+from tessera.wire.errors import shortened
 from tessera.wire.journal import Record, encode_record
-from tessera.wire.quotes import shortened
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """with libyaml where PyYAML has it, which is much faster"""

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tessera.kube.credentials import Credentials, FixedHeaders, TokenFile
+from tessera.kube.credentials import Credentials, FixedHeaders, Pem, RotatingContext, TlsSettings, TokenFile
 from tessera.kube.errors import AccessError
 from tessera.kube.kubeconfig import SelectedContext, client_pair, credentials_of, read_kubeconfig, select_context
-from tessera.kube.tls import Pem, RotatingContext, TlsSettings
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """where kubelet puts a pod's token, CA certificate and namespace"""

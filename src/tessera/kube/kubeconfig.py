@@ -20,16 +20,17 @@ from tessera.files.documents import DocumentError, read_documents
 from tessera.files.reader import MAX_SMALL_BYTES, read_file
 from tessera.kube.credentials import (
     API_VERSIONS,
+    ClientPair,
     Credentials,
     ExecPlugin,
     FixedHeaders,
+    Pem,
     PluginSettings,
     TokenFile,
     basic,
     bearer,
 )
 from tessera.kube.errors import AccessError
-from tessera.kube.tls import ClientPair, Pem
 
 
 class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab"):

@@ -22,7 +22,7 @@ from tessera.monitor.regions import DeviceUsage, Region, RegionDevice
 from tessera.services.exposition import Family, info
 from tessera.services.gpu_time import CardKey, GpuTime
 from tessera.wire.errors import WireError
-from tessera.wire.mig import MigAllocation, decode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations
 
 ZONE = "vGPU"
 UNKNOWN = "unknown"

@@ -22,8 +22,8 @@ from tessera.node.modes.base import AllocationRefused
 from tessera.node.registration.devices import registrable
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
-from tessera.wire.mig import split_legacy_uuid
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
+from tessera.wire.pod_devices import split_legacy_uuid
 
 LEAVING_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """pauses while a holder that ended is still shown"""

@@ -48,9 +48,9 @@ from tessera.vendors.nvidia.backend import NvidiaSection, validate_mig_allowlist
 from tessera.vendors.registry import schemas
 from tessera.wire.config_file import ConfigError, ConfigFile, spoken
 from tessera.wire.device_config import SectionSchema, load_device_config
-from tessera.wire.gobool import format_bool
+from tessera.wire.errors import quoted
+from tessera.wire.golang import format_bool
 from tessera.wire.node_config import NodeOverride, NodeSettings, effective, load_node_config, override_for
-from tessera.wire.quotes import quoted
 
 SECTION = "nvidia"
 NO_FILE = "no --config-file: every setting has its default, as far as flags and the node configuration do not say"

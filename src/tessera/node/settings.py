@@ -35,8 +35,8 @@ from tessera.services.value_types import (
     parse_number,
     parse_text,
 )
+from tessera.wire.errors import quoted
 from tessera.wire.keys import DRA_DRIVER
-from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
     from tessera.vendors.nvidia.backend import MigAllowance

@@ -47,7 +47,7 @@ from tessera.services.value_types import Address, parse_dns_name
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors, families, schemas
 from tessera.wire.device_config import dump_device_config, empty_section, load_device_config
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 DEFAULT_BURST = 10
 """requests, as in HAMi; only where --kube-qps sets a limit"""

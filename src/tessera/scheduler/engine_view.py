@@ -31,10 +31,9 @@ from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.base import Vendor
 from tessera.vendors.claims import BadClaim, ClaimAsk, PoolDevices
 from tessera.vendors.drafts import BadPod
-from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.objects import Pod
 from tessera.wire.pod_groups import PodGroup
-from tessera.wire.resource_api import Consumer, ResourceClaim
+from tessera.wire.resource_api import Consumer, DeviceClass, ResourceClaim
 
 NOT_JUDGED = "not judged yet"
 """why a gang waits that was not planned yet"""

@@ -23,7 +23,7 @@ from tessera.services import exposition
 from tessera.services.listener import find_foreign_page, names_this_machine
 from tessera.wire import moves
 from tessera.wire.errors import WireError
-from tessera.wire.gobool import parse_bool
+from tessera.wire.golang import parse_bool
 from tessera.wire.journal import encode_record
 from tessera.wire.moves import MovesRequest, decode_moves_request
 

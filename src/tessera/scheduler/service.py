@@ -47,9 +47,8 @@ from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.base import Vendor
-from tessera.wire.claim_spec import DeviceClass, ResourceClaimTemplate
 from tessera.wire.objects import Node, Pod, PodDisruptionBudget, ResourceQuota
-from tessera.wire.resource_api import DRIVER, ResourceClaim, ResourceSlice
+from tessera.wire.resource_api import DRIVER, DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 
 log = structlog.get_logger(__name__)
 

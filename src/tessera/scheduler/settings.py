@@ -46,7 +46,7 @@ from tessera.services.value_types import (
     parse_text,
     parse_whole,
 )
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 if TYPE_CHECKING:
     from tessera.vendors.base import Switches

@@ -14,9 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tessera.wire.gobool import parse_bool
-from tessera.wire.integers import INT32_MAX
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
+from tessera.wire.golang import INT32_MAX, parse_bool
 
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 """nanoseconds per unit; the micro sign and the Greek letter are both in use"""

@@ -12,8 +12,8 @@ from itertools import islice
 
 from tessera.core.model.requests import MAX_ANNOTATION
 from tessera.vendors import spelling
-from tessera.wire.gobool import parse_bool
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
+from tessera.wire.golang import parse_bool
 
 MAX_WORDS = 64
 """of one annotation that are looked at"""

@@ -38,7 +38,7 @@ from tessera.vendors.base import (
 from tessera.vendors.downward_api import ProtectedVariables
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.card_shares import MAX_MIB_OF_A_CARD
-from tessera.wire.gojson import encode
+from tessera.wire.golang import encode
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 

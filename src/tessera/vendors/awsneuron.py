@@ -21,7 +21,7 @@ from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Sec
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import MAX_CARDS, alike_cards, capacity_of
 from tessera.vendors.parts.card_choice import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 

@@ -23,7 +23,7 @@ from tessera.vendors.downward_api import DownwardApi, ProtectedVariables
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.vendors.parts.card_shares import LEAST_ASK, LEAST_MIB_OF_A_CARD, WHOLE_MEMORY, cards_asked, memory_of
 from tessera.wire.errors import WireError
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera.wire.registration import decode_registration

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tessera.core.model.grants import Grants, Placement
 from tessera.core.model.requests import Constraint, PodRequest, Request
-from tessera.wire.gobool import parse_bool
+from tessera.wire.golang import parse_bool
 from tessera.wire.objects import Pod
 
 if TYPE_CHECKING:

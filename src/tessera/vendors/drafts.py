@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.errors import shortened
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.objects import QuantityText
 from tessera.wire.quantity import NotAQuantity, NotWhole, Whole, read
-from tessera.wire.quotes import shortened
 
 
 @dataclass(frozen=True, slots=True)

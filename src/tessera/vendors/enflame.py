@@ -30,7 +30,7 @@ from tessera.vendors.parts.capacity import MAX_CARDS, numbered_cards
 from tessera.vendors.parts.card_choice import first_fit, refuse_unpaid, unused_card
 from tessera.vendors.parts.card_shares import memory_of, whole_cards
 from tessera.wire.errors import WireError
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 

@@ -43,9 +43,7 @@ from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft,
 from tessera.vendors.parts.capacity import numbered_cards
 from tessera.vendors.parts.card_choice import judge_all, refuse_unpaid
 from tessera.vendors.parts.card_shares import whole_cards
-from tessera.wire.gobool import parse_bool
-from tessera.wire.gojson import decode_array, encode
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX, decode_array, encode, parse_bool
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 from tessera.wire.quantity import NotAQuantity, Whole, read

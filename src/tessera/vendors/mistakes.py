@@ -22,8 +22,8 @@ from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import Resources
 from tessera.vendors.node_reader import quota_limit
 from tessera.vendors.pod_reader import POD_ANNOTATIONS, POD_CHOICES
+from tessera.wire.errors import shortened
 from tessera.wire.objects import Pod, QuantityText
-from tessera.wire.quotes import shortened
 
 MAX_NAMES = 2048
 """resources of a pod that are looked at, and annotations; an apiserver accepts tens of thousands"""

@@ -15,7 +15,7 @@ from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Sha
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import cards_from_capacity
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.objects import Node
 
 MIB_PER_UNIT = 512

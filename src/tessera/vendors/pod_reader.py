@@ -29,13 +29,57 @@ from tessera.vendors.base import Vendor
 from tessera.vendors.claims import read_claim_devices
 from tessera.vendors.drafts import BadPod, BadRequest, Resources
 from tessera.wire import keys
-from tessera.wire.errors import WireError
-from tessera.wire.gobool import parse_bool
-from tessera.wire.mig import MigAllocation, decode_mig_allocations, split_legacy_uuid
+from tessera.wire.errors import WireError, quoted
+from tessera.wire.golang import parse_bool, parse_integer
+from tessera.wire.keys import SCORING_WEIGHTS
 from tessera.wire.objects import Container, Pod
-from tessera.wire.pod_devices import CONTAINER_END, DEVICE_END, salvage_pod_devices
-from tessera.wire.quotes import quoted
-from tessera.wire.scoring_weights import decode_scoring_weights
+from tessera.wire.pod_devices import (
+    CONTAINER_END,
+    DEVICE_END,
+    MigAllocation,
+    decode_mig_allocations,
+    salvage_pod_devices,
+    split_legacy_uuid,
+)
+
+_NAMES = ("slot", "core", "memory")
+
+
+def decode_scoring_weights(text: str) -> Weights:
+    try:
+        weights = _parse_weights(text)
+    except WireError as error:
+        raise WireError(f"invalid {SCORING_WEIGHTS} annotation {quoted(text)}: {error}") from error
+    return Weights(**weights)
+
+
+def _parse_weights(text: str) -> dict[str, int]:
+    parts = text.split(",")
+    if len(parts) != len(_NAMES):
+        raise WireError("expected slot, core, and memory weights")
+    weights: dict[str, int] = {}
+    for part in parts:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise WireError("expected key=value entries")
+        if name in weights:
+            raise WireError(f"duplicate {quoted(name)} weight")
+        weights[name] = _weight(name, value)
+    if not any(weights.values()):
+        raise WireError("at least one weight must be positive")
+    return weights
+
+
+def _weight(name: str, text: str) -> int:
+    weight = parse_integer(text)
+    if weight is None:
+        raise WireError(f"{quoted(name)} weight must be an integer")
+    if weight < 0:
+        raise WireError(f"{quoted(name)} weight must not be negative")
+    if name not in _NAMES:
+        raise WireError(f"unknown weight {quoted(name)}")
+    return weight
+
 
 REMEMBERED = 1024
 """distinct resource lists kept; then the cache is cleared"""

@@ -22,9 +22,8 @@ import msgspec
 import yaml
 
 from tessera.files.documents import YAML_LOADER, DocumentError, check_json, plain_value, yaml_events
-from tessera.wire.errors import WireError
-from tessera.wire.integers import INT32_MAX
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import WireError, quoted
+from tessera.wire.golang import INT32_MAX
 
 MAX_BYTES = 2**20
 """bytes of a file; as much as a ConfigMap can hold"""

@@ -16,7 +16,7 @@ import yaml
 
 from tessera.files.documents import plain_value
 from tessera.wire.config_file import ConfigFile, nearest, spoken
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 FOREIGN_KEYS = frozenset({"version", "flags", "resources", "sharing", "imex", "scheduler"})
 """top-level keys of NVIDIA's plugin configuration, read by another reader from the same file"""

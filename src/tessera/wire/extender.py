@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from tessera.wire.errors import WireError
-from tessera.wire.gojson import fold
+from tessera.wire.golang import fold
 from tessera.wire.objects import Node, Pod
 
 EMPTY_BODY = "Please send a request body"

@@ -11,7 +11,7 @@ from enum import Enum
 import msgspec
 
 from tessera.wire.errors import WireError
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX
 
 PATH = "/moves"
 MAX_BODY_BYTES = 4 << 20

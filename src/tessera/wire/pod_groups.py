@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from tessera.wire.errors import quoted
 from tessera.wire.objects import Partial, Pod
-from tessera.wire.quotes import quoted
 
 GANG = "tessera.io/gang"
 GANG_SIZE = "tessera.io/gang-size"

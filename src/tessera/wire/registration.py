@@ -1,4 +1,4 @@
-"""Node annotations of plugins: the cards that they register, their handshake, and how well the cards are linked.
+"""Node annotations: the cards that plugins register, how well these are linked, the handshake, and the lock.
 
 Cards are registered in a text form and in a JSON form. Both are read for every vendor: a value that starts with `[` is
 JSON. A registration is understood as a whole or refused as a whole, because a node whose cards are half known must not
@@ -7,8 +7,9 @@ zero values: a missing `health` means unhealthy. Unreadable scores of pairs (`ha
 the node its cards: callers continue without scores.
 
 In a handshake the scheduler asks with `Requesting_<time>`, a plugin answers with `Reported …`. Decoding one never
-fails: an unreadable time is None. Times on the wire are in the writer's local zone, so callers pass a zone. What a
-state means for a node is not decided here.
+fails: an unreadable time is None. Times on the wire are in the writer's local zone, so callers pass a zone. A lock
+(`hami.io/mutex.lock`) without an owner (HAMi v2.4, or empty names) can only expire. What a state means for a node, and
+who takes a lock, is not decided here.
 """
 
 from __future__ import annotations
@@ -16,19 +17,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
 
 from tessera.core.model.devices import HAMI_CORE, NOTHING, Device, MigPlacement, MigProfile
-from tessera.wire import gojson
-from tessera.wire.errors import WireError
-from tessera.wire.gobool import format_bool, parse_bool
-from tessera.wire.integers import INT32_MAX, counter, parse_integer
+from tessera.wire import golang
+from tessera.wire.errors import WireError, quoted, shortened
+from tessera.wire.golang import INT32_MAX, counter, format_bool, parse_bool, parse_integer
 from tessera.wire.pod_devices import DEVICE_END, FIELD_SEPARATOR, has_separator
-from tessera.wire.quotes import quoted
 
 Counter = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 Numa = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]
@@ -89,7 +88,7 @@ def decode_registration(text: str, *, vendor: str) -> tuple[Device, ...]:
 def encode_registration_json(devices: Sequence[Device]) -> str:
     """What HAMi's plugin writes since v2.8, with MIG profiles since v2.10."""
     check_ids(devices)
-    return gojson.encode([_wire(device) for device in devices])
+    return golang.encode([_wire(device) for device in devices])
 
 
 def encode_registration_text(devices: Sequence[Device]) -> str:
@@ -107,7 +106,7 @@ def _is_json(text: str) -> bool:
 
 def _devices_from_json(text: str, vendor: str) -> tuple[Device, ...]:
     member = "registered device"
-    found = gojson.decode_array(text, _Device, what="the registration", member=member)
+    found = golang.decode_array(text, _Device, what="the registration", member=member)
     return tuple(_device(wire, f"{member} {position}", vendor) for position, wire in enumerate(found))
 
 
@@ -289,7 +288,7 @@ class _Row(msgspec.Struct, frozen=True):
 def decode_pair_scores(text: str) -> dict[str, Mapping[str, int]]:
     """Scores by both uuids; each direction as the plugin wrote it."""
     scores: dict[str, Mapping[str, int]] = {}
-    rows = gojson.decode_array(text, _Row, what="the pair score annotation", member="pair score")
+    rows = golang.decode_array(text, _Row, what="the pair score annotation", member="pair score")
     for position, row in enumerate(rows):
         if not row.uuid:
             raise WireError(f"pair score {position} has no uuid")
@@ -301,4 +300,53 @@ def decode_pair_scores(text: str) -> dict[str, Mapping[str, int]]:
 
 def encode_pair_scores(scores: Mapping[str, Mapping[str, int]]) -> str:
     """Rows in the order given, the scores of a row sorted by uuid."""
-    return gojson.encode([{"uuid": uuid, "score": dict(sorted(row.items()))} for uuid, row in scores.items()])
+    return golang.encode([{"uuid": uuid, "score": dict(sorted(row.items()))} for uuid, row in scores.items()])
+
+
+_OWNED = 3
+"""parts of a value that names its pod: time, namespace, name"""
+_RFC3339 = re.compile(
+    r"[12][0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?(?:Z|[+-][0-9]{2}:[0-9]{2})"
+)
+"""years near the ends of the calendar are refused, because arithmetic with them could overflow"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLock:
+    """Which pod holds a node, and since when."""
+
+    time: datetime
+    """aware"""
+    namespace: str | None = None
+    name: str | None = None
+    """both None where the lock names no pod"""
+
+    @property
+    def owner(self) -> tuple[str, str] | None:
+        """Namespace and name of the pod, or None."""
+        return (self.namespace, self.name) if self.namespace and self.name else None
+
+
+def decode_node_lock(text: str) -> NodeLock:
+    time, *owner = text.split(",")
+    if len(owner) not in (0, _OWNED - 1):
+        raise WireError(
+            f"malformed lock annotation: expected {_OWNED} parts, got {len(owner) + 1} from {shortened(text)}"
+        )
+    namespace, name = owner if all(owner) and owner else (None, None)
+    return NodeLock(_rfc3339(time), namespace, name)
+
+
+def encode_node_lock(lock: NodeLock) -> str:
+    """In UTC and whole seconds; a lock without an owner is written in the legacy form."""
+    time = lock.time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return time if lock.owner is None else ",".join((time, *lock.owner))
+
+
+def _rfc3339(text: str) -> datetime:
+    if _RFC3339.fullmatch(text) is None:
+        raise WireError(f"malformed lock annotation: {quoted(text)} is not an RFC 3339 time")
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise WireError(f"malformed lock annotation: {quoted(text)} is not a time: {error}") from error

@@ -13,7 +13,7 @@ from tessera.inspect.explanation import explain
 from tessera.inspect.verdicts import FitsNowhere
 from tessera.kube.errors import ApiError
 from tessera.wire.keys import MIG_ALLOCATIONS
-from tessera.wire.mig import decode_mig_allocations
+from tessera.wire.pod_devices import decode_mig_allocations
 from tessera_lab.demo.cluster import DemoCluster, DemoError
 from tessera_lab.demo.screens import CardView, ClusterView, short_name, take_view
 from tessera_lab.sandbox.api.kinds import Json

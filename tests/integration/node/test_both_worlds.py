@@ -24,8 +24,8 @@ from tessera.node.fleet import Fleet
 from tessera.node.registration import registrar
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.wire.keys import MIG_ALLOCATIONS
-from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tessera.wire.objects import Node
+from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tessera.wire.resource_api import CORDONED, MANAGED, MANAGED_BY_TESSERA, UNHEALTHY
 from tessera_lab.sandbox.api import defaults
 from tests.support.agent import NODE, Json

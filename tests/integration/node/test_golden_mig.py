@@ -13,7 +13,7 @@ import pytest
 from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.node.handover import allocator
 from tessera.wire.keys import BIND_PHASE, MIG_ALLOCATIONS
-from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
 from tests.support.agent import AgentNode, agent_node
 from tests.support.agent_api import bound, lock, pod_ended
 

@@ -15,7 +15,7 @@ from tessera.node import process as module
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.services import process as service_process
 from tessera.wire import keys
-from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
 from tessera.wire.registration import decode_registration
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.logs import captured

@@ -64,7 +64,7 @@ from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardEvent
 from tessera.node.handover import assembly
 from tessera.wire.keys import MIG_ALLOCATIONS
-from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
 from tests.support.agent import NODE, AgentNode, agent_node
 from tests.support.agent_api import Json, bound, registered, take_lock, unlocked, writes
 from tests.support.logs import captured

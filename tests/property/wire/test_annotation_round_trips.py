@@ -12,21 +12,31 @@ from hypothesis import strategies as st
 
 from tessera.core.model.devices import HAMI_CORE, Device, MigPlacement, MigProfile, MigSlot
 from tessera.core.model.requests import Weights
+from tessera.vendors.pod_reader import decode_scoring_weights
 from tessera.wire.errors import WireError
-from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
-from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock
-from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, encode_pod_devices, salvage_pod_devices
+from tessera.wire.pod_devices import (
+    DeviceEntry,
+    MigAllocation,
+    decode_mig_allocations,
+    decode_pod_devices,
+    encode_mig_allocations,
+    encode_pod_devices,
+    salvage_pod_devices,
+    split_legacy_uuid,
+)
 from tessera.wire.registration import (
+    NodeLock,
     Requesting,
     decode_handshake,
+    decode_node_lock,
     decode_pair_scores,
     decode_registration,
+    encode_node_lock,
     encode_pair_scores,
     encode_registration_json,
     encode_registration_text,
     encode_requesting,
 )
-from tessera.wire.scoring_weights import decode_scoring_weights
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 plain = st.text(st.characters(codec="utf-8", exclude_characters=",:;"), max_size=20)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tessera.core.model.devices import Attribute, Published
 from tessera.wire.cel import Selector, compile_selector
-from tessera.wire.cel.costs import Meter
-from tessera.wire.cel.patterns import BadPattern, matches
+from tessera.wire.cel.functions import BadPattern, matches
 from tessera.wire.cel.selectors import EVERYTHING
+from tessera.wire.cel.values import Meter
 
 DRIVER = "gpu.tessera.io"
 MAX_CALLS = 100_000

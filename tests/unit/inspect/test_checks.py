@@ -15,9 +15,8 @@ from tessera.inspect.checks.ledger import check_claims, check_ledger, check_quot
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.diagnosis import diagnosis_lines, is_broken
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.registration import encode_requesting
-from tessera.wire.resource_api import ResourceClaim
+from tessera.wire.resource_api import DeviceClass, ResourceClaim
 from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, pod, vendors
 from tests.support.claim_scheduler import claiming, device_class, published, resource_claim
 from tests.support.cluster_states import claim_objects, document_of, held, not_fine, state_of

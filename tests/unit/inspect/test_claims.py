@@ -22,8 +22,7 @@ from tessera.inspect.simulation import Simulation, simulate
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.usage import UsageFilter, card_usage, pod_usage, sum_usage
 from tessera.inspect.verdicts import Fits, FitsNowhere
-from tessera.wire.claim_spec import DeviceClass
-from tessera.wire.resource_api import ResourceClaim
+from tessera.wire.resource_api import DeviceClass, ResourceClaim
 from tests.support.builders import PodBuilder, gpu_pod, node, pod
 from tests.support.claim_scheduler import claiming, device_class, resource_claim, templated
 from tests.support.cluster_states import claim_objects, held, state_of

@@ -17,9 +17,8 @@ from tessera.kube import connection_pool
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.connection_pool import KEEP_ALIVE_S, create_probed_socket
-from tessera.kube.credentials import FixedHeaders
+from tessera.kube.credentials import FixedHeaders, Pem, TlsSettings
 from tessera.kube.errors import ApiError, BadName, Unreachable
-from tessera.kube.tls import Pem, TlsSettings
 from tests.support.event_loops import in_fake_time, in_real_time, on_uvloop
 from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient
+from tessera.kube.credentials import ClientPair, Pem, TlsSettings
 from tessera.kube.errors import AccessError, Unreachable
-from tessera.kube.tls import ClientPair, Pem, TlsSettings
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.raw_server import RawServer, reply
 

@@ -21,7 +21,7 @@ from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.wire.admission import decode_review
 from tessera.wire.cel import compile_selector
-from tessera.wire.claim_spec import ResourceClaimTemplate
+from tessera.wire.resource_api import ResourceClaimTemplate
 from tessera_lab.sandbox.api.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATES
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tests.support.admission import Document, container, pod, vendors, verdict

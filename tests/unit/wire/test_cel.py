@@ -9,10 +9,9 @@ import pytest
 
 from tessera.core.model.devices import Attribute, Published
 from tessera.wire.cel import AllOf, Selector, compile_selector
-from tessera.wire.cel.costs import Meter
-from tessera.wire.cel.functions import FUNCTIONS, METHODS
-from tessera.wire.cel.patterns import BadPattern, matches
+from tessera.wire.cel.functions import FUNCTIONS, METHODS, BadPattern, matches
 from tessera.wire.cel.syntax import MAX_LENGTH, MAX_PARTS
+from tessera.wire.cel.values import Meter
 from tests.support.cel_selectors import FAILED, FALSE, TRUE, G
 
 DRIVER = "gpu.tessera.io"

@@ -11,19 +11,23 @@ import pytest
 from tessera.core.model.devices import Attribute, Published
 from tessera.core.model.published_cards import CLUSTER_COST
 from tessera.wire.cel import AllOf, Selector, compile_selector
-from tessera.wire.cel.costs import (
+from tessera.wire.cel.functions import BadPattern, check_pattern, matches
+from tessera.wire.cel.syntax import MAX_LENGTH, MAX_PARTS
+from tessera.wire.cel.values import (
     BAD_PATTERN,
     MAX_COST,
+    MAX_TEXT,
     PATTERN_CHARACTER,
     PATTERN_STATE,
     SEARCHED_STATES,
     UNICODE_CLASS,
     Meter,
     TooCostly,
+    add,
+    contains,
+    equal,
+    less,
 )
-from tessera.wire.cel.patterns import BadPattern, check_pattern, matches
-from tessera.wire.cel.syntax import MAX_LENGTH, MAX_PARTS
-from tessera.wire.cel.values import MAX_TEXT, add, contains, equal, less
 
 DRIVER = "gpu.tessera.io"
 G = f"device.attributes['{DRIVER}']"

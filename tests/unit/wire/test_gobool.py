@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.wire.gobool import format_bool, parse_bool
+from tessera.wire.golang import format_bool, parse_bool
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "TRUE", "true", "True"])

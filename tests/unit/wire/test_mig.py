@@ -4,7 +4,7 @@ import pytest
 
 from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.wire.errors import WireError
-from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
+from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
 
 RESERVED = MigAllocation(0, 0, "GPU-m", MigSlot("2g.10gb", MigPlacement(0, 2)))
 RESERVED_JSON = (

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from tessera.wire.errors import WireError
-from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock
+from tessera.wire.registration import NodeLock, decode_node_lock, encode_node_lock
 
 NOON = datetime(2026, 11, 5, 12, 0, 0, tzinfo=UTC)
 

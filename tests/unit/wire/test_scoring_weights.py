@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.model.requests import Weights
+from tessera.vendors.pod_reader import decode_scoring_weights
 from tessera.wire.errors import WireError
-from tessera.wire.scoring_weights import decode_scoring_weights
 
 
 @pytest.mark.parametrize(

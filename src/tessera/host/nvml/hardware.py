@@ -45,7 +45,7 @@ from tessera.host.nvml.mig import (
     switch_mode,
 )
 from tessera.host.nvml.session import Binding, Handle, NvmlConnection, Session, load_binding, text_of
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 _UUID = re.compile(r"GPU(-[0-9a-fA-F]{8})(-[0-9a-fA-F]{4}){3}(-[0-9a-fA-F]{12})\Z", re.ASCII)
 

@@ -24,7 +24,7 @@ from tessera.files.reader import read_file
 from tessera.host.cards import MAX_NVLINKS, MIB, CardEvent, CardFacts, Links, TopologyLevel
 from tessera.host.simulated.models import MODELS, simulated_uuid
 from tessera.wire.config_file import MAX_BYTES, ConfigError, ConfigFile, nearest, unreadable
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 log = structlog.get_logger(__name__)
 

@@ -25,10 +25,9 @@ from tessera.vendors.node_reader import quota_facts
 from tessera.vendors.pod_reader import ENDED, pod_request
 from tessera.wire import keys
 from tessera.wire.cel import AllOf, compile_selector
-from tessera.wire.claim_spec import EXISTS, ClaimSpec, DeviceClass, DeviceToleration
+from tessera.wire.errors import quoted
 from tessera.wire.objects import Pod, ResourceQuota
-from tessera.wire.quotes import quoted
-from tessera.wire.resource_api import DRIVER, MANAGED
+from tessera.wire.resource_api import DRIVER, EXISTS, MANAGED, ClaimSpec, DeviceClass, DeviceToleration
 
 LEDGER = Area("ledger")
 STUCK = 300.0

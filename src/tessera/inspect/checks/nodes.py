@@ -17,10 +17,9 @@ from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
-from tessera.wire.registration import Requesting, decode_handshake
+from tessera.wire.registration import Requesting, decode_handshake, decode_node_lock
 
 NODES = Area("nodes")
 LOCK_S = 300.0

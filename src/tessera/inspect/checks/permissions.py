@@ -15,7 +15,7 @@ from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, is_forbidden, is_not_found
 from tessera.kube.resources import SELF_SUBJECT_ACCESS_REVIEWS, Resource
-from tessera.wire.gobool import parse_bool
+from tessera.wire.golang import parse_bool
 
 PERMISSIONS = Area("permissions")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)

@@ -36,8 +36,8 @@ from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
-from tessera.wire.claim_spec import ResourceClaimTemplate
 from tessera.wire.objects import Pod
+from tessera.wire.resource_api import ResourceClaimTemplate
 
 PATH, JOURNAL_PATH = "/dashboard", "/journal"
 """that a ClusterRole allows `get` on (`nonResourceURLs`)"""

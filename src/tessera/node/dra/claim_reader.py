@@ -18,9 +18,8 @@ from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.vendors.claims import consumed_amounts, whole_amounts
 from tessera.vendors.nvidia import Nvidia
-from tessera.wire.mig import MigAllocation
-from tessera.wire.pod_devices import DeviceEntry
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
+from tessera.wire.pod_devices import DeviceEntry, MigAllocation
 from tessera.wire.resource_api import DRIVER, AllocatedDevice, ClaimingPod, ResourceClaim
 
 

@@ -24,7 +24,7 @@ from tessera.host.atomic_file import replace_file
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.node.handover.assignments import Assignment, Holding, ObjectKey
 from tessera.node.watched_value import WatchedValue
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 from tessera.wire.resource_api import DRIVER, AllocatedDevice
 
 log = structlog.get_logger(__name__)

@@ -31,7 +31,7 @@ from tessera.node.handover.pod_cache import PodCache
 from tessera.node.registration.devices import AskLinks
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue, is_set_within
-from tessera.wire.mig import split_legacy_uuid
+from tessera.wire.pod_devices import split_legacy_uuid
 from tessera.wire.resource_api import API_VERSION, DRIVER, Pool, ResourceSlice, SliceDevice, SliceSpec
 
 log = structlog.get_logger(__name__)

@@ -16,11 +16,15 @@ from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, VISIBLE
 from tessera.vendors.pod_reader import container_spans
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.gobool import parse_bool
-from tessera.wire.integers import INT64_MAX, parse_integer
-from tessera.wire.mig import MigAllocation, decode_mig_allocations
+from tessera.wire.golang import INT64_MAX, parse_bool, parse_integer
 from tessera.wire.objects import Container, EnvVar, Pod
-from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, salvage_pod_devices
+from tessera.wire.pod_devices import (
+    DeviceEntry,
+    MigAllocation,
+    decode_mig_allocations,
+    decode_pod_devices,
+    salvage_pod_devices,
+)
 
 ContainerKey = tuple[str, int]
 """the uid of a pod and the position of one of its containers"""

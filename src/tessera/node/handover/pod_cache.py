@@ -23,8 +23,8 @@ from tessera.node.watched_value import WatchedValue
 from tessera.vendors.drafts import words
 from tessera.wire.errors import WireError
 from tessera.wire.keys import DEVICE_CORDON, NODE_LOCK
-from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.objects import Node, Pod
+from tessera.wire.registration import decode_node_lock
 
 Annotations = Mapping[str, str | None]
 """None removes"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tessera.wire.integers import parse_integer
+from tessera.wire.golang import parse_integer
 
 if TYPE_CHECKING:
     from tessera.host.cards import CardEvent

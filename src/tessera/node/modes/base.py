@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.assignments import Assignment
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 if TYPE_CHECKING:
     from tessera.host.cards import MigInstance

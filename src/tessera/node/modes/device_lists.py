@@ -24,7 +24,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy, Paths
 from tessera.vendors.nvidia.downward_api import VISIBLE
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 if TYPE_CHECKING:
     from tessera.node.modes.cdi import CdiFiles

@@ -26,9 +26,9 @@ from tessera.node.modes.hami_core import ContainerDirs, HamiCore, Held, home_of,
 from tessera.node.modes.mig.mode import Mig, Write
 from tessera.node.modes.mps.mode import Mps
 from tessera.node.settings import AgentSettings
-from tessera.wire.mig import split_legacy_uuid
+from tessera.wire.errors import quoted
 from tessera.wire.node_config import Mode
-from tessera.wire.quotes import quoted
+from tessera.wire.pod_devices import split_legacy_uuid
 
 
 class WholeCards(SharingMode):

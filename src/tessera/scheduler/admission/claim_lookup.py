@@ -19,8 +19,7 @@ from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owne
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
 from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.wire.admission import Review
-from tessera.wire.claim_spec import ClaimSpec, DeviceClass, ResourceClaimTemplate
-from tessera.wire.resource_api import ClaimingPod, ResourceClaim
+from tessera.wire.resource_api import ClaimingPod, ClaimSpec, DeviceClass, ResourceClaim, ResourceClaimTemplate
 
 log = structlog.get_logger(__name__)
 

@@ -13,9 +13,8 @@ from enum import Enum
 from typing import Protocol
 
 from tessera.vendors.claims import ClaimSelectors, is_our_class, selector_fault
-from tessera.wire.claim_spec import ClaimSpec, DeviceClass
 from tessera.wire.objects import PodClaim
-from tessera.wire.resource_api import ClaimingPod
+from tessera.wire.resource_api import ClaimingPod, ClaimSpec, DeviceClass
 
 
 class Owner(Enum):

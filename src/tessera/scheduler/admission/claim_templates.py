@@ -20,8 +20,8 @@ from tessera.kube.errors import ApiError, KubeError, is_gone
 from tessera.kube.resources import RESOURCE_CLAIM_TEMPLATES
 from tessera.scheduler.admission.claim_conversion import LABEL
 from tessera.scheduler.informers.handler import InformerHandler
-from tessera.wire.claim_spec import ClaimSpec, ResourceClaimTemplate
-from tessera.wire.integers import parse_integer
+from tessera.wire.golang import parse_integer
+from tessera.wire.resource_api import ClaimSpec, ResourceClaimTemplate
 
 log = structlog.get_logger(__name__)
 

@@ -33,9 +33,9 @@ from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.pod_reader import pod_request
 from tessera.wire import admission
 from tessera.wire.admission import Verdict
+from tessera.wire.errors import shortened
 from tessera.wire.objects import Container, Metadata, Pod
 from tessera.wire.pod_groups import BadPodGroup, read_pod_group
-from tessera.wire.quotes import shortened
 
 DEFAULT_SCHEDULER = "default-scheduler"
 """the apiserver's default for pods that name no scheduler"""

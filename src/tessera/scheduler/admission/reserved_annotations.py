@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from tessera.core.fit.card_rules import SETTINGS
 from tessera.vendors.base import Vendor
 from tessera.wire import keys
+from tessera.wire.errors import shortened
 from tessera.wire.objects import Metadata
 from tessera.wire.pod_groups import GANG
-from tessera.wire.quotes import shortened
 
 RESERVED_PREFIX = "tessera.io/"
 WISH_PREFIX = GANG

@@ -14,7 +14,7 @@ import ssl
 from pathlib import Path
 
 from tessera.files.reader import MAX_SMALL_BYTES, read_file
-from tessera.kube.tls import as_file
+from tessera.kube.credentials import as_file
 from tessera.scheduler.certificates.authority import BadCertificate, Pair, check_pair, facts_of
 
 Stamp = tuple[tuple[int, int, int, int], ...]

@@ -17,7 +17,7 @@ from tessera.core.search.victims import PodTraits
 from tessera.scheduler.eviction.disruption_budgets import DisruptionBudgets, Steps
 from tessera.scheduler.informers.handler import InformerHandler
 from tessera.wire import keys
-from tessera.wire.gobool import parse_bool
+from tessera.wire.golang import parse_bool
 from tessera.wire.objects import Pod, PodDisruptionBudget
 from tessera.wire.pod_groups import read_pod_group
 

@@ -17,7 +17,7 @@ from tessera.core.model.node_info import Card, NodeInfo
 from tessera.core.model.requests import Role
 from tessera.services.exposition import Series, escaped
 from tessera.vendors.amd import Amd
-from tessera.wire.mig import MigAllocation
+from tessera.wire.pod_devices import MigAllocation
 
 MIB = 2**20
 """bytes"""

@@ -20,7 +20,7 @@ from tessera.scheduler.metrics import card_series
 from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
 from tessera.services.exposition import Series
 from tessera.wire.errors import WireError
-from tessera.wire.mig import MigAllocation, decode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations
 
 RENDER_BYTES = 64 * 1024
 """text written between two turns of the loop: below a millisecond"""

@@ -20,8 +20,8 @@ from tessera.kube.errors import ApiError, Unreachable, is_conflict, is_not_found
 from tessera.scheduler.kube_api import KubeApi
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
-from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock
 from tessera.wire.objects import Node
+from tessera.wire.registration import NodeLock, decode_node_lock, encode_node_lock
 
 CONFLICTS = 5
 """lost races for one lock before a bind gives up"""

@@ -20,11 +20,10 @@ from tessera.core.model.requests import WHOLE_CARD_CORES, Role
 from tessera.vendors.claims.asks import BadClaim, ClaimAsk
 from tessera.vendors.claims.pools import MIB, PoolDevices, full_name
 from tessera.vendors.nvidia import Nvidia
-from tessera.wire.claim_spec import DeviceConfiguration, on_node
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.errors import quoted
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.pod_devices import ClaimDevice, decode_claim_devices, encode_claim_devices
 from tessera.wire.quantity import NotAQuantity, binary_text, decimal_text, read
-from tessera.wire.quotes import quoted
 from tessera.wire.resource_api import (
     CORES,
     DRIVER,
@@ -33,7 +32,9 @@ from tessera.wire.resource_api import (
     AllocatedDevice,
     AllocatedDevices,
     Allocation,
+    DeviceConfiguration,
     ResourceClaim,
+    on_node,
 )
 
 FROM_CLASS, FROM_CLAIM = "FromClass", "FromClaim"

@@ -33,8 +33,16 @@ from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.cel import AllOf, Selector, compile_selector
 from tessera.wire.cel.values import Failed, Value
-from tessera.wire.claim_spec import (
+from tessera.wire.errors import quoted
+from tessera.wire.golang import INT32_MAX
+from tessera.wire.objects import QuantityText
+from tessera.wire.quantity import NotAQuantity, read
+from tessera.wire.resource_api import (
     ALL,
+    CORES,
+    DRIVER,
+    MEMORY,
+    SHARES,
     ClaimSpec,
     DeviceClass,
     DeviceConfiguration,
@@ -43,12 +51,8 @@ from tessera.wire.claim_spec import (
     DeviceSelector,
     DeviceToleration,
     ExactRequest,
+    ResourceClaim,
 )
-from tessera.wire.integers import INT32_MAX
-from tessera.wire.objects import QuantityText
-from tessera.wire.quantity import NotAQuantity, read
-from tessera.wire.quotes import quoted
-from tessera.wire.resource_api import CORES, DRIVER, MEMORY, SHARES, ResourceClaim
 
 MAX_SELECTOR_TEXT, MAX_SELECTOR_PARTS = 16 << 10, 1_000
 """characters, and parts of expressions, in all different selectors of a pod's claims and their classes: reading them

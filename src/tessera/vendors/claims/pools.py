@@ -13,8 +13,8 @@ from tessera.core.model.devices import NOTHING, Attribute, Device, MigPlacement,
 from tessera.core.model.grants import Grant
 from tessera.wire import resource_api
 from tessera.wire.cel.selectors import OWN_ATTRIBUTES
+from tessera.wire.errors import quoted
 from tessera.wire.quantity import Whole, read
-from tessera.wire.quotes import quoted
 from tessera.wire.resource_api import CORES, DRIVER, MANAGED, MEMORY, ResourceSlice, SliceDevice
 
 MIB = 2**20

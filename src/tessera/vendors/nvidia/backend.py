@@ -26,11 +26,10 @@ from tessera.vendors.base import Amount, AnnotationKeys, Bound, NodeProblem, Sec
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia.downward_api import CORE_POLICY, PROTECTED, NvidiaDownwardApi
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
-from tessera.wire.errors import WireError
+from tessera.wire.errors import WireError, quoted, shortened
 from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
-from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tessera.wire.objects import Node
-from tessera.wire.quotes import quoted, shortened
+from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
 from tessera.wire.registration import decode_pair_scores
 
 Scaling = Annotated[float, Meta(ge=0)]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from tessera.core.model.devices import Device
 from tessera.vendors.base import NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, amount
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.objects import Node
 
 MAX_CARDS = 1024

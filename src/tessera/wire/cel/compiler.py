@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tessera.wire.cel.costs import BIND, FAILURE, ITEM, MAX_FOLDED, PART, Meter, TooCostly
-from tessera.wire.cel.functions import FUNCTIONS, METHODS, Pure
-from tessera.wire.cel.patterns import BadPattern, check_pattern, matches
+from tessera.wire.cel.functions import FUNCTIONS, METHODS, BadPattern, Pure, check_pattern, matches
 from tessera.wire.cel.syntax import (
     Bind,
     Call,
@@ -30,7 +28,7 @@ from tessera.wire.cel.syntax import (
     Unsupported,
     parse,
 )
-from tessera.wire.cel.values import Failed, Value, contains
+from tessera.wire.cel.values import BIND, FAILURE, ITEM, MAX_FOLDED, PART, Failed, Meter, TooCostly, Value, contains
 
 DEVICE, DOMAINS, DOMAIN, VALUE = "device", "domains", "domain", "value"
 NO_NAMES = frozenset[str]()

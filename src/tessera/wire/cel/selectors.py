@@ -16,9 +16,19 @@ from typing import NamedTuple, TypeVar
 from tessera.core.model.devices import Attribute, Published
 from tessera.core.model.requests import FilterAnswer
 from tessera.wire.cel.compiler import Domains, Scope, compile_text
-from tessera.wire.cel.costs import ATTRIBUTE, DEVICE, MAX_COST, READ_TEXT, Meter, TooCostly
 from tessera.wire.cel.syntax import Unsupported
-from tessera.wire.cel.values import Failed, Quantity, Value, semver
+from tessera.wire.cel.values import (
+    ATTRIBUTE,
+    DEVICE,
+    MAX_COST,
+    READ_TEXT,
+    Failed,
+    Meter,
+    Quantity,
+    TooCostly,
+    Value,
+    semver,
+)
 
 T = TypeVar("T", bound=Hashable)
 

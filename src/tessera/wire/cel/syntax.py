@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 MAX_LENGTH = 10 * 1024
 """characters of an expression, as the API has it"""

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tessera.kube.leases import LeaseSpec
-from tessera.wire import claim_spec, objects, resource_api
+from tessera.wire import objects, resource_api
 from tessera.wire.objects import SELECTOR_OPERATORS, Metadata, Partial
 from tessera_lab.sandbox.api.kinds import Json
 
@@ -149,9 +149,9 @@ SHAPES: Mapping[str, type[Any]] = MappingProxyType(
         "Deployment": Workload,
         "ReplicaSet": Workload,
         "Job": Job,
-        "DeviceClass": claim_spec.DeviceClass,
+        "DeviceClass": resource_api.DeviceClass,
         "ResourceClaim": resource_api.ResourceClaim,
-        "ResourceClaimTemplate": claim_spec.ResourceClaimTemplate,
+        "ResourceClaimTemplate": resource_api.ResourceClaimTemplate,
     }
 )
 """by kind; of the others only the metadata is read"""

@@ -28,8 +28,8 @@ from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import NODES, PODS
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, encode_pod_devices
+from tessera.wire.registration import decode_node_lock
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.objects import (
     annotations_of,

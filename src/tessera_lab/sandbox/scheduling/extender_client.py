@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import aiohttp
 import msgspec
 
-from tessera.wire.gojson import fold
+from tessera.wire.golang import fold
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.objects import name_of, namespace_of, uid_of
 

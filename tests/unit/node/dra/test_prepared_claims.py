@@ -16,7 +16,7 @@ from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.node.dra import prepared_claims
 from tessera.node.dra.prepared_claims import PreparedClaim, PreparedClaims
 from tessera.node.handover.assignments import Holding, ObjectKey
-from tessera.wire.mig import MigAllocation
+from tessera.wire.pod_devices import MigAllocation
 from tessera.wire.resource_api import DRIVER, AllocatedDevice
 from tests.support.sharing_modes import A, claim
 

@@ -20,8 +20,8 @@ from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.hami_core import HamiCore, common_variables, limits_of
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tessera.vendors.nvidia.downward_api import MAX_DEVICES
-from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
+from tessera.wire.pod_devices import MigAllocation
 from tests.support.sharing_modes import A, B, card, claim, fleet, paths_below, put_files, settings, slice_of
 
 LIBRARY = ("libvgpu.so", "ld.so.preload")

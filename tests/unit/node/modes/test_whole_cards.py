@@ -11,8 +11,8 @@ from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.factory import WholeCards
-from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
+from tessera.wire.pod_devices import MigAllocation
 from tests.support.sharing_modes import H200_MIB, A, B, card, claim, fleet, settings, slice_of
 
 

@@ -48,8 +48,8 @@ from tessera.node.modes.mig.records import (
     record_key,
 )
 from tessera.node.settings import AgentSettings
-from tessera.wire.mig import MigAllocation, split_legacy_uuid
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
+from tessera.wire.pod_devices import MigAllocation, split_legacy_uuid
 
 log = structlog.get_logger(__name__)
 

@@ -49,8 +49,8 @@ from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS
-from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tessera.wire.objects import Pod
+from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations, encode_mig_allocations
 
 TRIES = 10
 PAUSES = Backoff(initial=0.1, cap=2.0)

@@ -21,7 +21,7 @@ from tessera.node.fleet import CardState
 from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.mig.instances import GpuInstances, InstanceHolders
 from tessera.node.modes.mig.records import FILE, MigRecords, boot_id
-from tessera.wire.mig import split_legacy_uuid
+from tessera.wire.pod_devices import split_legacy_uuid
 
 log = structlog.get_logger(__name__)
 

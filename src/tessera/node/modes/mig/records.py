@@ -20,7 +20,7 @@ from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.host.atomic_file import replace_file
 from tessera.host.cards import MigInstance
 from tessera.node.handover.assignments import ObjectKey
-from tessera.wire.mig import MigAllocation
+from tessera.wire.pod_devices import MigAllocation
 
 log = structlog.get_logger(__name__)
 

@@ -30,7 +30,7 @@ from tessera.core.model.requests import WHOLE_CARD_CORES
 from tessera.host.cards import CardFacts
 from tessera.node.handover.assignments import Assignment
 from tessera.node.watched_value import is_set_within
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 PID_FILE = "nvidia-cuda-mps-control.pid"

@@ -30,7 +30,7 @@ from tessera.node.modes.mps.control import (
 )
 from tessera.node.modes.mps.daemon import CardDir, OwnLauncher
 from tessera.services.process import signals
-from tessera.wire.quotes import quoted
+from tessera.wire.errors import quoted
 
 log = structlog.get_logger(__name__)
 

@@ -27,8 +27,7 @@ from tessera.core.ledger.holdings import PodFacts
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, PodCycles
 from tessera.vendors.claims import BadClaim, ClaimAsk, PoolDevices, claim_facts, read_claim
 from tessera.wire import keys
-from tessera.wire.claim_spec import DeviceClass
-from tessera.wire.resource_api import DRIVER, ResourceClaim
+from tessera.wire.resource_api import DRIVER, DeviceClass, ResourceClaim
 
 POD = "Pod"
 

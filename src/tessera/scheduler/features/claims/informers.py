@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.scheduler.informers.handler import InformerHandler
-from tessera.wire.claim_spec import DeviceClass
-from tessera.wire.resource_api import ResourceClaim
+from tessera.wire.resource_api import DeviceClass, ResourceClaim
 
 
 class ClaimInformer(InformerHandler[ResourceClaim]):

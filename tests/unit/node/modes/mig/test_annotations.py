@@ -17,7 +17,7 @@ from tessera.kube.resources import PODS
 from tessera.node.handover.assignments import ObjectKey
 from tessera.node.modes.mig.mode import TRIES, MigAnnotations, NotWritten
 from tessera.wire.keys import MIG_ALLOCATIONS
-from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
+from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tessera_lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera_lab.sandbox.api.server import ApiServer
 from tests.support.event_loops import in_fake_time

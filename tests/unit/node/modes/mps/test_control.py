@@ -33,7 +33,7 @@ from tessera.node.modes.mps.control import (
     watch_process,
 )
 from tessera.node.modes.mps.daemon import CardDir, MpsDaemon
-from tessera.wire.integers import INT32_MAX
+from tessera.wire.golang import INT32_MAX
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.fake_mps import A, B, FakeModes, FakeMps, card, limits
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from tessera.scheduler.features.gangs.gang import GangState, MemberState
-from tessera.wire.claim_spec import DeviceClass
-from tessera.wire.resource_api import ClaimStatus, Consumer
+from tessera.wire.resource_api import ClaimStatus, Consumer, DeviceClass
 from tests.support.builders import PodBuilder, pod
 from tests.support.claim_scheduler import ClaimWorld, agent_node, claiming, device_class, templated
 from tests.support.event_loops import in_fake_time

@@ -1,10 +1,13 @@
-"""JSON as Go programs read it: keys match in any case, unknown keys and nulls are ignored.
+"""Booleans, integers and JSON as Go programs read and write them, in annotations and registrations.
 
-Each format checks its own values.
+Integers are ASCII digits with an optional sign: Python's `int` also accepts blanks, underscores and digits of other
+scripts, and is slow for long texts. In JSON keys match in any case, unknown keys and nulls are ignored. Each format
+checks its own values.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -12,7 +15,46 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from tessera.wire.errors import WireError
+from tessera.wire.errors import WireError, quoted
+
+_LITERALS = {
+    **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
+}
+
+
+def parse_bool(text: str) -> bool | None:
+    """The value of a Go bool literal, or None."""
+    return _LITERALS.get(text)
+
+
+def format_bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_MAX_LENGTH = 64
+"""characters; room for leading zeros, no room for long arithmetic"""
+
+
+def parse_integer(text: str) -> int | None:
+    """An int64, or None."""
+    if len(text) > _MAX_LENGTH or _INTEGER.fullmatch(text) is None:
+        return None
+    value = int(text)
+    return value if -INT64_MAX - 1 <= value <= INT64_MAX else None
+
+
+def counter(text: str, field: str) -> int:
+    """A number that HAMi keeps in 32 bits and that cannot be negative."""
+    value = parse_integer(text)
+    if value is None or not 0 <= value <= INT32_MAX:
+        raise WireError(f"invalid {field} field: {quoted(text)} is not a whole number from 0 to {INT32_MAX}")
+    return value
+
 
 T = TypeVar("T", bound=msgspec.Struct)
 
