@@ -23,7 +23,7 @@ from tessera import __version__
 from tessera.core.policies import POLICIES
 from tessera.monitor.settings import TABLE as MONITOR
 from tessera.node.settings import TABLE as DEVICE_PLUGIN
-from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, WISH_PREFIX, WISHES, reserved_keys
+from tessera.scheduler.admission.pod_admission import RESERVED_PREFIX, WISH_PREFIX, WISHES, reserved_keys
 from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import Group, Setting
 from tessera.services.value_types import FlagKind

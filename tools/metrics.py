@@ -13,11 +13,10 @@ from unittest.mock import MagicMock
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView, UsedTime
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.metrics import AgentMetrics
-from tessera.scheduler.metrics import card_series
+from tessera.scheduler.metrics import hami_series
 from tessera.scheduler.metrics.granted_time import GRANTED, IDLE
-from tessera.scheduler.metrics.quota_series import QUOTAS
-from tessera.scheduler.metrics.service_metrics import Metrics
-from tessera.scheduler.metrics.service_readings import add_readings
+from tessera.scheduler.metrics.hami_series import QUOTAS
+from tessera.scheduler.metrics.service_metrics import Metrics, add_readings
 from tessera.services.exposition import Family, Registry, Series
 
 UNLABELLED = frozenset({"histogram", "info"})
@@ -35,7 +34,7 @@ class DescribedMetric(NamedTuple):
 def scheduler_metrics() -> list[DescribedMetric]:
     metrics = Metrics()
     add_readings(metrics, MagicMock(), MagicMock(), MagicMock())
-    own: tuple[Series[Any], ...] = (GRANTED, IDLE, *card_series.CARDS, *card_series.INSTANCES, *card_series.SLICES)
+    own: tuple[Series[Any], ...] = (GRANTED, IDLE, *hami_series.CARDS, *hami_series.INSTANCES, *hami_series.SLICES)
     return [*_described(metrics.registry.collect()), *map(_of_series, (*own, *QUOTAS))]
 
 

@@ -37,8 +37,7 @@ from tessera.scheduler.http_api import (
 from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
-from tessera.scheduler.metrics.service_metrics import Metrics
-from tessera.scheduler.metrics.service_readings import add_readings
+from tessera.scheduler.metrics.service_metrics import Metrics, add_readings
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service

@@ -31,7 +31,7 @@ from tessera.kube.resources import (
     RESOURCE_QUOTAS,
     RESOURCE_SLICES,
 )
-from tessera.scheduler.admission.claim_lookup import ClaimLookup
+from tessera.scheduler.admission.claim_owners import ClaimLookup
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
 from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.clock import Clock

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tessera.cli import main
 from tessera.maintenance.cordon import HOW_TO_OPERATE
 from tessera.monitor.settings import build_settings
-from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, WISHES, reserved_keys
+from tessera.scheduler.admission.pod_admission import RESERVED_PREFIX, WISHES, reserved_keys
 from tessera.scheduler.configuration import chart_sections
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.registry import build_vendors, schemas

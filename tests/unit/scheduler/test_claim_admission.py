@@ -13,8 +13,7 @@ import pytest
 from tessera.core.ledger.ledger import Ledger
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from tessera.scheduler.admission.claim_lookup import ClaimLookup
-from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
+from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimLookup, ClaimOwner, Owner
 from tessera.scheduler.admission.claim_templates import KEEP_S, RENEW_S, SEEN_S, USED, ClaimTemplates
 from tessera.scheduler.admission.webhook import Webhook
 from tessera.scheduler.observer import SchedulerObserver

@@ -7,8 +7,7 @@ import pytest
 
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.grants import Use
-from tessera.scheduler.admission.pod_admission import admit
-from tessera.scheduler.admission.reserved_annotations import reserved_keys
+from tessera.scheduler.admission.pod_admission import admit, reserved_keys
 from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors.ascend import Ascend
 from tessera.vendors.base import Switches

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 from tessera.core.model.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers, with_env, written_variables
-from tessera.scheduler.admission.reserved_annotations import listed
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import (
@@ -23,6 +22,7 @@ from tessera.vendors.downward_api import (
     shield_env,
 )
 from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
+from tessera.wire.errors import listed
 
 
 def with_slice_env(

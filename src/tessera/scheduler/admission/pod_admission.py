@@ -2,6 +2,10 @@
 
 The order of the checks is HAMi's. Refusals have code 403 and begin with HAMi's text; only a document that is not a pod
 gets 400. Admitting a changed pod again changes nothing. Neither the document nor the ledger is modified.
+
+Some annotations only Tessera may write on pods: the record of an allocation, and what is under its own prefix. A tenant
+who could write these would hold cards without a grant, or take another pod's slice. They are refused at creation; the
+admission policy that guards later changes uses the same lists.
 """
 
 from __future__ import annotations
@@ -14,16 +18,16 @@ from typing import Any
 
 import msgspec
 
+from tessera.core.fit.card_rules import SETTINGS
 from tessera.core.fit.quota import excess_text
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.advice import capacity, mode_advice
-from tessera.scheduler.admission.claim_conversion import NotConverted, convert
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
+from tessera.scheduler.admission.claim_templates import NotConverted, convert
 from tessera.scheduler.admission.env_injection import with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
-from tessera.scheduler.admission.reserved_annotations import listed, reserved_on
 from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
@@ -31,11 +35,42 @@ from tessera.vendors.drafts import BadPod
 from tessera.vendors.mistakes import find_mistakes, find_quota_mistakes
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.pod_reader import pod_request
-from tessera.wire import admission
+from tessera.wire import admission, keys
 from tessera.wire.admission import Verdict
-from tessera.wire.errors import shortened
+from tessera.wire.errors import listed, shortened
 from tessera.wire.objects import Container, Metadata, Pod
-from tessera.wire.pod_groups import BadPodGroup, read_pod_group
+from tessera.wire.pod_groups import GANG, BadPodGroup, read_pod_group
+
+RESERVED_PREFIX = "tessera.io/"
+WISH_PREFIX = GANG
+"""under it, but of annotations that tenants write"""
+WISHES = frozenset({keys.PREEMPTIBLE, *map(keys.card_rule, SETTINGS)})
+"""under it, but written by tenants"""
+RESERVED_LABELS = frozenset({keys.ASSIGNED_NODE, keys.FENCE})
+
+_BINDING = (keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS)
+
+
+def reserved_keys(vendors: Mapping[str, Vendor]) -> frozenset[str]:
+    """Annotations that are reserved besides those under `RESERVED_PREFIX`."""
+    written = (key for vendor in vendors.values() for key in (vendor.keys.to_allocate, vendor.keys.allocated))
+    return frozenset(key for key in (*_BINDING, *written) if key)
+
+
+def reserved_on(metadata: Metadata, vendors: Mapping[str, Vendor]) -> list[str]:
+    """The reserved annotations and labels of an object, as text, sorted by kind and name."""
+    annotations, labels = metadata.annotations, metadata.labels
+    found = [f"label {name}" for name in sorted(RESERVED_LABELS.intersection(labels))] if labels else []
+    if annotations:
+        known = reserved_keys(vendors)
+        taken = (name for name in annotations if name in known or _is_ours(name))
+        found = [*(f"annotation {name}" for name in sorted(taken)), *found]
+    return found
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(RESERVED_PREFIX) and not name.startswith(WISH_PREFIX) and name not in WISHES
+
 
 DEFAULT_SCHEDULER = "default-scheduler"
 """the apiserver's default for pods that name no scheduler"""
@@ -70,7 +105,7 @@ def admit(
         return admission.denied(
             f"pod {shown_name(pod.metadata)} has {listed(reserved)}: only the scheduler may write this"
         )
-    if not _is_ours(pod.spec.scheduler_name, settings):
+    if not _is_our_scheduler(pod.spec.scheduler_name, settings):
         return _protect_foreign(document, pod, vendors, settings)
     return _complete(
         document, pod, namespace=namespace, vendors=vendors, settings=settings, ledger=ledger, claims=claims
@@ -82,7 +117,7 @@ def shown_name(metadata: Metadata) -> str:
     return shortened(metadata.name or metadata.generate_name)
 
 
-def _is_ours(scheduler: str, settings: Settings) -> bool:
+def _is_our_scheduler(scheduler: str, settings: Settings) -> bool:
     if not scheduler or scheduler == settings.scheduler_name:
         return True
     return scheduler == DEFAULT_SCHEDULER and settings.force_overwrite_default_scheduler

@@ -15,8 +15,7 @@ import structlog
 
 from tessera.core.ledger.ledger import Ledger
 from tessera.kube.errors import KubeError
-from tessera.scheduler.admission.claim_lookup import ClaimLookup
-from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner
+from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimLookup, ClaimOwner
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings

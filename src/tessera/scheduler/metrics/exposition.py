@@ -16,8 +16,8 @@ from typing import Any
 from tessera.core.ledger.holdings import PodFacts
 from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.engine_view import ClaimUsers
-from tessera.scheduler.metrics import card_series
-from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
+from tessera.scheduler.metrics import hami_series
+from tessera.scheduler.metrics.hami_series import LEGACY_QUOTAS, QUOTAS, quota_samples
 from tessera.services.exposition import Series
 from tessera.wire.errors import WireError
 from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations
@@ -40,9 +40,9 @@ class Exposition:
         self._users_of = users_of
         self.instances = MigInstances(self.touch)
         """to be told the MIG annotation of every pod"""
-        self._cards = card_series.CARDS + (card_series.LEGACY_CARDS if legacy else ())
-        self._mig = card_series.INSTANCES + (card_series.LEGACY_INSTANCES if legacy else ())
-        self._slices = card_series.SLICES + (card_series.LEGACY_SLICES if legacy else ())
+        self._cards = hami_series.CARDS + (hami_series.LEGACY_CARDS if legacy else ())
+        self._mig = hami_series.INSTANCES + (hami_series.LEGACY_INSTANCES if legacy else ())
+        self._slices = hami_series.SLICES + (hami_series.LEGACY_SLICES if legacy else ())
         self._quotas = QUOTAS + (LEGACY_QUOTAS if legacy else ())
         self._blocks: dict[str, Blocks] = {}
         self._stale: set[str] = set()
@@ -111,9 +111,9 @@ class Exposition:
         if view is None:
             self._blocks.pop(name, None)
             return 0
-        cards = card_series.card_samples(view)
-        slices = card_series.slice_samples(view, self._holders(name))
-        instances = card_series.instance_samples(cards, self.instances.on(name))
+        cards = hami_series.card_samples(view)
+        slices = hami_series.slice_samples(view, self._holders(name))
+        instances = hami_series.instance_samples(cards, self.instances.on(name))
         self._blocks[name] = blocks = (
             *(series.lines(cards) for series in self._cards),
             *(series.lines(instances) for series in self._mig),
