@@ -17,7 +17,7 @@ from tessera.scheduler.metrics import hami_series
 from tessera.scheduler.metrics.granted_time import GRANTED, IDLE
 from tessera.scheduler.metrics.hami_series import QUOTAS
 from tessera.scheduler.metrics.service_metrics import Metrics, add_readings
-from tessera.services.exposition import Family, Registry, Series
+from tessera.services.exposition import MetricFamily, Registry, Series
 
 UNLABELLED = frozenset({"histogram", "info"})
 """whose labels are those of the format"""
@@ -59,7 +59,7 @@ def monitor_metrics() -> list[DescribedMetric]:
     return [*_described(registry.collect())]
 
 
-def _described(families: Iterable[Family]) -> Iterator[DescribedMetric]:
+def _described(families: Iterable[MetricFamily]) -> Iterator[DescribedMetric]:
     for family in families:
         labels = "" if family.kind in UNLABELLED else ",".join(family.labels)
         name = family.name + (f"{{{labels}}}" if labels else "")

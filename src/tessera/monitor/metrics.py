@@ -19,7 +19,7 @@ from tessera.monitor.container_dirs import Owner
 from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.pods import Cards, SeenPod
 from tessera.monitor.regions import DeviceUsage, Region, RegionDevice
-from tessera.services.exposition import Family, info
+from tessera.services.exposition import MetricFamily, info
 from tessera.services.gpu_time import CardKey, GpuTime
 from tessera.wire.errors import WireError
 from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations
@@ -55,7 +55,7 @@ class MonitorMetrics:
         self._view = view
         self._legacy = legacy
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[MetricFamily]:
         view = self._view()
         yield _build()
         yield from _of_cards(view, legacy=self._legacy)
@@ -65,16 +65,16 @@ class MonitorMetrics:
 
 def _gauge(
     name: str, text: str, labels: Sequence[str], series: Iterable[tuple[Iterable[object], float | None]]
-) -> Family:
+) -> MetricFamily:
     """A gauge whose series all have the label `zone`; a series without a value is left out."""
-    family = Family("gauge", name, text, [*labels, "zone"])
+    family = MetricFamily("gauge", name, text, [*labels, "zone"])
     for values, value in series:
         if value is not None:
             family.add(value, [*map(str, values), ZONE])
     return family
 
 
-def _build() -> Family:
+def _build() -> MetricFamily:
     facts = {
         "version": __version__,
         "revision": UNKNOWN,
@@ -86,7 +86,7 @@ def _build() -> Family:
     return info("hami_build_info", "What runs.", facts)
 
 
-def _of_cards(view: ScrapeView, *, legacy: bool) -> Iterator[Family]:
+def _of_cards(view: ScrapeView, *, legacy: bool) -> Iterator[MetricFamily]:
     # Unlike in registrations, the prefix is added even if the name has it.
     cards = [((view.node, card.index, card.uuid, f"NVIDIA-{card.name}"), card) for card in view.cards]
     memory = [(labels, card.memory_bytes) for labels, card in cards]
@@ -105,7 +105,7 @@ def _of_cards(view: ScrapeView, *, legacy: bool) -> Iterator[Family]:
         yield _gauge("HostCoreUtilization", "Use of the card, 0 to 100.", LEGACY_HOST, busy)
 
 
-def _of_containers(view: ScrapeView, *, legacy: bool) -> Iterator[Family]:
+def _of_containers(view: ScrapeView, *, legacy: bool) -> Iterator[MetricFamily]:
     devices = list(_devices(view))
     used = [(labels, device.use.total) for labels, _, device in devices]
     limit = [(labels, device.limit) for labels, _, device in devices]
@@ -152,7 +152,7 @@ def _since_last_kernel(region: Region, now: float) -> float | None:
     return max(0, int(now) - last) if last > 0 else None
 
 
-def _of_mig(view: ScrapeView, *, legacy: bool) -> Iterator[Family]:
+def _of_mig(view: ScrapeView, *, legacy: bool) -> Iterator[MetricFamily]:
     instances = list(_instances(view))
     named = [
         ((*labels, mig.mig_uuid, mig.slot.profile, mig.gpu_instance, mig.compute_instance), 1)
@@ -218,8 +218,8 @@ class UsedTime:
             self._time.set_share(card, uid, share=value / 100, workload=workloads[uid])
         self._counted = frozenset(percent)
 
-    def collect(self) -> Iterator[Family]:
-        used = Family(
+    def collect(self) -> Iterator[MetricFamily]:
+        used = MetricFamily(
             "counter",
             "tessera_gpu_used_seconds_total",
             "Seconds of cards that containers used, as HAMi-core measures the use of SMs.",
@@ -227,7 +227,7 @@ class UsedTime:
         )
         for sample in self._time.samples():
             used.add(sample.seconds, [self._node, *sample.key.workload, sample.key.model])
-        unused = Family(
+        unused = MetricFamily(
             "counter",
             "tessera_gpu_unused_seconds_total",
             "Seconds of cards that no container with HAMi-core used.",

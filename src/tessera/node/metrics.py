@@ -15,7 +15,7 @@ import structlog
 from tessera import __version__
 from tessera.node.fleet import Fleet
 from tessera.services.common_settings import ListenerLimits
-from tessera.services.exposition import Counter, Family, Registry, counter, gauge, info
+from tessera.services.exposition import Counter, MetricFamily, Registry, counter, gauge, info
 from tessera.services.listener import Listener, health_routes, metrics_route
 from tessera.services.value_types import Address
 
@@ -65,10 +65,10 @@ class AgentMetrics:
     def render(self) -> bytes:
         return self.registry.render()
 
-    def _collect(self) -> Iterator[Family]:
+    def _collect(self) -> Iterator[MetricFamily]:
         """Reads the status once per scrape, so that all gauges agree."""
         status = self._status()
-        healthy = Family(
+        healthy = MetricFamily(
             "gauge", "tessera_agent_card_healthy", "1 where the card takes new work.", ["uuid", "index", "model"]
         )
         for card in status.fleet:

@@ -1,6 +1,6 @@
 """Metrics in Prometheus' text format, version 0.0.4: families, their samples, and how they are written.
 
-A `Family` has the samples that one scrape finds; counters count from the start of the process. A `Series` is for
+A `MetricFamily` has the samples that one scrape finds; counters count from the start of the process. A `Series` is for
 families with very many samples, which their owner keeps as text. Nothing is global: what belongs together is registered
 in one `Registry`. prometheus_client is not used, because it takes five calls and two locks for each observation, and
 0.7 s of the event loop for 40,000 series.
@@ -60,7 +60,7 @@ class Series(Generic[T]):
         return encoded("".join([f"{name}{text}\n" for thing in things if (text := sample(thing))]))
 
 
-class Family:
+class MetricFamily:
     """One metric as one scrape finds it. Names of counters end in `_total`."""
 
     def __init__(self, kind: str, name: str, help: str, labels: Iterable[str] = ()) -> None:
@@ -83,29 +83,29 @@ Found = float | Mapping[str, float]
 """a value, or one for each value of a label"""
 
 
-def gauge(name: str, help: str, found: Found, *, label: str = "") -> Family:
+def gauge(name: str, help: str, found: Found, *, label: str = "") -> MetricFamily:
     return _family("gauge", name, help, found, label)
 
 
-def counter(name: str, help: str, found: Found, *, label: str = "") -> Family:
+def counter(name: str, help: str, found: Found, *, label: str = "") -> MetricFamily:
     return _family("counter", name, help, found, label)
 
 
-def info(name: str, help: str, facts: Mapping[str, str]) -> Family:
+def info(name: str, help: str, facts: Mapping[str, str]) -> MetricFamily:
     """What does not change, as labels. The name ends in `_info`."""
-    family = Family("info", name, help, facts)
+    family = MetricFamily("info", name, help, facts)
     family.add(1, facts.values())
     return family
 
 
-def _family(kind: str, name: str, help: str, found: Found, label: str) -> Family:
-    family = Family(kind, name, help, [label] if label else [])
+def _family(kind: str, name: str, help: str, found: Found, label: str) -> MetricFamily:
+    family = MetricFamily(kind, name, help, [label] if label else [])
     for value, amount in found.items() if isinstance(found, Mapping) else [("", found)]:
         family.add(amount, [value])
     return family
 
 
-Collect = Callable[[], Iterable[Family]]
+Collect = Callable[[], Iterable[MetricFamily]]
 
 
 class Registry:
@@ -118,7 +118,7 @@ class Registry:
         """`collect` is called at each scrape."""
         self._collectors.append(collect)
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[MetricFamily]:
         for collect in self._collectors:
             yield from collect()
 

@@ -243,7 +243,7 @@ class Constraint(Value, frozen=True):
         return _copy(core_requests.Constraint, self, extra=extra, filter=chosen, instances=instances)
 
 
-class DeviceRequest(Value, frozen=True):
+class DeviceAsk(Value, frozen=True):
     """What one container asks of one vendor, per card."""
 
     vendor: str
@@ -257,7 +257,7 @@ class DeviceRequest(Value, frozen=True):
     """set for claims"""
 
     @classmethod
-    def of(cls, request: core_requests.Request) -> DeviceRequest:
+    def of(cls, request: core_requests.Request) -> DeviceAsk:
         extra = {one.name: getattr(request, one.name) for one in fields(request) if one.name not in _REQUEST_FIELDS}
         accepts = None if request.accepts is None else Constraint.of(request.accepts)
         return _copy(cls, request, extra=extra, accepts=accepts)
@@ -271,16 +271,16 @@ class DeviceRequest(Value, frozen=True):
 _REQUEST_FIELDS = frozenset(one.name for one in fields(core_requests.Request))
 
 
-class Container(Value, frozen=True):
+class ContainerAsk(Value, frozen=True):
     """One container and what it asks."""
 
     name: str
     role: Role = Role.APP
-    requests: tuple[DeviceRequest, ...] = ()
+    requests: tuple[DeviceAsk, ...] = ()
 
     @classmethod
-    def of(cls, container: core_requests.ContainerRequest) -> Container:
-        return cls(container.name, container.role, tuple(map(DeviceRequest.of, container.requests)))
+    def of(cls, container: core_requests.ContainerRequest) -> ContainerAsk:
+        return cls(container.name, container.role, tuple(map(DeviceAsk.of, container.requests)))
 
     def value(self, rules: Mapping[str, Rules]) -> core_requests.ContainerRequest:
         requests = tuple([asked.value(rules) for asked in self.requests])
@@ -320,7 +320,7 @@ class PodRef(Value, frozen=True):
 class PodAsk(Value, frozen=True):
     """What a pod asks for: a `PodRequest` without the pod's name."""
 
-    containers: tuple[Container, ...]
+    containers: tuple[ContainerAsk, ...]
     node_policy: str
     device_policy: str
     constraints: dict[str, Constraint] = msgspec.field(default_factory=dict)
@@ -341,7 +341,7 @@ class PodAsk(Value, frozen=True):
         return _copy(
             cls,
             request,
-            containers=tuple(map(Container.of, request.containers)),
+            containers=tuple(map(ContainerAsk.of, request.containers)),
             constraints={vendor: Constraint.of(constraint) for vendor, constraint in request.constraints},
             weights=_copy(Weights, request.weights),
             host=Host.of(request.host),

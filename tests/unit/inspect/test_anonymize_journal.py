@@ -34,12 +34,22 @@ from tessera.wire.journal import (
     decode_record,
     encode_record,
 )
-from tessera.wire.journal_values import Container, Device, Forecast, Grant, Grants, NodeState, PodAsk, PodRef, PodState
+from tessera.wire.journal_values import (
+    ContainerAsk,
+    Device,
+    Forecast,
+    Grant,
+    Grants,
+    NodeState,
+    PodAsk,
+    PodRef,
+    PodState,
+)
 
 SECRET = b"secret"
 UID, NODE, CARD = "secret-uid", "secret-node", "secret-node-0"
 POD = PodRef("secret-team", "secret-pod", UID)
-ASK = PodAsk(containers=(Container("main"),), node_policy="binpack", device_policy="spread")
+ASK = PodAsk(containers=(ContainerAsk("main"),), node_policy="binpack", device_policy="spread")
 GRANTS: Grants = {"NVIDIA": ((Grant(CARD),),)}
 HELD = PodState("secret-team", "secret-pod", NODE, grants=GRANTS, problem="secret")
 CHOICE: dict[str, Any] = {

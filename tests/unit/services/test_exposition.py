@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tessera.scheduler.metrics.service_metrics import Times
-from tessera.services.exposition import Counter, Family, Registry, counter, gauge, info
+from tessera.services.exposition import Counter, MetricFamily, Registry, counter, gauge, info
 
 
 def samples(registry: Registry) -> list[tuple[str, dict[str, str], float]]:
@@ -42,7 +42,7 @@ def test_labels_may_have_any_text() -> None:
 
 
 def test_half_a_surrogate_pair_does_not_break_the_text() -> None:
-    family = Family("gauge", "one", "Some.", ["of"])
+    family = MetricFamily("gauge", "one", "Some.", ["of"])
     family.add(1, ["\ud800"])
     assert family.text().endswith(b'one{of="?"} 1.0\n')
 

@@ -25,7 +25,7 @@ from tessera.core.model.requests import Request
 from tessera.inspect.render.usage import short_model
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state
-from tessera.wire.journal_values import DeviceRequest
+from tessera.wire.journal_values import DeviceAsk
 
 FRACTIONS = ((4, "1/4"), (2, "1/2"))
 GROUPS = (2, 4, 8)
@@ -58,7 +58,7 @@ class SliceSize(NamedTuple):
     cores: int
 
 
-def count_slices(requests: Iterable[Request | DeviceRequest]) -> Counter[SliceSize]:
+def count_slices(requests: Iterable[Request | DeviceAsk]) -> Counter[SliceSize]:
     """The slices that are asked for, each one counted once per card."""
     found: Counter[SliceSize] = Counter()
     for one in requests:

@@ -26,7 +26,7 @@ from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.service import Service
-from tessera.services.exposition import Family, Found, Registry, counter, gauge, info, number
+from tessera.services.exposition import Found, MetricFamily, Registry, counter, gauge, info, number
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +51,8 @@ class Times:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
-    def collect(self) -> Iterator[Family]:
-        family, total = Family("histogram", self._name, self._text, ["le"]), 0
+    def collect(self) -> Iterator[MetricFamily]:
+        family, total = MetricFamily("histogram", self._name, self._text, ["le"]), 0
         for bound, count in zip(self._bounds, self._counts, strict=True):
             total += count
             family.add(total, [number(bound)], ending="_bucket")
@@ -184,7 +184,7 @@ def reasons_of(refused: Refused) -> tuple[Reason, ...]:
     return tuple(sorted({reason for misfit, _ in refused.verdicts for reason, _ in misfit.counts}))
 
 
-def _engine_readings(view: EngineView) -> Iterator[Family]:
+def _engine_readings(view: EngineView) -> Iterator[MetricFamily]:
     """The series of one engine, counted once per scrape."""
     counts = view.counts()
     yield gauge("tessera_pods_in_handover", "Pods between bind and Allocate.", counts.handovers)
@@ -211,7 +211,7 @@ def _engine_readings(view: EngineView) -> Iterator[Family]:
     yield counter("tessera_claim_writes_total", text, counts.claim_writes, label="result")
 
 
-def _defrag_readings(view: EngineView) -> Iterator[Family]:
+def _defrag_readings(view: EngineView) -> Iterator[MetricFamily]:
     """The series about moves on a schedule; none while that is off."""
     found = view.defrag()
     if found is None:
