@@ -6,7 +6,7 @@ see a bind.
 
 The running `tessera scheduler` serves its page over TLS and binds 20 pods per second beside 200 that wait, first
 without a viewer, then with ten. The difference of its processor time is what the page costs. A bind counts as seen when
-its pod is in an event that a viewer has read. Nothing leaves this machine.
+its pod is in an answer that a viewer has read. Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -113,32 +113,33 @@ class Viewer:
     session: aiohttp.ClientSession
     context: ssl.SSLContext
     seen_at: dict[str, float] = field(default_factory=dict)
-    """by uid, when an event first had the pod"""
+    """by uid, when an answer first had the pod"""
     received: int = 0
-    """bytes of events"""
+    """bytes of answers"""
 
     async def state(self) -> tuple[int, int, float]:
         """Version, compressed bytes, and the seconds that it took."""
         began = time.perf_counter()
-        headers = {**HEADERS, "Accept-Encoding": "gzip"}
-        async with self.session.get(f"{self.url}/api/state", headers=headers, ssl=self.context) as response:
-            data = await response.read()
-            took = time.perf_counter() - began
-        if response.status != 200:
-            raise Failure(f"no state: {data[:300]!r}")
-        return json.loads(gzip.decompress(data))["version"], len(data), took
+        document, size = await self._ask("state")
+        return document["version"], size, time.perf_counter() - began
 
     async def follow(self, version: int) -> None:
-        headers = {**HEADERS, "Last-Event-ID": str(version)}
-        async with self.session.get(f"{self.url}/api/events", headers=headers, ssl=self.context) as response:
-            async for line in response.content:
-                self.received += len(line)
-                if line.startswith(b"event: resync"):
-                    raise Failure("a viewer had to start again")
-                if line.startswith(b"data: ") and b'"nodes"' in line:
-                    now = time.perf_counter()
-                    for uid in json.loads(line[6:]).get("pods", ()):
-                        self.seen_at.setdefault(uid, now)
+        while True:
+            news, size = await self._ask(f"state?since={version}")
+            now, version, self.received = time.perf_counter(), news["version"], self.received + size
+            if news["since"] is None:
+                raise Failure("a viewer had to start again")
+            for node in news["nodes"].values():
+                for uid in node["pods"] if node is not None else ():
+                    self.seen_at.setdefault(uid, now)
+
+    async def _ask(self, target: str) -> tuple[Any, int]:
+        headers = {**HEADERS, "Accept-Encoding": "gzip"}
+        async with self.session.get(f"{self.url}/api/{target}", headers=headers, ssl=self.context) as response:
+            data = await response.read()
+        if response.status != 200:
+            raise Failure(f"no state: {data[:300]!r}")
+        return json.loads(gzip.decompress(data)), len(data)
 
 
 @asynccontextmanager
@@ -195,7 +196,7 @@ async def measure(service: Service, context: ssl.SSLContext, run: str) -> Figure
         "page_share": round(watched - alone, 2),
         "seen_p50_ms": percentile(delays, 50),
         "seen_p99_ms": percentile(delays, 99),
-        "events_kib_per_s": round(received / VIEWERS / SECONDS / 1024, 1),
+        "answers_kib_per_s": round(received / VIEWERS / SECONDS / 1024, 1),
         "memory_growth_mb": round(grown, 1),
     }
 

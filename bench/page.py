@@ -3,9 +3,9 @@
     python -m bench.page --check
     python -m bench.page --nodes 1000 --json
 
-The state is that of `tests/support/large_states.py`, made by the dashboard's own server code; events are scripted. Time
-counts from the arrival of the data's last byte, or from the sending of an event, until the map is painted. It needs
-what `make ui` needs, and says so if it is missing. Nothing leaves this machine.
+The state is that of `tests/support/large_states.py`, made by the dashboard's own server code; changes are scripted.
+Time counts from the arrival of the data's last byte, or from the sending of a change, until the map is painted. It
+needs what `make ui` needs, and says so if it is missing. Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any
 import msgspec
 
 from bench.measurement import Budget, percentile, progress, table
-from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.source import FixedSource
+from tessera.inspect.dashboard.state import LiveState
 from tessera.inspect.offline_cluster import OfflineCluster
 from tests.support.large_states import large_state
+from tests.support.page import pods_of
 from tests.ui.described_cluster import DescribedCluster
 from tests.ui.scripted_page import ScriptedPage
 
 MAX_S = 1.0
-"""for the first picture after the data, and for an update after its event"""
+"""for the first picture after the data, and for an update after its change"""
 MAX_MB = 300.0
 ATTEMPTS = 3
 """a busy machine may spoil one of them; a slow page fails all"""
@@ -52,9 +53,9 @@ async def describe(nodes: int) -> DescribedCluster:
         name="a large cluster",
         time=document["time"],
         models=document["models"],
-        pods=document["pods"],
-        nodes={node["name"]: node for node in document["nodes"]},
-        waiting={pod["uid"]: pod for pod in document["waiting"]},
+        pods=pods_of(document),
+        nodes={name: {"name": name, **node} for name, node in document["nodes"].items()},
+        waiting=document["waiting"],
         is_measured=False,
     )
 
@@ -94,9 +95,9 @@ async def _update(served: ScriptedPage, viewer: Any, number: int) -> float:
     cluster = served.cluster
     node = list(cluster.nodes)[number * 37 % len(cluster.nodes)]
     before = len(cluster.pods)
-    event = cluster.place("team-a", f"fresh-{before}", node, number % 8, memory=1000, cores=5)
+    change = cluster.place("team-a", f"fresh-{before}", node, number % 8, memory=1000, cores=5)
     began = time.time()
-    await served.send("nodes", event)
+    await served.send(change)
     await viewer.until(f"(version) => {PAINTED}.detail >= version", cluster.version)
     painted = await viewer.page.evaluate(f"(performance.timeOrigin + {PAINTED}.startTime) / 1000")
     return float(painted - began)

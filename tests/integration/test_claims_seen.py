@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,9 +16,8 @@ import yaml
 from tessera.inspect.checks import Severity
 from tessera.inspect.checks.ledger import check_claims
 from tessera.inspect.collector import collect
-from tessera.inspect.dashboard.documents import CLAIM, NodeRenderer
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
-from tessera.inspect.dashboard.live_state import LiveContext
+from tessera.inspect.dashboard.nodes import CLAIM, NodeRenderer
 from tessera.inspect.dashboard.questions import try_manifests
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.explanation import PodVerdict, explain
@@ -60,9 +60,9 @@ async def followed(cluster: DemoCluster) -> AsyncIterator[LiveSource]:
 
 def shown(source: PageSource, node: str) -> list[Any]:
     """The pods of a node as the page has them."""
-    document = NodeRenderer(source.view.ledger, LiveContext(source)).render(node)
+    document = NodeRenderer(source).render(node)
     assert document is not None
-    return [next(iter(yaml.safe_load(f"{{{pod.decode()}}}").values())) for pod in document.pods.values()]
+    return list(json.loads(document.body)["pods"].values())
 
 
 def _none_waits(source: PageSource) -> bool:

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from tessera.cli import main
 from tessera.inspect.dashboard import live_source
-from tessera.inspect.dashboard.journal import RemoteJournal
+from tessera.inspect.dashboard.journal import FollowedJournal
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
 from tessera.inspect.dashboard.scheduler_page import SchedulerPage
 from tessera.inspect.dashboard.server import serve_page
@@ -43,6 +43,7 @@ from tests.support.builders import gpu_pod as builders_pod
 from tests.support.event_loops import in_real_time
 from tests.support.large_states import NOW as LARGE_NOW
 from tests.support.large_states import large_state
+from tests.support.page import merged, pods_of
 from tests.support.product import Product, gpu_pod, product
 from tests.support.recorded_cluster import RecordedCluster
 from tests.support.scheduler_process import LOOPBACK, until, write_pair
@@ -77,22 +78,12 @@ class Viewer:
             assert response.status == 200, await response.text()
             return await response.json()
 
-    @asynccontextmanager
-    async def events(self, version: int) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
-        headers = {**self.headers, "Last-Event-ID": str(version)}
-        async with self._session.get(f"{self._url}api/events", headers=headers) as response:
-            assert response.status == 200
-
-            async def read() -> AsyncIterator[tuple[str, Any]]:
-                kind = ""
-                async for line in response.content:
-                    name, _, value = line.decode().strip().partition(": ")
-                    if name == "event":
-                        kind = value
-                    elif name == "data":
-                        yield kind, json.loads(value)
-
-            yield read()
+    async def until(self, condition: Callable[[Any], object]) -> Any:
+        """The state, once that is true of it."""
+        state = await self.get("state")
+        while not condition(state):
+            state = merged(state, await self.get(f"state?since={state['version']}"))
+        return state
 
 
 @asynccontextmanager
@@ -102,7 +93,7 @@ async def viewed(source: LiveSource) -> AsyncIterator[Viewer]:
 
 
 def granted(state: Any) -> dict[str, int]:
-    return {one["name"]: sum(len(card[10]) for card in one["cards"]) for one in state["nodes"]}
+    return {name: sum(len(card[10]) for card in one["cards"]) for name, one in state["nodes"].items()}
 
 
 async def test_a_bind_reaches_a_viewer_of_the_live_cluster(tmp_path: Path) -> None:
@@ -110,11 +101,8 @@ async def test_a_bind_reaches_a_viewer_of_the_live_cluster(tmp_path: Path) -> No
         state = await viewer.get("state")
         assert granted(state) == {"n1": 0, "n2": 0}
         assert (state["source"]["live"], state["source"]["problem"]) == (True, "")
-        async with viewer.events(state["version"]) as events:
-            await cluster.post_pod(gpu_pod("a", gpu=1, mem=1000))
-            async for kind, document in events:
-                if kind == "nodes" and any(pod and pod[1] == "a" for pod in document["pods"].values()):
-                    break
+        await cluster.post_pod(gpu_pod("a", gpu=1, mem=1000))
+        await viewer.until(lambda state: "a" in [pod[1] for pod in pods_of(state).values()])
         pod = await viewer.get("pod?namespace=default&name=a")
         assert "placed on" in pod["lines"][0]["text"]
         await cluster.plane.delete_pod("default", "a")
@@ -129,7 +117,7 @@ async def test_a_viewer_of_the_live_cluster_goes_back_through_the_journal_of_its
             KubeClient(access, user_agent=US) as client,
             KubeClient(Access(cluster.scheduler.extender_url), user_agent=US) as scheduler,
         ):
-            journal = RemoteJournal(lambda: SchedulerSource(scheduler, at_url(cluster.scheduler.extender_url)))
+            journal = FollowedJournal(lambda: SchedulerSource(scheduler, at_url(cluster.scheduler.extender_url)))
             await journal.timeline()
             follow = follow_cluster(
                 client, name="sandbox", namespace="default", override=lambda setup: setup, journal=journal
@@ -199,7 +187,7 @@ async def test_a_user_who_may_not_see_nodes_gets_the_pods_and_is_told(tmp_path: 
         forbid(cluster, "^/api/v1/nodes")
         async with followed(cluster.plane) as source, viewed(source) as viewer:
             state = await viewer.get("state")
-            assert state["nodes"] == []
+            assert state["nodes"] == {}
             assert "nodes (you may not list them)" in state["source"]["problem"]
 
 
@@ -211,13 +199,11 @@ async def test_a_user_who_may_not_see_pods_gets_no_page(tmp_path: Path) -> None:
                 pass
 
 
-async def test_a_problem_that_appears_makes_viewers_read_the_state_again(tmp_path: Path) -> None:
+async def test_a_problem_that_appears_is_told_to_viewers(tmp_path: Path) -> None:
     async with product(nodes(), tmp_path) as cluster, followed(cluster.plane) as source, viewed(source) as viewer:
-        state = await viewer.get("state")
-        async with viewer.events(state["version"]) as events:
-            source._unwatched.add("pods")
-            assert [kind async for kind, _ in events if kind == "resync"] == ["resync"]
-        assert "you may not watch pods" in (await viewer.get("state"))["source"]["problem"]
+        assert (await viewer.get("state"))["source"]["problem"] == ""
+        source._unwatched.add("pods")
+        await viewer.until(lambda state: "you may not watch pods" in state["source"]["problem"])
 
 
 # -- the scheduler's own page
@@ -324,7 +310,7 @@ async def test_pods_that_wait_are_shown_as_the_scheduler_knows_them(tmp_path: Pa
         large["metadata"]["ownerReferences"] = [owner]
         made = await plane.client.create("/api/v1/namespaces/default/pods", large, dict[str, Any])
         await settled(lambda: len(engine.unschedulable))
-        (waits,) = (await (await page.ask("api/state", "ada")).json())["waiting"]
+        (waits,) = (await (await page.ask("api/state", "ada")).json())["waiting"].values()
         assert (waits["name"], waits["asks"]) == ("large", "1 x 900000 MiB")
         created = datetime.fromisoformat(made["metadata"]["creationTimestamp"]).timestamp()
         assert (waits["since"], waits["owner"]) == (created, ["Job", "train"])
@@ -356,16 +342,16 @@ async def test_the_scheduler_shows_its_own_past(page: Served, monkeypatch: pytes
     placed = next(record for record in found["records"] if record["kind"] == "placed")
     assert placed["pod"] == "default/first"
     state = await (await page.ask(f"api/state?time={before}", "ada")).json()
-    assert (state["pods"], sorted(granted(state))) == ({}, ["n1", "n2"])
+    assert (pods_of(state), sorted(granted(state))) == ({}, ["n1", "n2"])
     # What happens later is there as well, without reading everything again.
     second = {"apiVersion": "v1", "kind": "Pod", **gpu_pod("second", gpu=1, mem=1000)}
     second["spec"]["schedulerName"] = "hami-scheduler"
     await client.create("/api/v1/namespaces/default/pods", second)
     await settled(lambda: len(engine.ledger.pods()) == 2)
     state = await (await page.ask(f"api/state?time={time.time() + 1}", "ada")).json()
-    assert sorted(pod[1] for pod in state["pods"].values()) == ["first", "second"]
+    assert sorted(pod[1] for pod in pods_of(state).values()) == ["first", "second"]
     state = await (await page.ask(f"api/state?time={before}", "ada")).json()
-    assert state["pods"] == {}
+    assert pods_of(state) == {}
     history = (await (await page.ask("api/pod?namespace=default&name=second", "ada")).json())["history"]
     assert "placed" in [record["kind"] for record in history]
 
@@ -433,7 +419,7 @@ async def test_the_command_serves_snapshots_and_journals(tmp_path: Path) -> None
         async with command("--snapshot", str(snapshot), "--journal", str(journal)) as address:
             viewer = Viewer(session, address)
             state = await viewer.get("state")
-            assert (state["source"]["live"], len(state["nodes"]), len(state["pods"])) == (False, 3, 48)
+            assert (state["source"]["live"], len(state["nodes"]), len(pods_of(state))) == (False, 3, 48)
             assert state["time"] == LARGE_NOW
             assert len((await viewer.get("journal"))["records"]) == 1
 

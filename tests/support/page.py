@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from tessera.http11.router import Request, Response, Route
-from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import LoopbackAccess, PageServer
 from tessera.inspect.dashboard.source import PageSource
+from tessera.inspect.dashboard.state import LiveState
 from tessera.services.value_types import Address
 
 PORT = 4040
@@ -51,47 +50,47 @@ class Page:
         assert response.status == 200, response.body
         return decoded(response)
 
-    async def events(self, version: int) -> EventReader:
-        response = await self.ask(f"/api/events?since={version}")
-        assert response.pieces is not None
-        return EventReader(response.pieces)
+    async def follow(self) -> PageViewer:
+        return PageViewer(self, await self.get("/api/state"))
 
 
-@dataclass(frozen=True)
-class PageEvent:
-    name: str
-    data: Any
-    version: int | None = None
+class PageViewer:
+    """One viewer, who asks for what is newer again and again."""
+
+    def __init__(self, page: Page, state: Any) -> None:
+        self._page = page
+        self.state = state
+
+    async def look(self) -> Any:
+        """The next answer."""
+        news = await self._page.get(f"/api/state?since={self.state['version']}")
+        self.state = merged(self.state, news)
+        return news
+
+    async def until(self, condition: Callable[[Any], object]) -> Any:
+        """The state, once that is true of it."""
+        while not condition(self.state):
+            await self.look()
+        return self.state
 
 
-class EventReader:
-    """One viewer."""
+def merged(state: Any, news: Any) -> Any:
+    """What a viewer of this state knows with the answer to a later question, as the page's `Cluster.apply` has it."""
+    if news["since"] is None:
+        return news
+    assert news["since"] == state["version"]
+    parts = {
+        name: {key: one for key, one in {**state[name], **news[name]}.items() if one is not None}
+        for name in ("nodes", "waiting")
+    }
+    return {**state, **news, "since": None, **parts}
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None]) -> None:
-        self._pieces = pieces
-        self._events: list[PageEvent] = []
 
-    async def next(self, name: str) -> PageEvent:
-        """The next event of this name; others are passed over."""
-        while True:
-            while self._events:
-                event = self._events.pop(0)
-                if event.name == name:
-                    return event
-            self._events += _parsed(await anext(self._pieces))
-
-    async def close(self) -> None:
-        await self._pieces.aclose()
+def pods_of(state: Any) -> dict[str, Any]:
+    """By uid, those that hold slices."""
+    return {uid: pod for node in state["nodes"].values() for uid, pod in node["pods"].items()}
 
 
 def decoded(response: Response) -> Any:
     packed = b"Content-Encoding: gzip" in response.headers
     return json.loads(gzip.decompress(response.body) if packed else response.body)
-
-
-def _parsed(piece: bytes) -> Iterator[PageEvent]:
-    for block in piece.decode().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if line and not line.startswith(":"))
-        if fields:
-            version = int(fields["id"]) if "id" in fields else None
-            yield PageEvent(fields["event"], json.loads(fields["data"]), version)

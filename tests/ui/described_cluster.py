@@ -1,4 +1,4 @@
-"""Clusters that are described, not run: the documents of the page's contract, and the events that change them.
+"""Clusters that are described, not run: the documents of the page's contract, and what changes in them.
 
 Everything follows from the arguments: the same description makes the same bytes, so that pictures do not change.
 """
@@ -32,7 +32,7 @@ class DescribedCluster:
     problem: str = ""
     journal: Document | None = None
     models: list[str] = field(default_factory=list)
-    pods: dict[str, list[Any] | None] = field(default_factory=dict)
+    pods: dict[str, list[Any]] = field(default_factory=dict)
     nodes: dict[str, Document] = field(default_factory=dict)
     waiting: dict[str, Document] = field(default_factory=dict)
     records: list[Document] = field(default_factory=list)
@@ -74,7 +74,7 @@ class DescribedCluster:
         used: float | None = 0.6,
         profile: str = "",
     ) -> Document:
-        """Grants slices, and returns the document of the event that says so."""
+        """Grants slices; returns what changes."""
         uid = f"uid-{namespace}-{name}"
         since = self.time - 60.0 - 311.0 * (len(self.pods) % 17)
         self.pods[uid] = [namespace, name, *owner, "bound", since]
@@ -87,7 +87,7 @@ class DescribedCluster:
             if in_use is not None:
                 card[USED] = (card[USED] or 0) + in_use
                 card[BUSY] = (card[BUSY] or 0) + round((busy or 0) * cores / 100)
-        return self._nodes_event({uid: self.pods[uid]}, node)
+        return self.changed(node)
 
     def remove(self, namespace: str, name: str) -> Document:
         uid = f"uid-{namespace}-{name}"
@@ -99,10 +99,10 @@ class DescribedCluster:
                 if len(kept) < len(card[SLICES]):
                     card[SLICES] = kept
                     held.append(node["name"])
-        return self._nodes_event({uid: None}, *held)
+        return self.changed(*held)
 
     def wait(self, namespace: str, name: str, **texts: Any) -> Document:
-        """A pod that waits; returns the document of the event."""
+        """A pod that waits; returns what changes."""
         uid = f"uid-{namespace}-{name}"
         self.waiting[uid] = {
             "uid": uid,
@@ -118,17 +118,17 @@ class DescribedCluster:
             "gang": None,
             **texts,
         }
-        return {"set": [self.waiting[uid]], "gone": []}
+        return {"waiting": {uid: self.waiting[uid]}}
 
     def wait_as_gang(self, namespace: str, name: str, members: list[list[str]], **figures: Any) -> Document:
-        """A gang that waits; members are name, state and node. Returns the document of the event."""
+        """A gang that waits; members are name, state and node. Returns what changes."""
         uid, exist = f"gang/{namespace}/{name}", sum(state != "gated" for _, state, _ in members)
         told = {key: figures.pop(key) for key in ("asks", "why", "since") if key in figures}
         gang: Document = {"size": len(members), "required": len(members), "exist": exist, "gated": len(members) - exist}
         gang |= {"bound": 0, "fit": None, "until": None, "members": members, **figures}
-        document = self.wait(namespace, name, nearest="", change="", attempts=None, gang=gang, **told)["set"][0]
-        self.waiting[uid] = {**self.waiting.pop(document["uid"]), "uid": uid}
-        return {"set": [self.waiting[uid]], "gone": []}
+        (row,) = self.wait(namespace, name, nearest="", change="", attempts=None, gang=gang, **told)["waiting"].values()
+        self.waiting[uid] = {**self.waiting.pop(row["uid"]), "uid": uid}
+        return {"waiting": {uid: self.waiting[uid]}}
 
     def hold(self, namespace: str, gang: str, node: str, *indices: int, memory: int, cores: int, until: float) -> None:
         """A place for a member of a gang."""
@@ -149,7 +149,7 @@ class DescribedCluster:
         until: float,
         is_gang: bool = False,
     ) -> Document:
-        """A claim on what other pods, by uid, still hold; returns the document of the event."""
+        """A claim on what other pods, by uid, still hold; returns what changes."""
         for card in self.nodes[node]["cards"]:
             card[CLAIMS:] = card[CLAIMS:] or [[]]
         self.nodes[node]["cards"][index][CLAIMS].append(
@@ -164,7 +164,7 @@ class DescribedCluster:
                 "leaving": leaving,
             }
         )
-        return self._nodes_event({}, node)
+        return self.changed(node)
 
     def record(self, time: float, kind: str, pod: str, node: str, text: str) -> None:
         sequence = len(self.records) + 1
@@ -173,18 +173,25 @@ class DescribedCluster:
 
     # -- documents
 
-    def _nodes_event(self, pods: dict[str, list[Any] | None], *nodes: str) -> Document:
-        return {
-            "version": self.version,
-            "models": self.models,
-            "pods": pods,
-            "nodes": [self.nodes[name] for name in nodes],
-            "gone": [],
-        }
+    def changed(self, *nodes: str) -> Document:
+        """These nodes, as they are now."""
+        return {"nodes": {name: self._node(name) for name in nodes}}
 
-    def state(self) -> Document:
+    def _node(self, name: str) -> Document | None:
+        found = self.nodes.get(name)
+        if found is None:
+            return None
+        uids = dict.fromkeys(part[0] for card in found["cards"] for part in card[SLICES])
+        pods = {uid: self.pods[uid] for uid in uids}
+        return {"problem": found["problem"], "cards": found["cards"], "pods": pods}
+
+    def state(self, since: int | None = None, news: Document | None = None) -> Document:
+        """`news`: the parts that changed after that version; None is all of them."""
+        if news is None:
+            news = {**self.changed(*self.nodes), "waiting": self.waiting, "totals": self.totals()}
         return {
             "version": self.version,
+            "since": since,
             "time": self.time,
             "source": {
                 "kind": self.kind,
@@ -194,10 +201,9 @@ class DescribedCluster:
                 "problem": self.problem,
             },
             "models": self.models,
-            "pods": self.pods,
-            "nodes": list(self.nodes.values()),
-            "waiting": list(self.waiting.values()),
-            "totals": self.totals(),
+            "nodes": {},
+            "waiting": {},
+            **news,
         }
 
     def totals(self) -> Document:
@@ -210,9 +216,7 @@ class DescribedCluster:
                 one["cards"] += 1
                 _add(one["total"], memory, cores, 1.0)
                 for uid, granted, granted_cores, _, used, _, _ in slices:
-                    pod = self.pods[uid]
-                    assert pod is not None
-                    other = by_namespace.setdefault(pod[0], _sums())
+                    other = by_namespace.setdefault(self.pods[uid][0], _sums())
                     share = max(granted / memory, granted_cores / cores)
                     for sums in (one, other):
                         _add(sums["granted"], granted, granted_cores, share)

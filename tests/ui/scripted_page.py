@@ -1,10 +1,10 @@
-"""A server for the page that does what a test tells it: any state, any event, any refusal, and no server at all."""
+"""A server for the page that does what a test tells it: any state, any change, any refusal, and no server at all."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,8 +46,11 @@ class ScriptedPage:
         self.answers: dict[str, Document] = {}
         """by path, in place of the usual answer"""
         self.requests: list[ReceivedRequest] = []
-        self._events: list[tuple[int, bytes]] = []
-        self._streams: set[asyncio.Queue[bytes]] = set()
+        self.viewers = 0
+        """who wait for something new"""
+        self._news: list[Document] = []
+        """what changed with each version, up to now"""
+        self._told = asyncio.Event()
         self._server: RawServer | None = None
         self._port = 0
         self._state: bytes | None = None
@@ -76,23 +79,17 @@ class ScriptedPage:
             await self._server.__aexit__(None, None, None)
             self._server = None
 
-    @property
-    def viewers(self) -> int:
-        return len(self._streams)
-
-    async def send(self, kind: str, document: Document) -> None:
-        """An event to all viewers, and to those who come back."""
+    async def send(self, *changes: Document) -> None:
+        """Something new for all viewers, and for those who come back."""
         self._state = None
         self.cluster.version += 1
-        text = msgspec.json.encode(document)
-        event = b"id: %d\nevent: %s\ndata: %s\n\n" % (self.cluster.version, kind.encode(), text)
-        self._events.append((self.cluster.version, event))
-        for stream in self._streams:
-            stream.put_nowait(event)
+        self._news.append(_joined(changes))
+        self._told.set()
+        self._told = asyncio.Event()
 
-    def forget_events(self) -> None:
-        """A viewer that comes back must fetch the state again."""
-        self._events.clear()
+    def forget(self) -> None:
+        """What changed up to now: who comes back gets the whole state."""
+        self._news.clear()
         self._state = None
 
     # -- answers
@@ -110,8 +107,6 @@ class ScriptedPage:
         if path in self.answers:
             answer = self.answers[path]
             return await _send_json(exchange, answer, status=answer.get("status", 200))
-        if path == "api/events":
-            return await self._send_events(exchange)
         if path == "api/state":
             return await self._send_state(exchange)
         found = self._find(path, request)
@@ -130,24 +125,20 @@ class ScriptedPage:
         if time is not None:
             cluster = self.past(float(time)) if self.past is not None else self.cluster
             return await _send_json(exchange, cluster.state())
+        since = int(exchange.request.query.get("since", "0"))
+        if since == self.cluster.version and exchange.request.query.get("wait") != "0":
+            self.viewers += 1
+            try:
+                await self._told.wait()
+            finally:
+                self.viewers -= 1
+        missed = self.cluster.version - since
+        if 0 <= missed <= len(self._news):
+            news = _joined(self._news[len(self._news) - missed :])
+            return await _send_json(exchange, self.cluster.state(since, news))
         if self._state is None:
             self._state = gzip.compress(msgspec.json.encode(self.cluster.state()), 1)
         return await _send(exchange, self._state, "application/json", "Content-Encoding: gzip\r\n")
-
-    async def _send_events(self, exchange: Exchange) -> bool:
-        seen = int(exchange.request.headers.get("last-event-id", "0"))
-        stream: asyncio.Queue[bytes] = asyncio.Queue()
-        self._streams.add(stream)
-        try:
-            await exchange.send(_head(200, "text/event-stream") + b"Transfer-Encoding: chunked\r\n\r\n")
-            missed = [event for version, event in self._events if version > seen]
-            if seen < self.cluster.version and len(missed) != self.cluster.version - seen:
-                missed = [b"event: resync\ndata: {}\n\n"]
-            await _send_chunk(exchange, b": still here\n\n" + b"".join(missed))
-            while True:
-                await _send_chunk(exchange, await stream.get())
-        finally:
-            self._streams.discard(stream)
 
     def _find(self, path: str, request: ReceivedRequest) -> Any:
         query = request.query
@@ -221,5 +212,10 @@ async def _send_json(exchange: Exchange, document: Any, *, status: int = 200) ->
     return await _send(exchange, msgspec.json.encode(document), "application/json", status=status)
 
 
-async def _send_chunk(exchange: Exchange, data: bytes) -> None:
-    await exchange.send(b"%x\r\n%s\r\n" % (len(data), data))
+def _joined(changes: Iterable[Document]) -> Document:
+    """The parts that these have, as the last of them has each."""
+    found: Document = {}
+    for one in changes:
+        for name, part in one.items():
+            found[name] = {**found.get(name, {}), **part} if name in ("nodes", "waiting") else part
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.ui.browser import Viewer
 from tests.ui.conftest import Readers
 from tests.ui.scripted_page import ScriptedPage
@@ -25,38 +27,43 @@ async def test_a_lost_connection_is_told_and_what_was_known_stays(readers: Reade
     assert "30 cards" in await viewer.text(".found")
 
 
-async def test_after_a_return_the_events_that_were_missed_follow(readers: Readers, served: ScriptedPage) -> None:
+def whole_states(served: ScriptedPage) -> int:
+    """How often all of the state was asked for."""
+    return sum(request.path == "/api/state" and "since" not in request.query for request in served.requests)
+
+
+async def test_after_a_return_what_was_missed_follows(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served, "view=waiting")
     await served.stop()
     await viewer.until_text(".banner.bad", "Connection lost.")
-    await served.send("waiting", served.cluster.wait("vision", "train-4", why="came in the meantime"))
-    loads = sum(request.path == "/api/state" for request in served.requests)
+    await served.send(served.cluster.wait("vision", "train-4", why="came in the meantime"))
     await served.start()
     await try_now(viewer)
     await viewer.until_text(".waiting-pod dd", "came in the meantime")
     await viewer.until("document.querySelectorAll('.banner').length === 0")
     assert await viewer.text("#phase") == "Live"
-    assert sum(request.path == "/api/state" for request in served.requests) == loads, "the events were enough"
+    assert whole_states(served) == 1, "what is newer was enough"
+
+
+async def test_the_page_returns_by_itself_and_also_if_nothing_is_new(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served)
+    await served.stop()
+    await viewer.until_text("#phase", "Disconnected")
+    await served.start()
+    await viewer.until_text("#phase", "Live")
+    await viewer.until("document.querySelectorAll('.banner').length === 0")
 
 
 async def test_after_too_long_an_absence_the_state_is_fetched_again(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served, "view=waiting")
     await served.stop()
     await viewer.until_text(".banner.bad", "Connection lost.")
-    await served.send("waiting", served.cluster.wait("vision", "train-4", why="came in the meantime"))
-    served.forget_events()
+    await served.send(served.cluster.wait("vision", "train-4", why="came in the meantime"))
+    served.forget()
     await served.start()
     await try_now(viewer)
     await viewer.until_text(".waiting-pod dd", "came in the meantime")
-    assert sum(request.path == "/api/state" for request in served.requests) == 2
-
-
-async def test_the_page_returns_by_itself(readers: Readers, served: ScriptedPage) -> None:
-    viewer = await readers.open(served)
-    await served.stop()
-    await viewer.until_text("#phase", "Disconnected")
-    await served.start()
-    await viewer.until_text("#phase", "Live")
+    assert await viewer.page.locator(".waiting-pod").count() == 3
 
 
 async def test_the_alert_is_not_read_again_each_second(readers: Readers, served: ScriptedPage) -> None:
@@ -87,6 +94,7 @@ async def test_without_a_token_the_reader_is_asked_for_one(readers: Readers, ser
     await viewer.open()
     await viewer.until_text(".empty", "Sign in")
     assert await viewer.text("#phase") == "No access"
+    assert await viewer.page.locator("[role=alert]").count() == 0, "no token is no wrong token"
     await viewer.page.get_by_label("Bearer token").fill("right")
     await viewer.page.get_by_role("button", name="Continue").click()
     await viewer.until_text(".found", "30 cards")
@@ -100,12 +108,34 @@ async def test_a_wrong_token_is_refused_and_can_be_corrected(readers: Readers, s
     _allow_refusals(viewer)
     await viewer.open("token=wrong&view=waiting")
     await viewer.until_text(".empty", "Sign in")
+    await viewer.until_text(".refused [role=alert]", "This token does not let you in: a token is needed.")
     await viewer.page.get_by_label("Bearer token").fill("also wrong")
     await viewer.press("Enter")
     await viewer.until("document.querySelector('#token')?.value === ''")
+    await viewer.until_text(".refused [role=alert]", "This token does not let you in")
     await viewer.page.get_by_label("Bearer token").fill("right")
     await viewer.press("Enter")
     await viewer.until_text("h2", "2 pods wait")
+
+
+@pytest.mark.parametrize("was_open", [False, True])
+async def test_the_address_may_be_pasted_into_the_same_tab(
+    readers: Readers, served: ScriptedPage, was_open: bool
+) -> None:
+    served.token = "first" if was_open else "second"
+    viewer = await readers.arrive(served.url)
+    _allow_refusals(viewer)
+    await viewer.open("token=first&view=waiting")
+    if was_open:
+        await viewer.until_text("h2", "2 pods wait")
+        # Another run of the command has another token, at the same port.
+        served.token = "second"
+        await served.stop()
+        await served.start()
+    await viewer.until_text(".empty", "Sign in")
+    await viewer.page.evaluate("location.href = location.href.split('#')[0] + '#token=second'")
+    await viewer.until_text(".found", "30 cards")
+    assert await viewer.fragment() == ""
 
 
 async def test_a_reader_without_rights_is_told_what_to_do(readers: Readers, served: ScriptedPage) -> None:

@@ -35,7 +35,7 @@ async def test_members_stay_unfolded_when_the_gang_changes(readers: Readers, gan
     viewer = await readers.open(gangs, "view=waiting&filter=gang:pretrain")
     await viewer.page.get_by_text("8 members", exact=True).click()
     event = gangs.cluster.wait_as_gang("vision", "pretrain", [[f"pretrain-{i}", "waits", ""] for i in range(8)], fit=6)
-    await gangs.send("waiting", event)
+    await gangs.send(event)
     await viewer.until_text(".gang-figures", "6 fit")
     assert await viewer.page.get_by_role("link", name="pretrain-7").is_visible()
 

@@ -100,10 +100,10 @@ async def test_hostile_names_arrive_with_events_too(readers: Readers, hostile: S
     viewer = await readers.open(hostile, "view=waiting")
     cluster = hostile.cluster
     for name in HOSTILE_NAMES:
-        await hostile.send("waiting", cluster.wait(f"late {name}", name, why=name))
+        await hostile.send(cluster.wait(f"late {name}", name, why=name))
         node = next(iter(cluster.nodes))
-        await hostile.send("nodes", cluster.place(f"late {name}", name, node, 1, memory=10, cores=1))
-    await hostile.send("totals", cluster.totals())
+        await hostile.send(cluster.place(f"late {name}", name, node, 1, memory=10, cores=1))
+    await hostile.send({"totals": cluster.totals()})
     await viewer.until("(count) => document.querySelectorAll('.waiting-pod').length === count", 3 * len(HOSTILE_NAMES))
     await viewer.press("5")
     await _assert_nothing_was_made(viewer)

@@ -232,7 +232,7 @@ async def test_a_link_to_a_card_scrolls_to_it(readers: Readers) -> None:
         await viewer.press("Escape")
         await viewer.until("document.querySelector('#details').hidden")
         await viewer.page.evaluate("document.querySelector('.map').scrollTop = 0")
-        await served.send("nodes", served.cluster.place("a", "b", "gpu-0001", 1, memory=10, cores=1))
+        await served.send(served.cluster.place("a", "b", "gpu-0001", 1, memory=10, cores=1))
         await viewer.until_text("#live", "1 pod placed")
         assert await viewer.page.evaluate("document.querySelector('.map').scrollTop") == 0, (
             "the reader stays where they are"

@@ -215,7 +215,10 @@ async def test_a_snapshot_is_shown_as_what_does_not_change(readers: Readers, ser
     viewer = await readers.open(served)
     await viewer.until_text("#phase", "Does not change")
     assert await viewer.text("#source") == "cluster.json"
-    assert served.viewers == 0, "there is nothing to follow"
+    await served.send(served.cluster.wait("vision", "train-3", why="was judged later"))
+    await viewer.go("view=waiting")
+    await viewer.until_text(".waiting-pod dd", "was judged later")
+    assert await viewer.text("#phase") == "Does not change"
 
 
 def _without_training() -> DescribedCluster:

@@ -82,7 +82,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
     @asynccontextmanager
     async def scheduler_journal(client: KubeClient) -> AsyncIterator[PageJournal | None]:
         """The journal of the cluster's scheduler; None, and a note, if it cannot be read."""
-        from tessera.inspect.dashboard.journal import RemoteJournal
+        from tessera.inspect.dashboard.journal import FollowedJournal
         from tessera.inspect.installation import behind_apiserver
         from tessera.inspect.journal_source import SchedulerSource
         from tessera.inspect.state import InspectionError
@@ -91,7 +91,7 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
             reader, find = client, behind_apiserver(client)
             if journal_url:
                 reader, find = await stack.enter_async_context(open_at_url(source, journal_url))
-            journal = RemoteJournal(lambda: SchedulerSource(reader, find))
+            journal = FollowedJournal(lambda: SchedulerSource(reader, find))
             try:
                 await journal.timeline()
             except InspectionError as error:

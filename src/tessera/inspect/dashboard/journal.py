@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, RenderContext, Totals, WaitingRow, encode
-from tessera.inspect.dashboard.room import count_slices
+from tessera.core.ledger.ledger import Ledger
+from tessera.inspect.dashboard.documents import NODES, TOTALS, WAITING, Key, encode, member, state_pieces
+from tessera.inspect.dashboard.nodes import NodeRenderer, ShownCluster
+from tessera.inspect.dashboard.pods import PodOrigin, WaitingPod, waiting_row
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
+from tessera.inspect.dashboard.totals import Sums, count_slices
 from tessera.inspect.journal_filter import subject_of
-from tessera.inspect.journal_source import JournalSource
-from tessera.inspect.render.journal import ask_text, grants_text, reasons_text, record_text
+from tessera.inspect.render.journal import grants_text, reasons_text, record_text
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.replay import Moment, Timeline
 from tessera.inspect.state import InspectionError, Json
@@ -33,7 +36,6 @@ from tessera.wire.journal import (
     Record,
     Refused,
     Released,
-    Start,
     SteppedDown,
     TookOver,
     Unfinished,
@@ -44,8 +46,6 @@ MAX_RECORDS = 5_000
 """in one answer"""
 KEPT_S = 300.0
 """that the records of a running scheduler are kept after the last question"""
-MAX_FOLLOWED = 1_000_000
-"""records that are kept of a scheduler that is read over HTTP; then all it has is read again"""
 MAX_PODS = 2_000
 """that waited and are listed"""
 
@@ -66,120 +66,103 @@ Happening = (
 """records that are news; the others are the state"""
 
 
-class PageJournal(Protocol):
+class PageJournal(ABC):
     """A journal that the page can go back through."""
 
+    @abstractmethod
     def range(self) -> Json | None:
         """The times of the first and the last moment; None if there is none yet."""
-        ...
 
+    @abstractmethod
     async def timeline(self) -> Timeline:
         """Everything up to now. Raises InspectionError."""
-        ...
 
 
-class RecordedJournal:
+class RecordedJournal(PageJournal):
     """All records of a file."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._timeline = Timeline(records)
 
     def range(self) -> Json | None:
-        return time_range(self._timeline)
+        timeline = self._timeline
+        return {"from": timeline.begin, "to": timeline.end} if timeline.begin else None
 
     async def timeline(self) -> Timeline:
         return self._timeline
 
 
-class IdleTimer:
-    """Calls back when nothing has touched it for `KEPT_S`."""
+class RecordReader(Protocol):
+    """Reads a journal that grows."""
 
-    def __init__(self, on_idle: Callable[[], None]) -> None:
-        self._on_idle = on_idle
-        self._handle: asyncio.TimerHandle | None = None
-
-    def touch(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = asyncio.get_running_loop().call_later(KEPT_S, self._on_idle)
+    def records(self) -> AsyncGenerator[Record, None]:
+        """All that is kept, from a state on; when called again, what came since. Raises InspectionError."""
+        ...
 
 
-class RunningJournal:
-    """The journal in the memory of a running scheduler. Its records are made when a viewer goes back in time, kept up
-    to date while that lasts, and forgotten afterwards."""
+class RunningReader:
+    """The journal in the memory of a running scheduler."""
 
-    def __init__(self, journal: Journal, pause: Pause, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, journal: Journal, pause: Pause) -> None:
         self._journal = journal
         self._pause = pause
+        self._last: int | None = None
+
+    async def records(self) -> AsyncGenerator[Record, None]:
+        read = self._journal.read(self._last, snapshot=self._last is None)
+        async for record in paced(read, self._pause):
+            self._last = max(self._last or 0, record.sequence)
+            yield record
+
+
+class FollowedJournal(PageJournal):
+    """The journal of a running scheduler. Its records are read when a viewer goes back in time, kept up to date while
+    that lasts, and forgotten afterwards. When they have doubled, all that the scheduler has is read again: what it
+    keeps no longer must not stay here. Asked one question at a time."""
+
+    def __init__(
+        self,
+        open_reader: Callable[[], RecordReader],
+        *,
+        begin: Callable[[], float | None] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`begin` is asked for the time of the first moment, if that is known without reading."""
+        self._open = open_reader
         self._now = now
-        self._timeline: Timeline | None = None
-        self._first = self._last = 0
-        """numbers of the records that the timeline has"""
-        self._idle = IdleTimer(self._forget)
+        self._begin = begin or (lambda: self._begun)
+        self._begun: float | None = None
+        self._read: tuple[RecordReader, Timeline] | None = None
+        self._most = 0
+        """records, after which everything is read again"""
+        self._forgetting: asyncio.TimerHandle | None = None
 
     def range(self) -> Json | None:
-        return {"from": self._journal.begin, "to": self._now()}
+        begin = self._begin()
+        return None if begin is None else {"from": begin, "to": self._now()}
 
     async def timeline(self) -> Timeline:
-        journal, timeline = self._journal, self._timeline
-        # What left the ring is dropped here too, but not for every record that leaves.
-        is_long = journal.oldest - self._first > journal.sequence - journal.oldest + MAX_RECORDS
-        since = None if timeline is None or is_long else self._last
-        news = [record async for record in paced(journal.read(since, snapshot=since is None), self._pause)]
-        if timeline is None or since is None or (news and isinstance(news[0], Start)):
-            self._first = journal.oldest
-            timeline = self._timeline = Timeline(news)
-        else:
-            timeline.extend(news)
-        self._last = max(self._last, *(record.sequence for record in news[-1:]), 0)
-        self._idle.touch()
-        return timeline
-
-    def _forget(self) -> None:
-        self._timeline = None
-
-
-class RemoteJournal:
-    """The journal of a scheduler that is read over HTTP, from where the last question ended. Asked one question at a
-    time."""
-
-    def __init__(self, open_source: Callable[[], JournalSource]) -> None:
-        """Each source begins with all that the scheduler has kept."""
-        self._open = open_source
-        self._begin: float | None = None
-        self._read: tuple[JournalSource, Timeline] | None = None
-        self._idle = IdleTimer(self._forget)
-
-    def range(self) -> Json | None:
-        return None if self._begin is None else {"from": self._begin, "to": time.time()}
-
-    async def timeline(self) -> Timeline:
-        if self._read is None or len(self._read[1].records) > MAX_FOLLOWED:
+        is_first = self._read is None or len(self._read[1].records) > self._most
+        if self._read is None or is_first:
             self._read = self._open(), Timeline(())
-        source, timeline = self._read
+        reader, timeline = self._read
         try:
-            async with aclosing(source.records()) as records:
+            async with aclosing(reader.records()) as records:
                 async for record in records:
                     timeline.extend((record,))
         except (InspectionError, KubeError) as error:
             self._read = None  # Half a state is of no use.
             raise InspectionError(str(error)) from error
-        self._begin = timeline.begin
-        self._idle.touch()
+        if is_first:
+            self._most = 2 * len(timeline.records) + MAX_RECORDS
+        self._begun = timeline.begin
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self._forget)
         return timeline
 
     def _forget(self) -> None:
         self._read = None
-
-
-def time_range(timeline: Timeline) -> Json | None:
-    return {"from": timeline.begin, "to": timeline.end} if timeline.begin else None
-
-
-async def seek(timeline: Timeline, moment: float, pause: Pause) -> Moment:
-    async for _ in in_steps(timeline.seek(moment), pause):
-        pass
-    return timeline.moment
 
 
 def record_document(record: Happening) -> Json:
@@ -241,45 +224,63 @@ def _text_of(record: Happening) -> str:
 # -- the state at a moment
 
 
-async def past_state(
-    timeline: Timeline,
-    wanted: float,
-    pause: Pause,
-    *,
-    source: Json,
-    origin: Callable[[str], PodOrigin],
-) -> bytes:
-    """The state document of this time. What the journal does not record is missing: measurements, and the workloads
-    of pods that are gone."""
-    moment = await seek(timeline, wanted, pause)
-    ledger = moment.ledger
-    renderer = NodeRenderer(ledger, RenderContext(origin))
-    totals = Totals(renderer.models)
-    nodes: list[bytes] = []
-    pods: list[bytes] = []
-    async for name in in_steps(ledger.node_names(), pause):
+class PastCluster(ShownCluster):
+    """The cluster at the moment that a timeline was brought to. What the journal does not record is missing:
+    measurements, and the workloads of pods that are gone."""
+
+    def __init__(self, timeline: Timeline, origin: Callable[[str], PodOrigin]) -> None:
+        self.timeline = timeline
+        self.moment = timeline.moment
+        self._origin = origin
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.moment.ledger
+
+    def origin(self, uid: str) -> PodOrigin:
+        return self._origin(uid)
+
+
+async def cluster_at(
+    journal: PageJournal, time: float, pause: Pause, *, origin: Callable[[str], PodOrigin]
+) -> PastCluster:
+    timeline = await journal.timeline()
+    async for _ in in_steps(timeline.seek(time), pause):
+        pass
+    return PastCluster(timeline, origin)
+
+
+async def past_state(cluster: PastCluster, pause: Pause, *, source: Json) -> list[bytes]:
+    """The state document of this moment, in pieces."""
+    renderer, sums, moment = NodeRenderer(cluster), Sums(), cluster.moment
+    parts: list[tuple[Key, bytes | None]] = []
+    async for name in in_steps(moment.ledger.node_names(), pause):
         document = renderer.render(name)
         if document is not None:
-            totals.replace(None, document)
-            nodes.append(document.body)
-            pods += document.pods.values()
-    refused = refused_then(timeline.records, moment)
-    containers = (container for _, record in refused for container in record.ask.containers)
-    asked = count_slices(one for container in containers for one in container.requests)
-    sums = totals.document(asked, [moment.time - since for since, _ in refused])
-    waiting = [_waiting_row(since, record, origin(record.pod.uid)) for since, record in refused[:MAX_PODS]]
-    head = {"version": 0, "time": moment.time, "source": {**source, "live": False}, "models": renderer.models.names}
-    return b"".join((
-        encode(head)[:-1], b',"pods":{', b",".join(pods), b'},"nodes":[', b",".join(nodes), b'],"waiting":',
-        encode(waiting), b',"totals":', encode(sums), b"}",
-    ))  # fmt: skip
+            sums.add(document.sums)
+            parts.append(((NODES, name), document.body))
+    refused = refused_then(cluster.timeline, moment, cluster.origin)
+    asked = count_slices(pod.request for pod, _ in refused if pod.request is not None)
+    waited = [moment.time - pod.origin.since for pod, _ in refused if pod.origin.since is not None]
+    parts.append((TOTALS, encode(sums.document(renderer.models.names, asked, waited))))
+    parts += (((WAITING, pod.uid), encode(waiting_row(pod, why))) for pod, why in refused[:MAX_PODS])
+    head = {
+        "version": 0,
+        "since": None,
+        "time": moment.time,
+        "source": {**source, "live": False},
+        "models": renderer.models.names,
+    }
+    return state_pieces(head, ((key, member(key, body)) for key, body in parts))
 
 
-def refused_then(records: Iterable[Record], moment: Moment) -> list[tuple[float, Refused]]:
-    """The pods that waited at this moment: when each was first refused, and its last refusal. Of a pod that was deleted
-    while it waited no record says so."""
+def refused_then(
+    timeline: Timeline, moment: Moment, origin: Callable[[str], PodOrigin]
+) -> list[tuple[WaitingPod, str]]:
+    """The pods that waited at this moment, since they were first refused, and why they were last. Of a pod that was
+    deleted while it waited no record says so."""
     found: dict[str, tuple[float, Refused]] = {}
-    for record in records:
+    for record in timeline.records:
         if record.time > moment.time:
             break
         if isinstance(record, Refused):
@@ -287,17 +288,18 @@ def refused_then(records: Iterable[Record], moment: Moment) -> list[tuple[float,
             found[record.pod.uid] = since, record
         elif isinstance(record, (Placed, Released)):
             found.pop(record.pod.uid, None)
-    return [one for uid, one in found.items() if moment.ledger.pod(uid) is None]
-
-
-def _waiting_row(since: float, record: Refused, origin: PodOrigin) -> WaitingRow:
-    return WaitingRow(
-        uid=record.pod.uid,
-        namespace=record.pod.namespace,
-        name=record.pod.name,
-        owner=origin.owner,
-        since=since,
-        asks=ask_text(record.ask),
-        why=reasons_text(record.reasons.items()),
-        attempts=record.refusals,
-    )
+    return [
+        (
+            WaitingPod(
+                uid,
+                record.pod.namespace,
+                record.pod.name,
+                timeline.request(record),
+                origin=origin(uid)._replace(since=since),
+                attempts=record.refusals,
+            ),
+            reasons_text(record.reasons.items()),
+        )
+        for uid, (since, record) in found.items()
+        if moment.ledger.pod(uid) is None
+    ]

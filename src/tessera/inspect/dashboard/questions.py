@@ -20,8 +20,10 @@ import msgspec
 
 from tessera.core.ledger.holders import Holder
 from tessera.core.ledger.ledger import Ledger
+from tessera.inspect.dashboard.nodes import ShownCluster
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import Allowance, Pause, finish_in_steps, in_steps
+from tessera.inspect.dashboard.waiting import reasons_text
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.render.explanation import section, slice_text
 from tessera.inspect.render.lines import Style, StyledLine, count_of
@@ -30,8 +32,6 @@ from tessera.inspect.simulation import Simulation, StopReason, gang_key, simulat
 from tessera.inspect.slices import holder_slices
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.usage import CardUsage, holding_pods, sum_amounts, usage_of
-from tessera.inspect.utilization import MeasuredUse
-from tessera.scheduler.engine_view import ClaimUsers
 from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 
 NAMED_PROFILES = 12
@@ -49,16 +49,15 @@ LISTED = 50
 """copies that are listed one by one"""
 
 
-def card_details(
-    ledger: Ledger, node: str, uuid: str, measured: MeasuredUse, users_of: ClaimUsers | None
-) -> Json | None:
-    """None if there is no such card. `users_of` says which pods use a claim."""
+def card_details(shown: ShownCluster, node: str, uuid: str) -> Json | None:
+    """None if there is no such card."""
+    ledger = shown.ledger
     view = ledger.node(node)
     card = next((card for card in view.cards if card.device.uuid == uuid), None) if view is not None else None
     if view is None or card is None:
         return None
     device = card.device
-    usage = usage_of(ledger, node, card, view.facts.problem, measured, users_of)
+    usage = usage_of(ledger, node, card, view.facts.problem, shown.measurements, shown.users_of)
     links = sorted(f"{_index(ledger, node, other)}: {score}" for other, score in device.links.items())
     facts = {
         "vendor": device.vendor,
@@ -74,14 +73,13 @@ def card_details(
     return _document(f"card {device.index} of {node}", _table([usage]), facts)
 
 
-def node_details(
-    ledger: Ledger, name: str, measured: MeasuredUse, facts: Json, users_of: ClaimUsers | None
-) -> Json | None:
-    """None if the node has registered nothing. `facts` are those that its source knows beside."""
-    view = ledger.node(name)
+def node_details(shown: ShownCluster, name: str) -> Json | None:
+    """None if the node has registered nothing."""
+    view = shown.ledger.node(name)
     if view is None:
         return None
-    cards = [usage_of(ledger, name, card, view.facts.problem, measured, users_of) for card in view.cards]
+    problem, measured, users = view.facts.problem, shown.measurements, shown.users_of
+    cards = [usage_of(shown.ledger, name, card, problem, measured, users) for card in view.cards]
     memory, cores = sum_amounts(use.memory_mib for use in cards), sum_amounts(use.cores for use in cards)
     found = {
         "cards": len(cards),
@@ -90,7 +88,7 @@ def node_details(
         "freeMemory": f"{memory.total - memory.used} of {memory.total} MiB",
         "freeCores": f"{cores.total - cores.used} of {cores.total} %",
         **{f"trait {key}": value for key, value in view.facts.traits.items()},
-        **facts,
+        **shown.node_facts(name),
     }
     return _document(f"node {name}", _table(cards), found)
 
@@ -149,7 +147,7 @@ async def try_manifests(source: PageSource, text: str, pause: Pause) -> Json:
     fork = await source.fork()
     for document in beside:
         fork.put_manifest(document)
-    ledger = source.view.ledger
+    ledger = source.ledger
     async for name in in_steps(ledger.node_names(), pause):
         fork.ledger.copy_node(name, ledger)
     gangs = await _finish(simulate_gangs_in_steps(fork, manifests, work=MAX_WORK), pause, what="the manifest")
@@ -214,9 +212,5 @@ def _reasons(stop: StopReason) -> Json:
     verdict = stop.verdict
     if verdict is None:
         return {"why": stop.text, "nearest": "", "change": ""}
-    groups = [*verdict.groups, *stop.kept_off]
-    return {
-        "why": "; ".join(f"{count_of(len(group.nodes), 'node')}: {group.reason}" for group in groups) or stop.text,
-        "nearest": verdict.near_miss,
-        "change": verdict.change,
-    }
+    why = reasons_text([*verdict.groups, *stop.kept_off])
+    return {"why": why or stop.text, "nearest": verdict.near_miss, "change": verdict.change}

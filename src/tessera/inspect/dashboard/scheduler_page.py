@@ -15,11 +15,11 @@ import msgspec
 
 from tessera.http11.router import Route
 from tessera.inspect import sanitize
-from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin
-from tessera.inspect.dashboard.journal import RunningJournal
-from tessera.inspect.dashboard.live_state import LiveState
+from tessera.inspect.dashboard.journal import FollowedJournal, RunningReader
+from tessera.inspect.dashboard.pods import NO_ORIGIN, PodOrigin, WaitingPod, pod_origin
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer, ReviewedAccess
-from tessera.inspect.dashboard.source import PageSource, PodAnswer, WaitingPod, pod_origin
+from tessera.inspect.dashboard.source import PageSource, PodAnswer
+from tessera.inspect.dashboard.state import LiveState
 from tessera.inspect.dashboard.steps import Allowance, finish_in_steps, pause_for
 from tessera.inspect.explanation import bad_pod_text, explain_in_steps
 from tessera.inspect.offline_cluster import InspectedCluster, OfflineCluster
@@ -138,7 +138,9 @@ class EngineSource(PageSource):
 
     def __init__(self, service: Service, page: SchedulerPage) -> None:
         self._pause = pause_for(QUESTION_SHARE)
-        super().__init__(SchedulerCluster(service), RunningJournal(service.journal, self._pause))
+        journal = service.journal
+        past = FollowedJournal(lambda: RunningReader(journal, self._pause), begin=lambda: journal.begin)
+        super().__init__(SchedulerCluster(service), past)
         self._service = service
         self._page = page
         self._nodes: dict[str, Json] = {}
@@ -180,7 +182,8 @@ class EngineSource(PageSource):
             )
 
     def gang_since(self, gang: GangView) -> float | None:
-        return gang.since
+        # Another process may have decided before this one met the gang.
+        return super().gang_since(gang) or gang.since
 
     async def explain(self, namespace: str, name: str) -> PodAnswer | None:
         try:

@@ -1,12 +1,13 @@
-"""The routes of the page: static files, the state, its changes, and questions about it.
+"""The routes of the page: static files, the state, and questions about it.
 
 Static files are open to every caller that reaches the listener; everything below `api/` asks `PageAccess` first: it
 wants the token of a user on this machine, or the apiserver's review of a caller in a cluster.
 
 Answers are JSON, so that no name that a tenant chose is ever read as markup. A refusal is `{"error": SENTENCE}`.
 
-    GET  api/state[?time=T]                   {version, time, source, models, pods, nodes, waiting, totals}
-    GET  api/events (Last-Event-ID: VERSION)  events `nodes`, `waiting`, `totals`, `resync`
+    GET  api/state                            the state (`documents`)
+    GET  api/state?since=VERSION[&wait=0]     what is newer; waits for it for a while
+    GET  api/state?time=T                     the state at an earlier time
     GET  api/card?node=N&card=UUID[&time=T]   {title, lines: [{text, style}], facts}
     GET  api/node?name=N[&time=T]             the same
     GET  api/pod?namespace=S&name=N[&time=T]  the same, and history: [record]
@@ -15,7 +16,7 @@ Answers are JSON, so that no name that a tenant chose is ever read as markup. A 
                                                pods: [{name, fits, node, cards, why, nearest, change}]}
     GET  api/journal?from=T&to=T&limit=N      {records: [{sequence, time, kind, pod, node, text}], more}
 
-Times are unix seconds. `documents` describes nodes, cards and pods, which are arrays, and `waiting` the rows of gangs;
+Times are unix seconds. `nodes` describes nodes, cards and pods, which are arrays, and `waiting` the rows of gangs;
 `source` has `{kind, name, live, journal: {from, to} or null, problem}`. Questions that need much work are answered
 one at a time, and a question that would have to wait behind too many others is refused.
 """
@@ -28,25 +29,25 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
-from tessera.core.ledger.ledger import Ledger
 from tessera.http11.router import Request, Response, Route
-from tessera.inspect.dashboard.documents import encode
+from tessera.inspect.dashboard.documents import compress, encode
 from tessera.inspect.dashboard.journal import (
     MAX_RECORDS,
     PageJournal,
+    PastCluster,
+    cluster_at,
     documents_of,
     happenings,
     history_of,
     past_state,
-    seek,
 )
-from tessera.inspect.dashboard.live_state import LiveState, compress
+from tessera.inspect.dashboard.nodes import ShownCluster
 from tessera.inspect.dashboard.questions import (
     card_details,
     find_entry,
@@ -56,17 +57,15 @@ from tessera.inspect.dashboard.questions import (
     try_manifests,
 )
 from tessera.inspect.dashboard.source import PageSource
+from tessera.inspect.dashboard.state import Closing, LiveState
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.state import InspectionError, Json
-from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse
 from tessera.scheduler.access_review import CHALLENGE, AccessReview, bearer_token, error_response
-from tessera.scheduler.engine_view import ClaimUsers
 from tessera.services.listener import Listener, find_foreign_page
 from tessera.services.value_types import Address
 
 STATIC = Path(__file__).parent / "static"
 JSON = "application/json"
-EVENT_STREAM = "text/event-stream"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -84,16 +83,15 @@ SECURITY_HEADERS = (
 )
 NO_STORE = b"Cache-Control: no-store\r\n"
 GZIP = b"Content-Encoding: gzip\r\n"
-LAST_EVENT = b"Last-Event-Id"
 MAX_VIEWERS = 64
-"""streams of events at once"""
+"""who wait for something new at once"""
+WAIT_S = 15.0
+"""for something new; a proxy may end a request that takes longer than 30 s"""
 MAX_QUESTIONS = 16
 """that wait for their turn"""
 MAX_TRIALS = 4
 """questions about pods that do not exist yet: they take seconds, so that others do not wait for them"""
 MAX_MANIFEST_BYTES = 64 * 2**10
-REVIEW_S = 60.0
-"""after which the access of an open stream is looked at again"""
 
 Answer = Callable[[Request, dict[str, str]], Coroutine[Any, Any, Response]]
 
@@ -128,12 +126,10 @@ class PageServer:
         self._trial_turn = asyncio.Semaphore(1)
         self._trying: set[str] = set()
         """users whose pods are tried, or wait for it"""
-        self._viewers = 0
 
     def routes(self) -> list[Route]:
         answers = {
             "state": self._get_state,
-            "events": self._get_events,
             "card": self._get_card,
             "node": self._get_node,
             "pod": self._get_pod,
@@ -152,75 +148,52 @@ class PageServer:
     # -- answers
 
     async def _get_state(self, request: Request, query: dict[str, str]) -> Response:
-        if "time" not in query:
-            return _packed(await self._state.state())
-        source = self._state.source
-        async with self._question():
-            timeline = await _journal(source.journal).timeline()
-            data = await past_state(
-                timeline, _time(query["time"]), self._state.pause, source=source.describe(), origin=source.origin
-            )
-            return _packed(await asyncio.to_thread(compress, [data]))
-
-    async def _get_events(self, request: Request, query: dict[str, str]) -> Response:
-        if self._viewers >= MAX_VIEWERS:
-            return error_response(503, f"{MAX_VIEWERS} viewers are connected, which is the most")
-        text = request.headers.get(LAST_EVENT, b"").decode("latin-1") or query.get("since", "")
-        version = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else self._state.log.version
-        stream = self._stream(request, version)
-        # It counts from here on: others may ask before its first event is sent.
-        await anext(stream)
-        return Response(200, content_type=EVENT_STREAM, headers=NO_STORE, pieces=stream)
-
-    async def _stream(self, request: Request, version: int) -> AsyncGenerator[bytes, None]:
-        """Until the caller may no longer see it; the page comes back by itself, and is told why then. The first piece
-        is empty: the viewer counts."""
-        clock, self._viewers = asyncio.get_running_loop().time, self._viewers + 1
+        if "time" in query:
+            async with self._question():
+                past = await self._past(query)
+                pieces = await past_state(past, self._state.pause, source=self._state.source.describe())
+                return _packed(await asyncio.to_thread(compress, pieces))
+        if self._state.viewers >= MAX_VIEWERS:
+            raise _Busy(f"{MAX_VIEWERS} viewers are connected, which is the most")
+        since = query.get("since", "")
+        # Of another form than a version it is none that is known.
+        version = int(since) if since.isdecimal() and len(since) < 20 else None
         try:
-            yield b""
-            reviewed_at = clock()
-            async with aclosing(self._state.events(version)) as stream:
-                async for piece in stream:
-                    if clock() - reviewed_at > REVIEW_S:
-                        if await self._access.refuse(request) is not None:
-                            return
-                        reviewed_at = clock()
-                    yield piece
-        finally:
-            self._viewers -= 1
+            return _packed(await self._state.state(version, 0.0 if query.get("wait") == "0" else WAIT_S))
+        except Closing as error:
+            raise _Busy(str(error)) from error
 
     async def _get_card(self, request: Request, query: dict[str, str]) -> Response:
         node, card = query.get("node", ""), query.get("card", "")
-        async with self._moment(query) as (ledger, measured):
-            return _found(
-                card_details(ledger, node, card, measured, self._users_of(query)), f"node {node} has no card {card}"
-            )
+        async with self._question():
+            found = card_details(await self._shown(query), node, card)
+            return _found(found, f"node {node} has no card {card}")
 
     async def _get_node(self, request: Request, query: dict[str, str]) -> Response:
         name = query.get("name", "")
-        async with self._moment(query) as (ledger, measured):
-            facts = self._state.source.node_facts(name)
-            found = node_details(ledger, name, measured, facts, self._users_of(query))
+        async with self._question():
+            found = node_details(await self._shown(query), name)
             return _found(found, f"no node {name} has registered cards")
 
     async def _get_pod(self, request: Request, query: dict[str, str]) -> Response:
         namespace, name, source = query.get("namespace", ""), query.get("name", ""), self._state.source
-        time = _time(query["time"]) if "time" in query else math.inf
-        async with self._moment(query) as (ledger, _):
+        async with self._question():
+            shown = await self._shown(query)
             history: list[Json] = []
             if source.journal is not None:
                 timeline = await source.journal.timeline()
                 gang = source.view.gang_name(namespace, name)
-                history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=time)
-            answer = await source.explain(namespace, name) if time == math.inf else None
+                last = shown.moment.time if isinstance(shown, PastCluster) else math.inf
+                history = await history_of(timeline.records, self._state.pause, namespace, name, gang=gang, last=last)
+            answer = await source.explain(namespace, name) if shown is source else None
             if answer is not None:
                 found, cycle = answer
                 facts = {"phase": found.phase, "scheduler": found.scheduler, "verdict": found.status.value}
                 facts["cycle"] = cycle
                 lines = [*explanation_lines(found)]
                 return _json(pod_details(namespace, name, lines=lines, facts=facts, history=history))
-            entry = find_entry(ledger, namespace, name)
-            lines = held_lines(ledger, entry) if entry is not None else []
+            entry = find_entry(shown.ledger, namespace, name)
+            lines = held_lines(shown.ledger, entry) if entry is not None else []
             if entry is None and not history:
                 return error_response(404, f"there is no pod {namespace}/{name} that asks for cards")
             return _json(pod_details(namespace, name, lines=lines, facts={}, history=history))
@@ -246,7 +219,7 @@ class PageServer:
         most = min(int(limit), MAX_RECORDS) if limit.isdecimal() and len(limit) < 9 else MAX_RECORDS
         first, last = _time(query.get("from", "0")), _time(query.get("to", "inf"))
         async with self._question():
-            timeline = await _journal(self._state.source.journal).timeline()
+            timeline = await self._journal.timeline()
             found = await happenings(timeline.records, self._state.pause, first=first, last=last)
             newest = await documents_of(found[-most:] if most else (), self._state.pause)
             return _json({"records": newest, "more": len(newest) < len(found)})
@@ -279,23 +252,21 @@ class PageServer:
         finally:
             self._trying.discard(user)
 
-    @asynccontextmanager
-    async def _moment(self, query: dict[str, str]) -> AsyncIterator[tuple[Ledger, MeasuredUse]]:
-        """The ledger that is asked about, and what was measured then."""
-        source = self._state.source
-        async with self._question():
-            if "time" not in query:
-                yield source.view.ledger, source.measurements
-                return
-            timeline = await _journal(source.journal).timeline()
-            moment = await seek(timeline, _time(query["time"]), self._state.pause)
-            yield moment.ledger, NOTHING_MEASURED
-
     # -- inside
 
-    def _users_of(self, query: dict[str, str]) -> ClaimUsers | None:
-        """Which pods use claims now; a journal does not say which pods used them."""
-        return None if "time" in query else self._state.source.view.users_of
+    @property
+    def _journal(self) -> PageJournal:
+        if self._state.source.journal is None:
+            raise InspectionError("this source has no journal, so there is no earlier time to go to")
+        return self._state.source.journal
+
+    async def _shown(self, query: dict[str, str]) -> ShownCluster:
+        """The cluster that is asked about: as it is, or as it was."""
+        return await self._past(query) if "time" in query else self._state.source
+
+    async def _past(self, query: dict[str, str]) -> PastCluster:
+        origin = self._state.source.origin
+        return await cluster_at(self._journal, _time(query["time"]), self._state.pause, origin=origin)
 
     def _route(self, method: str, path: str, answer: Answer, *, max_body_bytes: int = 0) -> Route:
         async def handle(request: Request) -> Response:
@@ -348,12 +319,6 @@ def _packed(data: bytes) -> Response:
 
 def _found(document: Json | None, otherwise: str) -> Response:
     return _json(document) if document is not None else error_response(404, otherwise)
-
-
-def _journal(journal: PageJournal | None) -> PageJournal:
-    if journal is None:
-        raise InspectionError("this source has no journal, so there is no earlier time to go to")
-    return journal
 
 
 def _time(text: str) -> float:

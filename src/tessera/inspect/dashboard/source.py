@@ -5,60 +5,24 @@ A source has the scheduler's own engine on the cluster's objects, so that the pa
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from tessera.core.model.requests import PodRequest
-from tessera.core.search.selection import Candidates
-from tessera.inspect.dashboard.documents import NO_ORIGIN, PodOrigin, encode
+from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.dashboard.journal import PageJournal, RecordedJournal, refused_then
-from tessera.inspect.explanation import Explanation, bad_pod_text, explain
+from tessera.inspect.dashboard.nodes import ShownCluster
+from tessera.inspect.dashboard.pods import NO_ORIGIN, NodeNames, PendingPods, PodOrigin, WaitingPod, pod_origin
+from tessera.inspect.explanation import Explanation, explain
 from tessera.inspect.journal_source import FileSource
 from tessera.inspect.offline_cluster import InspectedCluster, OfflineCluster
 from tessera.inspect.replay import Timeline
 from tessera.inspect.state import ClusterState, InspectionError, Json
-from tessera.inspect.utilization import NOTHING_MEASURED
-from tessera.scheduler.engine_view import EngineView, GangView
+from tessera.scheduler.engine_view import GangView
+from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import Settings
-from tessera.vendors.drafts import BadPod
-from tessera.vendors.pod_reader import ENDED
-from tessera.wire import keys
 from tessera.wire.journal import Record, SnapshotEnd, Start
-from tessera.wire.objects import Pod
-from tessera.wire.pod_groups import PodGroup, read_pod_group
-
-
-@dataclass(frozen=True, eq=False)
-class NodeNames:
-    """Nodes to choose from. One object for all pods that may use the same ones, so that it is compared by identity."""
-
-    names: tuple[str, ...] = ()
-
-
-NO_NODES = NodeNames()
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingPod:
-    """A pod that asks for devices and has none."""
-
-    uid: str
-    namespace: str
-    name: str
-    request: PodRequest | None
-    """None if it cannot be read"""
-    candidates: NodeNames | Candidates = NO_NODES
-    problem: str = ""
-    """why it is never placed, whatever is free"""
-    origin: PodOrigin = NO_ORIGIN
-    """`since` is when it began to wait"""
-    attempts: int | None = None
-    """how often it was refused, if that is known"""
-    nominated_node: str = ""
-    """as the API shows it"""
 
 
 class PodAnswer(NamedTuple):
@@ -69,20 +33,27 @@ class PodAnswer(NamedTuple):
     """how far the scheduler is with it, if that is known"""
 
 
-class PageSource(ABC):
-    """What the page shows."""
+class PageSource(ShownCluster):
+    """What the page shows: the cluster as it is now, and what else can be asked of it."""
 
     kind = "snapshot"
     is_live = False
 
     def __init__(self, cluster: InspectedCluster, journal: PageJournal | None) -> None:
         self.cluster = cluster
+        self.view = cluster.view
+        self.users_of = cluster.view.users_of
         self.journal = journal
-        self.measurements = NOTHING_MEASURED
 
     @property
-    def view(self) -> EngineView:
-        return self.cluster.view
+    def ledger(self) -> Ledger:
+        return self.view.ledger
+
+    def is_handing_over(self, uid: str) -> bool:
+        return self.view.state_of(uid) is CycleState.HANDING_OVER
+
+    def held_until(self, uid: str) -> float | None:
+        return self.view.held_until(uid)
 
     @property
     @abstractmethod
@@ -99,9 +70,6 @@ class PageSource(ABC):
             "problem": self.problem,
         }
 
-    @abstractmethod
-    def origin(self, uid: str) -> PodOrigin: ...
-
     def measured_anew(self) -> Iterable[str]:
         """Nodes whose measurements changed since the last call."""
         return ()
@@ -109,12 +77,12 @@ class PageSource(ABC):
     @abstractmethod
     def waiting(self) -> Iterable[WaitingPod]: ...
 
-    @abstractmethod
     def gang_since(self, gang: GangView) -> float | None:
-        """Unix seconds since which it waits."""
+        """Unix seconds since which it waits: since the first of the members that wait was created."""
+        created = [self.origin(request.uid).created for request in gang.pending]
+        return min((moment for moment in created if moment is not None), default=None)
 
     def node_facts(self, name: str) -> Json:
-        """What the ledger does not know about a node, for people."""
         spec = self.cluster.nodes.get(name, {}).get("spec") or {}
         taints = [
             f"{each.get('key')}={each.get('value', '')}:{each.get('effect')}" for each in spec.get("taints") or ()
@@ -153,10 +121,6 @@ class FixedSource(PageSource):
     def waiting(self) -> Iterable[WaitingPod]:
         return self.pending.pods()
 
-    def gang_since(self, gang: GangView) -> float | None:
-        created = [self.origin(request.uid).created for request in gang.pending]
-        return min((moment for moment in created if moment is not None), default=None)
-
     async def explain(self, namespace: str, name: str) -> PodAnswer | None:
         key = f"{namespace}/{name}"
         return PodAnswer(explain(self.cluster, key)) if key in self.cluster.pods else None
@@ -164,104 +128,6 @@ class FixedSource(PageSource):
     async def fork(self) -> OfflineCluster:
         self.cluster.state.require_nodes()
         return self.cluster.fork()
-
-
-class PendingPods:
-    """The pods of a cluster that ask for devices and are on no node.
-
-    What is read of a pod, and the nodes that kube-scheduler would ask about for it, are kept until the pod or a node
-    changes: this is asked several times a second.
-    """
-
-    def __init__(self, cluster: OfflineCluster) -> None:
-        self._cluster = cluster
-        self._pods: dict[str, WaitingPod | None] = {}
-        """by key; None until it is asked for"""
-        self._candidates: dict[bytes, NodeNames] = {}
-        """by what pods say about nodes"""
-
-    def put(self, key: str) -> None:
-        """The pod appeared or changed."""
-        pod = self._cluster.pods[key]
-        is_over = pod.status.phase in ENDED or pod.metadata.deletion_timestamp
-        if pod.spec.node_name or is_over or pod.spec.scheduling_gates:
-            self._pods.pop(key, None)
-        else:
-            self._pods[key] = None
-
-    def drop(self, key: str) -> None:
-        self._pods.pop(key, None)
-
-    def on_claims(self) -> None:
-        """A claim, a class or what nodes offer to claims has changed: what pods with claims ask for may be another."""
-        for key in self._pods:
-            if self._cluster.pods[key].spec.resource_claims:
-                self._pods[key] = None
-
-    def on_nodes(self) -> None:
-        """What kube-scheduler looks at has changed on some node."""
-        self._candidates.clear()
-        self._pods = dict.fromkeys(self._pods)
-
-    def pods(self) -> Iterator[WaitingPod]:
-        for key, known in list(self._pods.items()):
-            pod = known if known is not None else self._read(key)
-            self._pods[key] = pod
-            is_waiting = pod.problem or pod.request is not None
-            if is_waiting and self._cluster.ledger.pod(pod.uid) is None:
-                yield pod
-
-    def _read(self, key: str) -> WaitingPod:
-        pod, prepared = self._cluster.pods[key], self._cluster.prepare(self._cluster.pods[key])
-        metadata, origin = pod.metadata, pod_origin(pod)
-        origin = origin._replace(since=origin.created)
-        if isinstance(prepared, BadPod):
-            problem = bad_pod_text(prepared)
-            return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=problem, origin=origin)
-        if not prepared.needs_placement:
-            return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None)
-        nodes = self._nodes(self._cluster.documents[key])
-        pinned = prepared.claims.node if prepared.claims is not None else ""
-        if prepared.claims is not None and pinned:
-            if pinned not in nodes.names:
-                text = prepared.claims.elsewhere.text
-                return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=text, origin=origin)
-            nodes = NodeNames((pinned,))
-        return WaitingPod(
-            metadata.uid,
-            metadata.namespace,
-            metadata.name,
-            prepared.request,
-            nodes,
-            origin=origin,
-            nominated_node=pod.status.nominated_node_name,
-        )
-
-    def _nodes(self, document: Json) -> NodeNames:
-        spec = document["spec"]
-        told = encode([spec.get("nodeSelector"), spec.get("affinity"), spec.get("tolerations")])
-        found = self._candidates.get(told)
-        if found is None:
-            found = self._candidates[told] = NodeNames(tuple(self._cluster.candidates(document)[0]))
-        return found
-
-
-def pod_origin(pod: Pod) -> PodOrigin:
-    """What a bound pod itself says."""
-    text = pod.annotations.get(keys.BIND_TIME) or pod.annotations.get(keys.ASSIGNED_TIME) or ""
-    since = float(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
-    workload = pod.workload
-    group = read_pod_group(pod)
-    gang = group.name if isinstance(group, PodGroup) else ""
-    return PodOrigin(workload.kind, workload.name, since, created_at(pod), gang)
-
-
-def created_at(pod: Pod) -> float | None:
-    """Unix seconds; None if that is not known."""
-    try:
-        return datetime.fromisoformat(pod.metadata.creation_timestamp or "").timestamp()
-    except ValueError:
-        return None
 
 
 async def read_records(*paths: str) -> tuple[list[Record], Sequence[str]]:
@@ -309,18 +175,7 @@ class RecordedSource(FixedSource):
         cluster.ledger.quotas = moment.ledger.quotas.copy()
         super().__init__(cluster, RecordedJournal(records))
         everywhere = NodeNames(tuple(cluster.nodes))
-        self._waiting = [
-            WaitingPod(
-                record.pod.uid,
-                record.pod.namespace,
-                record.pod.name,
-                timeline.request(record),
-                everywhere,
-                origin=NO_ORIGIN._replace(since=since),
-                attempts=record.refusals,
-            )
-            for since, record in refused_then(records, moment)
-        ]
+        self._waiting = [replace(pod, candidates=everywhere) for pod, _ in refused_then(timeline, moment, self.origin)]
 
     def waiting(self) -> Iterable[WaitingPod]:
         return self._waiting

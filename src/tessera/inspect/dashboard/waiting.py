@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from tessera.core.ledger.holders import owner_uid
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.gangs import describe_members
 from tessera.core.search.selection import Selected
-from tessera.inspect.dashboard.documents import WaitingRow
-from tessera.inspect.dashboard.room import SliceSize, count_slices
-from tessera.inspect.dashboard.source import PageSource, WaitingPod
+from tessera.inspect.dashboard.pods import WaitingPod, WaitingRow, waiting_row
+from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import Allowance, Pause, TooLong, finish_in_steps, one_step
+from tessera.inspect.dashboard.totals import SliceSize, count_slices
 from tessera.inspect.gang_status import GangStatus, gang_status
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
-from tessera.inspect.verdicts import judge_refusal
+from tessera.inspect.verdicts import NodeGroup, judge_refusal
 from tessera.scheduler.engine_view import NOT_JUDGED, EngineView, GangMember, GangView
 from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 
@@ -39,8 +39,7 @@ NAMED_VICTIMS = 3
 """of a nominated pod"""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Why a pod waits, in sentences."""
 
     why: str
@@ -57,7 +56,8 @@ class WaitingPods:
 
     def __init__(self, source: PageSource) -> None:
         self._source = source
-        self._rows: dict[str, WaitingRow] = {}
+        self.rows: dict[str, WaitingRow] = {}
+        """by uid"""
         self._pods: list[WaitingPod] = []
         self._gangs: list[GangView] = []
         self._answers: dict[Hashable, tuple[int, Answer]] = {}
@@ -66,46 +66,41 @@ class WaitingPods:
         """by the uid of the row, with what it depends on"""
 
     def clear(self) -> None:
-        self._rows, self._answers, self._pods = {}, {}, []
+        self.rows, self._answers, self._pods = {}, {}, []
         self._gangs, self._gang_answers = [], {}
-
-    def rows(self) -> list[WaitingRow]:
-        return list(self._rows.values())
 
     @property
     def asked(self) -> Counter[SliceSize]:
         """The slices that they ask for."""
         requests = [pod.request for pod in self._pods if pod.request is not None]
-        requests += [request for gang in self._gangs for request in gang.pending]
-        return count_slices(one for each in requests for container in each.containers for one in container.requests)
+        return count_slices([*requests, *(request for gang in self._gangs for request in gang.pending)])
 
     def waited(self, now: float) -> list[float]:
         """Seconds, as far as it is known since when they wait."""
-        known = [pod.origin.since for pod in self._pods] + [self._source.gang_since(gang) for gang in self._gangs]
-        return [now - since for since in known if since is not None]
+        return [now - row.since for row in self.rows.values() if row.since is not None]
 
-    def refresh(self) -> Json | None:
-        """What changed since the last call, with the answers that there are; None if nothing did."""
+    def refresh(self) -> dict[str, WaitingRow | None]:
+        """The rows that changed since the last call, with the answers that there are; None for those that are gone."""
         gangs = self._gangs = list(_first(self._source.view.waiting_gangs()))
         members = {member.request.uid for gang in gangs for member in gang.members}
         pods = self._pods = list(islice((pod for pod in self._source.waiting() if pod.uid not in members), MAX_PODS))
-        rows = {row_uid(gang): self._gang_row(gang) for gang in gangs} | {pod.uid: self._row(pod) for pod in pods}
-        before, self._rows = self._rows, rows
-        changed = [row for uid, row in rows.items() if before.get(uid) != row]
-        gone = [uid for uid in before if uid not in rows]
-        return {"set": changed, "gone": gone} if changed or gone else None
+        rows = {row_uid(gang): self._gang_row(gang) for gang in gangs}
+        rows |= {pod.uid: waiting_row(pod, *self._answer_of(pod)) for pod in pods}
+        before, self.rows = self.rows, rows
+        changed = {uid: row for uid, row in rows.items() if before.get(uid) != row}
+        return changed | {uid: None for uid in before if uid not in rows}
 
     async def judge(self, pause: Pause) -> None:
         """Find the answers that are missing or out of date, the oldest first. `pause` gets the seconds that a step
         took."""
-        now = self._source.view.ledger.arrays.now
+        now = self._source.ledger.arrays.now
         samples = {_shape(pod): pod for pod in self._pods if pod.request is not None}
         self._answers = {shape: self._answers[shape] for shape in samples if shape in self._answers}
         stale = [shape for shape in samples if shape not in self._answers or self._answers[shape][0] < now]
         for shape in sorted(stale, key=lambda shape: self._answers.get(shape, NEVER)[0]):
             request, names = samples[shape].request, samples[shape].candidates.names
             assert request is not None  # it has a shape
-            at = self._source.view.ledger.arrays.now
+            at = self._source.ledger.arrays.now
             self._answers[shape] = at, await self._answer(request, names, pause)
         await self._judge_gangs(pause)
 
@@ -124,20 +119,24 @@ class WaitingPods:
 
     def _state(self, gang: GangView) -> Hashable:
         """All that an answer about the gang depends on."""
-        arrays = self._source.view.ledger.arrays
+        arrays = self._source.ledger.arrays
         return arrays.epoch, arrays.now, gang
 
     def _gang_row(self, gang: GangView) -> WaitingRow:
-        _, found = self._gang_answers.get(row_uid(gang), (None, None))
+        uid = row_uid(gang)
+        _, found = self._gang_answers.get(uid, (None, None))
+        # Members that are bound, or made anew, do not make the others wait for a shorter time.
+        before = self.rows.get(uid)
+        known = [self._source.gang_since(gang), before.since if before is not None else None]
         return WaitingRow(
-            uid=row_uid(gang),
+            uid=uid,
             namespace=gang.namespace,
             name=gang.group.name,
             owner=self._source.origin(gang.members[0].request.uid).owner,
-            since=self._source.gang_since(gang),
+            since=min((since for since in known if since is not None), default=None),
             asks=describe_members([member.request for member in gang.members if member.state != "done"]),
             why=found.text if found is not None else NOT_JUDGED,
-            gang=gang_document(gang, self._source.view.ledger, found.fitting if found is not None else None),
+            gang=gang_document(gang, self._source.ledger, found.fitting if found is not None else None),
         )
 
     async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
@@ -147,26 +146,14 @@ class WaitingPods:
         except TooLong:
             return NOT_YET
 
-    def _row(self, pod: WaitingPod) -> WaitingRow:
-        answer = Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
-        claim = self._claim(pod)
-        answer = Answer(claim) if claim else answer
-        return WaitingRow(
-            uid=pod.uid,
-            namespace=pod.namespace,
-            name=pod.name,
-            owner=pod.origin.owner,
-            since=pod.origin.since,
-            asks=asks_text(pod.request) if pod.request is not None else "",
-            why=answer.why,
-            nearest=answer.nearest,
-            change=answer.change,
-            attempts=pod.attempts,
-        )
+    def _answer_of(self, pod: WaitingPod) -> Answer:
+        if claim := self._claim(pod):
+            return Answer(claim)
+        return Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
 
     def _claim(self, pod: WaitingPod) -> str:
         """What a nominated pod waits for; empty if it is not nominated."""
-        ledger = self._source.view.ledger
+        ledger = self._source.ledger
         nomination = ledger.nominations.get(pod.uid)
         if nomination is None:
             return f"nominated for {pod.nominated_node}, where other pods make room" if pod.nominated_node else ""
@@ -187,10 +174,17 @@ def _judge(view: EngineView, request: PodRequest, names: Sequence[str]) -> Gener
     if held:
         return Answer(held)
     found = yield from judge_refusal(view, request, names, selected, cards=False, work=MAX_WORK)
-    nodes = count_of(sum(len(group.nodes) for group in found.groups), "node")
-    why = [f"{len(one.nodes)} of {nodes}: {one.words or one.reason}" for one in found.groups[:NAMED_REASONS]]
     nearest = "; ".join(filter(None, (found.near_miss, *found.wishes)))
-    return Answer("; ".join(why) or "kube-scheduler excludes every node", nearest, found.change)
+    return Answer(reasons_text(found.groups) or "kube-scheduler excludes every node", nearest, found.change)
+
+
+def reasons_text(groups: Iterable[NodeGroup]) -> str:
+    """The most frequent reasons in words: nodes that say the same with other numbers of cards count together."""
+    nodes: Counter[str] = Counter()
+    for group in groups:
+        nodes[group.words or group.reason] += len(group.nodes)
+    of = count_of(nodes.total(), "node")
+    return "; ".join(f"{count} of {of}: {words}" for words, count in nodes.most_common(NAMED_REASONS))
 
 
 def _first(gangs: Iterable[GangView]) -> Iterator[GangView]:
@@ -233,15 +227,3 @@ def _member(member: GangMember, ledger: Ledger) -> list[str]:
 def _shape(pod: WaitingPod) -> Hashable:
     assert pod.request is not None
     return pod.request.shape, pod.namespace, pod.candidates
-
-
-def asks_text(request: PodRequest) -> str:
-    """The request in a few words: `2 x 20000 MiB, 30 cores`."""
-    parts = []
-    for container in request.containers:
-        for one in container.requests:
-            memory = f"{one.memory} MiB" if one.memory else f"{one.percent} % of the memory" if one.percent else ""
-            cores = f"{one.cores} cores" if one.cores else ""
-            amounts = ", ".join(filter(None, (memory, cores))) or "cards"
-            parts.append(f"{one.count} x {amounts}")
-    return " + ".join(parts)

@@ -12,7 +12,7 @@ import pytest
 from tessera.inspect.dashboard.source import RecordedSource
 from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
 from tests.support.builders import NOW, gpu_pod, node
-from tests.support.page import Page, decoded
+from tests.support.page import Page, decoded, pods_of
 from tests.support.recorded_cluster import RecordedCluster
 from tests.ui.described_cluster import small_cluster
 from tests.ui.scripted_page import ScriptedPage
@@ -32,7 +32,7 @@ def form(value: Any) -> Form:
     return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
 
 
-def merged(forms: list[Form]) -> set[str]:
+def merged_forms(forms: list[Form]) -> set[str]:
     """All different forms, as text."""
     return {json.dumps(one, sort_keys=True) for one in forms}
 
@@ -74,34 +74,41 @@ async def test_states_have_the_same_form(real: Page, scripted: ScriptedPage) -> 
     ours, theirs = await real.get("/api/state"), await asked(scripted, "api/state")
     assert form(ours["source"]) == form(theirs["source"])
     assert ours.keys() == theirs.keys()
-    for state in (ours, theirs):
-        for pod in state["pods"].values():
-            assert merged([form(pod)]) <= merged([["str"] * 5 + ["number"], ["str"] * 5 + ["NoneType"]])
-    cards = [
-        [form(card[:10] + card[11:]) for one in state["nodes"] for card in one["cards"]] for state in (ours, theirs)
-    ]
-    assert merged(cards[0]) == merged(cards[1])
-    slices = [
-        [form(part) for one in state["nodes"] for card in one["cards"] for part in card[10]] for state in (ours, theirs)
-    ]
-    assert merged(slices[0]) == merged(slices[1])
-    assert {key for one in ours["nodes"] for key in one} == {key for one in theirs["nodes"] for key in one}
+    nodes = [list(state["nodes"].values()) for state in (ours, theirs)]
+    assert {key for one in nodes[0] for key in one} == {key for one in nodes[1] for key in one}
+    for pod in (*pods_of(ours).values(), *pods_of(theirs).values()):
+        assert merged_forms([form(pod)]) <= merged_forms([["str"] * 5 + ["number"], ["str"] * 5 + ["NoneType"]])
+    cards = [[card for one in found for card in one["cards"]] for found in nodes]
+    kinds = [merged_forms([form(card[:10] + card[11:]) for card in found]) for found in cards]
+    slices = [merged_forms([form(part) for card in found for part in card[10]]) for found in cards]
+    assert (kinds[0], slices[0]) == (kinds[1], slices[1])
+
+
+async def test_what_is_newer_has_the_same_form(real: Page, scripted: ScriptedPage) -> None:
+    whole, other = await real.get("/api/state"), await asked(scripted, "api/state")
+    ours = await real.get(f"/api/state?since={whole['version']}&wait=0")
+    theirs = await asked(scripted, f"api/state?since={other['version']}&wait=0")
+    assert whole.keys() - {"totals"} == ours.keys() - {"totals"} == theirs.keys() - {"totals"}
 
 
 async def test_totals_have_the_same_form(real: Page, scripted: ScriptedPage) -> None:
     ours, theirs = (await real.get("/api/state"))["totals"], (await asked(scripted, "api/state"))["totals"]
     for key in ("byNamespace", "byModel"):
-        assert merged([form(one) for one in ours.pop(key)]) == merged([form(one) for one in theirs.pop(key)])
+        assert merged_forms([form(one) for one in ours.pop(key)]) == merged_forms(
+            [form(one) for one in theirs.pop(key)]
+        )
     for totals in (ours, theirs):
         totals.pop("waits")
     assert form(ours) == form(theirs)
 
 
 async def test_waiting_pods_have_the_same_form(real: Page, scripted: ScriptedPage) -> None:
-    (ours,), theirs = (await real.get("/api/state"))["waiting"], (await asked(scripted, "api/state"))["waiting"]
-    assert ours.keys() == theirs[0].keys()
-    owned = {key: value for key, value in form(ours).items() if key != "owner"}
-    assert owned == {key: value for key, value in form(theirs[0]).items() if key != "owner"}
+    (ours,), (theirs, *_) = [
+        list(state["waiting"].values()) for state in (await real.get("/api/state"), await asked(scripted, "api/state"))
+    ]
+    assert ours.keys() == theirs.keys()
+    forms = [{key: value for key, value in form(one).items() if key != "owner"} for one in (ours, theirs)]
+    assert forms[0] == forms[1]
 
 
 @pytest.mark.parametrize(
@@ -115,18 +122,20 @@ async def test_waiting_pods_have_the_same_form(real: Page, scripted: ScriptedPag
 async def test_details_have_the_same_form(real: Page, scripted: ScriptedPage, ours: str, theirs: str) -> None:
     one, other = await real.get(f"/api/{ours}"), await asked(scripted, f"api/{theirs}")
     assert one.keys() == other.keys()
-    assert merged([form(line) for line in one["lines"]]) == merged([form(line) for line in other["lines"]])
-    assert merged([form(record) for record in one.get("history", ())]) == merged(
+    assert merged_forms([form(line) for line in one["lines"]]) == merged_forms([form(line) for line in other["lines"]])
+    assert merged_forms([form(record) for record in one.get("history", ())]) == merged_forms(
         [form(record) for record in other.get("history", ())]
     )
 
 
 async def test_shapes_and_records_have_the_same_form(real: Page, scripted: ScriptedPage) -> None:
     ours, theirs = await real.get("/api/shapes"), await asked(scripted, "api/shapes")
-    assert merged([form(one) for one in ours]) == merged([form(one) for one in theirs])
+    assert merged_forms([form(one) for one in ours]) == merged_forms([form(one) for one in theirs])
     one, other = await real.get("/api/journal"), await asked(scripted, "api/journal")
     assert one.keys() == other.keys()
-    assert merged([form(record) for record in one["records"]]) == merged([form(record) for record in other["records"]])
+    assert merged_forms([form(record) for record in one["records"]]) == merged_forms(
+        [form(record) for record in other["records"]]
+    )
 
 
 @pytest.mark.parametrize("limits", [FITS, TOO_LARGE])

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from tessera.core.ledger.holders import held_gang, owner_of
-from tessera.inspect.dashboard import live_state
 from tessera.inspect.dashboard.scheduler_page import EngineSource, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource, RecordedSource
 from tessera.inspect.dashboard.steps import pause_for
@@ -23,7 +22,7 @@ from tests.support.builders import NOW, PodBuilder, cluster, gpu_pod, node
 from tests.support.cluster_states import state_of
 from tests.support.event_loops import in_fake_time
 from tests.support.gangs import gang, machine
-from tests.support.page import Page, decoded
+from tests.support.page import Page, decoded, pods_of
 from tests.support.preemption import GangCluster, low
 from tests.support.preemption import important_gang as important
 from tests.support.recorded_cluster import RecordedCluster
@@ -31,12 +30,6 @@ from tests.support.stepwise_scheduler import World, serving_downward_api, using_
 
 PLAN_ENDS = NOW + 20
 """of a plan that is made when fake time begins"""
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every state is a new one."""
-    monkeypatch.setattr(live_state, "KEPT_S", 0.0)
 
 
 def of_snapshot(*pods: PodBuilder, cards: int = 2) -> Page:
@@ -60,14 +53,9 @@ def members(count: int, size: int, **asks: int) -> list[PodBuilder]:
 
 async def judged(page: Page) -> list[Any]:
     """What waits, once every answer is known."""
-    state = await page.get("/api/state")
-    while any(one["why"] == "not judged yet" for one in state["waiting"]):
-        viewer = await page.events(state["version"])
-        await viewer.next("waiting")
-        await viewer.close()
-        state = await page.get("/api/state")
-    waiting: list[Any] = state["waiting"]
-    return waiting
+    viewer = await page.follow()
+    state = await viewer.until(lambda state: all(one["why"] != "not judged yet" for one in state["waiting"].values()))
+    return list(state["waiting"].values())
 
 
 # -- rows
@@ -114,7 +102,7 @@ async def test_a_gang_is_judged_by_the_members_that_are_left() -> None:
             source.pending.drop(f"default/train-{number}")
         await waiting.judge(pause_for(1.0))
         waiting.refresh()
-        assert [part for part, row in zip(left, waiting.rows(), strict=True) if part not in row.why] == []
+        assert [part for part, row in zip(left, waiting.rows.values(), strict=True) if part not in row.why] == []
 
 
 @in_fake_time
@@ -123,8 +111,8 @@ async def test_a_gang_that_is_bound_has_no_row_and_its_pods_name_it() -> None:
     pods = [here.start(one) for one in members(2, 2, gpu=1)]
     page = of_snapshot(*pods)
     state = await page.get("/api/state")
-    assert state["waiting"] == []
-    assert [pod[6] for pod in state["pods"].values()] == ["train", "train"]
+    assert state["waiting"] == {}
+    assert [pod[6] for pod in pods_of(state).values()] == ["train", "train"]
     await page.server.close()
 
 
@@ -162,7 +150,7 @@ async def test_places_that_are_held_name_their_gang_and_their_end() -> None:
     world.chosen(first)
     page = of_scheduler(world)
     state = await page.get("/api/state")
-    (held,) = [pod for uid, pod in state["pods"].items() if owner_of(uid) != uid]
+    (held,) = [pod for uid, pod in pods_of(state).items() if owner_of(uid) != uid]
     assert held == ["default", "g (held)", "Gang", "g", "held", None, "g", PLAN_ENDS]
     (row,) = await judged(page)
     assert row["gang"]["until"] == PLAN_ENDS
@@ -186,7 +174,7 @@ async def test_a_nominated_pod_still_waits_and_its_claim_is_on_the_card() -> Non
     page = of_scheduler(world)
     (row,) = await judged(page)
     assert row["why"] == "nominated for n1: it waits until default/low has left"
-    ((card,),) = [one["cards"] for one in (await page.get("/api/state"))["nodes"]]
+    ((card,),) = [one["cards"] for one in (await page.get("/api/state"))["nodes"].values()]
     (claim,) = card[13]
     assert (claim["name"], claim["leaving"]) == ("high", ["uid-low"])
     assert claim["until"] == NOW + 300
@@ -203,7 +191,7 @@ async def test_a_gang_that_others_leave_for_waits_and_claims_in_its_own_name() -
     assert (row["name"], row["why"]) == ("g", "waits for 2 pods to leave; then all members fit")
     assert row["gang"]["until"] is not None
     nodes = (await page.get("/api/state"))["nodes"]
-    claims = [claim for one in nodes for card in one["cards"] for claim in card[13]]
+    claims = [claim for one in nodes.values() for card in one["cards"] for claim in card[13]]
     assert [(claim["name"], claim["isGang"], claim["until"]) for claim in claims] == [
         ("g", True, row["gang"]["until"])
     ] * 2
@@ -234,7 +222,7 @@ async def test_the_past_shows_claims_and_tells_of_gangs_and_nominations() -> Non
     assert told["gang"] == ("", "", "default/train is waiting: 2 of 3 members fit")
     assert told["nominated"][:2] == ("default/high", "n1")
     assert told["nominated"][2].startswith("for it 1 pod must leave: card 0")
-    ((card,),) = [one["cards"] for one in (await page.get(f"/api/state?time={NOW + 99}"))["nodes"]]
+    ((card,),) = [one["cards"] for one in (await page.get(f"/api/state?time={NOW + 99}"))["nodes"].values()]
     assert [claim["name"] for claim in card[13]] == ["high"]
     await page.server.close()
 

@@ -21,7 +21,7 @@ async def page() -> AsyncIterator[Page]:
     await page.server.close()
 
 
-@pytest.mark.parametrize("target", ["/api/state", "/api/events"])
+@pytest.mark.parametrize("target", ["/api/state", "/api/state?since=1"])
 @pytest.mark.parametrize("token", [b"", b"Bearer ", b"Bearer wrong", b"Basic dGVzdA=="])
 async def test_data_needs_the_token(page: Page, target: str, token: bytes) -> None:
     response = await page.ask(target, headers={b"Host": HOST, b"Authorization": token})

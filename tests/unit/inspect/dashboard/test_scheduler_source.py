@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tessera.inspect.dashboard import scheduler_page, steps, waiting
-from tessera.inspect.dashboard.scheduler_page import NOT_ASKED, EngineSource, SchedulerPage
+from tessera.inspect.dashboard.pods import NO_ORIGIN, PodOrigin
+from tessera.inspect.dashboard.scheduler_page import MAX_REFUSED, NOT_ASKED, EngineSource, Refusals, SchedulerPage
 from tessera.inspect.dashboard.source import FixedSource, PodAnswer
 from tessera.inspect.dashboard.steps import TooLong, pause_for
 from tessera.inspect.dashboard.waiting import NOT_YET, WaitingPods
@@ -17,6 +18,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
+from tessera.wire.objects import Metadata, OwnerReference, Pod
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import plain, state_of
 from tests.support.event_loops import in_fake_time
@@ -118,4 +120,26 @@ async def test_a_pod_whose_judgement_takes_too_long_is_not_judged() -> None:
     found.refresh()
     await found.judge(pause_for(1.0))
     found.refresh()
-    assert [row.why for row in found.rows()] == [NOT_YET.why]
+    assert [row.why for row in found.rows.values()] == [NOT_YET.why]
+
+
+# -- how long pods wait
+
+
+def test_refusals_are_bounded_without_a_viewer_and_the_longest_silent_pod_is_forgotten() -> None:
+    refusals = Refusals()
+    for number in range(MAX_REFUSED):
+        refusals.add(f"uid-{number}", None, float(number))
+    refusals.add("uid-0", None, 1e6)
+    refusals.add("uid-new", None, 1e6)
+    assert refusals.get("uid-0") == (PodOrigin(since=0.0), 2)
+    assert refusals.get("uid-1") == (NO_ORIGIN, None)
+    assert refusals.get("uid-new") == (PodOrigin(since=1e6), 1)
+
+
+def test_a_pod_waits_since_it_was_created_and_has_its_owner() -> None:
+    refusals, owner = Refusals(), OwnerReference(kind="Job", name="train", controller=True)
+    metadata = Metadata(name="train-0", creation_timestamp="1970-01-01T00:01:40Z", owner_references=[owner])
+    refusals.add("u", Pod(metadata=metadata), 500.0)
+    refusals.add("u", None, 600.0)
+    assert refusals.get("u") == (PodOrigin("Job", "train", 100.0, 100.0), 2)

@@ -14,7 +14,7 @@ from tessera.inspect.dashboard.source import RecordedSource, read_records
 from tessera.inspect.state import InspectionError
 from tessera.wire import journal
 from tests.support.builders import NOW, gpu_pod, node
-from tests.support.page import Page, decoded
+from tests.support.page import Page, decoded, pods_of
 from tests.support.recorded_cluster import RecordedCluster
 
 
@@ -37,7 +37,7 @@ async def page() -> AsyncIterator[Page]:
 
 
 def pods(state: Any) -> list[str]:
-    return sorted(pod[1] for pod in state["pods"].values())
+    return sorted(pod[1] for pod in pods_of(state).values())
 
 
 async def test_the_page_shows_the_end_of_the_journal(page: Page) -> None:
@@ -45,28 +45,29 @@ async def test_the_page_shows_the_end_of_the_journal(page: Page) -> None:
     assert (state["source"]["kind"], state["source"]["live"]) == ("journal", False)
     assert state["source"]["journal"] == {"from": NOW, "to": NOW + 9}
     assert pods(state) == ["b"]
-    (waits,) = state["waiting"]
+    (waits,) = state["waiting"].values()
     assert (waits["name"], waits["asks"]) == ("c", "1 x 90000 MiB")
 
 
 async def test_an_earlier_time_shows_the_cluster_as_it_was(page: Page) -> None:
     begin = await page.get(f"/api/state?time={NOW - 1000}")
-    assert (pods(begin), begin["nodes"], begin["time"]) == ([], [], NOW)
+    assert (pods(begin), begin["nodes"], begin["time"]) == ([], {}, NOW)
     then = await page.get(f"/api/state?time={NOW + 5}")
     assert (pods(then), then["time"], then["source"]["live"]) == (["a"], NOW + 5, False)
-    assert [(one["name"], one["since"]) for one in then["waiting"]] == [("b", NOW + 5)]
+    assert [(one["name"], one["since"]) for one in then["waiting"].values()] == [("b", NOW + 5)]
     assert then["totals"]["granted"]["memory"] == 20_000
     after = await page.get(f"/api/state?time={NOW + 8}")
-    assert (pods(after), after["waiting"]) == (["b"], [])
+    assert (pods(after), after["waiting"]) == (["b"], {})
     back = await page.get(f"/api/state?time={NOW + 4}")
-    assert (pods(back), back["waiting"]) == (["a"], [])
+    assert (pods(back), back["waiting"]) == (["a"], {})
 
 
 async def test_a_past_state_has_the_members_of_the_present_one(page: Page) -> None:
     now, then = await page.get("/api/state"), await page.get(f"/api/state?time={NOW + 5}")
     assert now.keys() == then.keys()
     assert now["totals"].keys() == then["totals"].keys()
-    assert now["waiting"][0].keys() == then["waiting"][0].keys()
+    rows = [next(iter(state["waiting"].values())) for state in (now, then)]
+    assert rows[0].keys() == rows[1].keys()
 
 
 async def test_cards_and_pods_are_told_as_they_were(page: Page) -> None:

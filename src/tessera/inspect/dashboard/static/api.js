@@ -1,5 +1,5 @@
 // @ts-check
-/** The server's interface: documents, and the stream of events. Every path is relative, so that a prefix does not matter. */
+/** The server's interface: documents as JSON. Every path is relative, so that a prefix does not matter. */
 
 const TOKEN = 'tessera.token';
 
@@ -11,14 +11,19 @@ export class ApiError extends Error {
   }
 }
 
-/** Take a token out of the address, where `tessera dashboard` puts it, and keep it for this tab. */
+/** Take a token out of the address, where `tessera dashboard` puts it, and keep it for this tab; false if there is none. */
 export function takeToken() {
   const fragment = new URLSearchParams(location.hash.slice(1));
   const token = fragment.get('token');
-  if (token === null) return;
+  if (token === null) return false;
   saveToken(token);
   fragment.delete('token');
   history.replaceState(null, '', `#${fragment}`);
+  return true;
+}
+
+export function hasToken() {
+  return sessionStorage.getItem(TOKEN) !== null;
 }
 
 /** @param {string} token */
@@ -77,43 +82,4 @@ export async function get(path, query = {}, signal) {
 export async function post(path, body, signal) {
   const headers = { 'Content-Type': 'application/yaml' };
   return (await request(`api/${path}`, { method: 'POST', body, headers, signal })).json();
-}
-
-/** @typedef {{kind: string, version: number, document: any}} ServerEvent  `version` is NaN if the event has none */
-
-/**
- * Read events until the stream ends. EventSource cannot send a token, so that the stream is read here.
- * @param {number} after  the version that is known
- * @param {{signal: AbortSignal, onOpen: () => void, onEvent: (event: ServerEvent) => void, onBytes: () => void}} listener
- */
-export async function readEvents(after, { signal, onOpen, onEvent, onBytes }) {
-  const response = await request('api/events', { signal, headers: { Accept: 'text/event-stream', 'Last-Event-ID': String(after) } });
-  onOpen();
-  if (!response.body) return;
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = '';
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    onBytes();
-    const blocks = (rest + value).split(/\r?\n\r?\n/);
-    rest = blocks.pop() ?? '';
-    for (const block of blocks) readEvent(block, onEvent);
-  }
-}
-
-/** @param {string} block @param {(event: ServerEvent) => void} onEvent */
-function readEvent(block, onEvent) {
-  let kind = 'message';
-  let version = NaN;
-  const data = [];
-  for (const line of block.split(/\r?\n/)) {
-    const colon = line.indexOf(':');
-    const field = colon < 0 ? line : line.slice(0, colon);
-    const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
-    if (field === 'event') kind = value;
-    else if (field === 'id') version = Number(value);
-    else if (field === 'data') data.push(value);
-  }
-  if (data.length || kind === 'resync') onEvent({ kind, version, document: JSON.parse(data.join('\n') || 'null') });
 }

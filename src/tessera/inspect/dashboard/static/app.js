@@ -4,7 +4,7 @@
  * that arrive together are shown together, in the next frame.
  */
 
-import { saveToken } from './api.js';
+import { hasToken, saveToken, takeToken } from './api.js';
 import { emptyState } from './controls.js';
 import { Details } from './details.js';
 import { fill, h } from './dom.js';
@@ -66,6 +66,7 @@ export class App {
     byId('help').addEventListener('click', () => this.#help());
     setInterval(() => this.store.connection.phase === 'lost' && this.#showBanners(), 1000);
     this.#showTheme();
+    takeToken();
     this.#onPlace();
     this.store.connect();
   }
@@ -78,7 +79,7 @@ export class App {
     this.pending = change.changes || !this.pending?.changes ? change : this.pending;
     this.placed += change.changes?.placed.length ?? 0;
     this.cached = null;
-    if (change.kind === 'nodes' || change.kind === 'waiting') this.#announceChanges();
+    if (change.changes && (change.changes.cards.size || change.changes.waiting)) this.#announceChanges();
     if (change.kind === 'connection') this.#showConnection();
     if (!this.frame) {
       this.frame = requestAnimationFrame(() => {
@@ -91,6 +92,8 @@ export class App {
   }
 
   #onPlace() {
+    // An address with a token that is pasted into this tab changes the fragment alone: the page is not loaded again.
+    if (takeToken()) this.#connectAnew();
     this.cached = null;
     const { time } = readPlace();
     if (time !== this.shownTime) this.#travel(time);
@@ -214,6 +217,10 @@ export class App {
   /** @param {string} token */
   #useToken(token) {
     saveToken(token);
+    this.#connectAnew();
+  }
+
+  #connectAnew() {
     fill(byId('main'));
     this.store.connect();
   }
@@ -312,8 +319,9 @@ function refused(error, onToken) {
     event.preventDefault();
     if (input.value.trim()) onToken(input.value.trim());
   } }, h('label', { for: 'token' }, 'Bearer token'), input, h('button', { type: 'submit', class: 'primary' }, 'Continue'));
+  const isWrong = error.status === 401 && hasToken();
   const content = error.status === 401
-    ? ['The server needs to know who you are. The token stays in this tab.', form, h('p', { class: 'muted' }, h('code', null, 'kubectl create token NAME'), ' makes one for a service account.')]
+    ? [isWrong ? h('p', { class: 'note bad', role: 'alert' }, `This token does not let you in: ${error.message}.`) : null, 'The server needs to know who you are. The token stays in this tab.', form, h('p', { class: 'muted' }, h('code', null, 'kubectl create token NAME'), ' makes one for a service account.')]
     : [error.message, 'You are known, but have no right to see this cluster\'s cards. An administrator can grant it.', form];
   const element = emptyState(error.status === 401 ? 'Sign in' : 'No access', ...content);
   element.classList.add('refused');

@@ -1,12 +1,12 @@
 // @ts-check
 /**
- * The cluster as the server describes it: documents become objects with names, events change them in place.
+ * The cluster as the server describes it: documents become objects with names, and later ones change them in place.
  * One writer: `Cluster.apply`.
  */
 
 /**
  * @typedef {{name: string, problem: string, cards: Card[]}} ClusterNode
- * @typedef {{uid: string, namespace: string, name: string, ownerKind: string, ownerName: string, state: string, since: number | null,
+ * @typedef {{uid: string, node: string, namespace: string, name: string, ownerKind: string, ownerName: string, state: string, since: number | null,
  *   gang: string, until: number | null}} Pod  `state`: also `held`, which is a place that is held for a member of a gang, and no pod
  * @typedef {{size: number, required: number, exist: number, gated: number, bound: number, fit: number | null, until: number | null,
  *   members: [string, string, string][]}} WaitingGang  members: name, state, node
@@ -19,7 +19,7 @@
  * @typedef {{node: string, index: number, uuid: string, model: string, mode: string, memory: number, cores: number, slots: number,
  *   state: string, group: string, numa: number, slices: Slice[], used: number | null, utilization: number | null, claims: Claim[]}} Card
  * @typedef {any} Totals
- * @typedef {{structure: boolean, cards: Set<string>, placed: Pod[]}} Changes  `structure`: cards came or went
+ * @typedef {{cards: Set<string>, placed: Pod[], waiting: boolean}} Changes  `cards`: their keys; `waiting`: rows came, went or changed
  */
 
 /** @param {any} raw @returns {Slice} */
@@ -37,15 +37,15 @@ function readCard(raw, node, models) {
   };
 }
 
-/** @param {any} raw @param {string[]} models @returns {ClusterNode} */
-function readNode(raw, models) {
-  return { name: raw.name, problem: raw.problem ?? '', cards: raw.cards.map((/** @type {any} */ card) => readCard(card, raw.name, models)) };
+/** @param {string} name @param {any} raw @param {string[]} models @returns {ClusterNode} */
+function readNode(name, raw, models) {
+  return { name, problem: raw.problem, cards: raw.cards.map((/** @type {any} */ card) => readCard(card, name, models)) };
 }
 
-/** @param {string} uid @param {any} raw @returns {Pod} */
-function readPod(uid, raw) {
+/** @param {string} uid @param {string} node @param {any} raw @returns {Pod} */
+function readPod(uid, node, raw) {
   const [namespace, name, ownerKind, ownerName, state, since, gang, until] = raw;
-  return { uid, namespace, name, ownerKind, ownerName, state, since, gang: gang ?? '', until: until ?? null };
+  return { uid, node, namespace, name, ownerKind, ownerName, state, since, gang: gang ?? '', until: until ?? null };
 }
 
 /** What a reader would see change. @param {Card} card */
@@ -57,76 +57,73 @@ export function cardKey(card) {
 }
 
 export class Cluster {
-  /** @param {any} document  of api/state */
+  /** @param {any} document  of api/state, whole */
   constructor(document) {
-    /** @type {number} */
-    this.version = document.version;
-    /** @type {number} */
-    this.time = document.time;
-    this.receivedAt = performance.now();
     /** @type {Source} */
     this.source = document.source;
-    /** @type {string[]} */
-    this.models = document.models;
+    this.version = 0;
+    this.time = -Infinity;
+    this.receivedAt = performance.now();
     /** @type {Totals} */
-    this.totals = document.totals;
+    this.totals = null;
     /** @type {Map<string, Pod>} */
-    this.pods = new Map(Object.entries(document.pods).map(([uid, raw]) => [uid, readPod(uid, raw)]));
+    this.pods = new Map();
     /** the places that are held for gangs: few, and asked for with every slice that is painted @type {Set<string>} */
     this.held = new Set();
-    for (const pod of this.pods.values()) if (pod.state === 'held') this.held.add(pod.uid);
     /** @type {Map<string, ClusterNode>} */
-    this.nodes = new Map(document.nodes.map((/** @type {any} */ raw) => [raw.name, readNode(raw, this.models)]));
+    this.nodes = new Map();
     /** @type {Map<string, WaitingPod>} */
-    this.waiting = new Map(document.waiting.map((/** @type {WaitingPod} */ pod) => [pod.uid, pod]));
+    this.waiting = new Map();
+    this.apply(document);
   }
 
-  /**
-   * @param {string} kind
-   * @param {any} document
-   * @returns {Changes}
-   */
-  apply(kind, document) {
+  /** @param {any} document  of api/state, whole or what is newer than this version @returns {Changes} */
+  apply(document) {
     /** @type {Changes} */
-    const changes = { structure: false, cards: new Set(), placed: [] };
-    if (kind === 'nodes') this.#applyNodes(document, changes);
-    else if (kind === 'waiting') this.#applyWaiting(document);
-    else if (kind === 'totals') this.totals = document;
+    const changes = { cards: new Set(), placed: [], waiting: false };
+    const isFirst = this.nodes.size === 0;
+    // A kept state is some seconds old: the clock does not go back for it.
+    [this.time, this.receivedAt] = [Math.max(document.time, this.now()), performance.now()];
+    this.version = document.version;
+    // What the journal has is read when the reader asks for it.
+    this.source = { ...document.source, journal: this.source.journal };
+    this.totals = document.totals ?? this.totals;
+    for (const [name, node] of Object.entries(document.nodes)) this.#replaceNode(name, node, document.models, isFirst ? null : changes);
+    for (const [uid, row] of Object.entries(document.waiting)) {
+      changes.waiting = true;
+      if (row) this.waiting.set(uid, row);
+      else this.waiting.delete(uid);
+    }
     return changes;
   }
 
-  /** @param {any} document @param {Changes} changes */
-  #applyNodes(document, changes) {
-    if (document.models) this.models = document.models;
-    for (const [uid, raw] of Object.entries(document.pods ?? {})) {
+  /** @param {string} name @param {any} raw  null if it is gone @param {string[]} models @param {Changes | null} changes */
+  #replaceNode(name, raw, models, changes) {
+    const before = this.nodes.get(name);
+    const known = new Set();
+    for (const uid of before ? before.cards.flatMap((card) => card.slices.map((slice) => slice.pod)) : []) {
+      // A pod may be on another node since.
+      if (this.pods.get(uid)?.node !== name) continue;
+      known.add(uid);
+      this.pods.delete(uid);
       this.held.delete(uid);
-      if (raw === null) this.pods.delete(uid);
-      else {
-        const pod = readPod(uid, raw);
-        if (pod.state === 'held') this.held.add(uid);
-        if (!this.pods.has(uid) && pod.state !== 'held') changes.placed.push(pod);
-        this.pods.set(uid, pod);
-      }
     }
-    for (const raw of document.nodes ?? []) {
-      const before = this.nodes.get(raw.name);
-      const node = readNode(raw, this.models);
-      if (!before || before.cards.length !== node.cards.length || before.problem !== node.problem) changes.structure = true;
-      const old = new Map((before?.cards ?? []).map((card) => [card.uuid, fingerprint(card)]));
-      for (const card of node.cards) {
-        if (old.get(card.uuid) !== fingerprint(card)) changes.cards.add(cardKey(card));
-      }
-      this.nodes.set(raw.name, node);
+    if (!raw) {
+      this.nodes.delete(name);
+      return;
     }
-    for (const name of document.gone ?? []) {
-      if (this.nodes.delete(name)) changes.structure = true;
+    for (const uid in raw.pods) {
+      const pod = readPod(uid, name, raw.pods[uid]);
+      if (pod.state === 'held') this.held.add(uid);
+      else if (!known.has(uid) && !this.pods.has(uid)) changes?.placed.push(pod);
+      this.pods.set(uid, pod);
     }
-  }
-
-  /** @param {any} document */
-  #applyWaiting(document) {
-    for (const pod of document.set ?? []) this.waiting.set(pod.uid, pod);
-    for (const uid of document.gone ?? []) this.waiting.delete(uid);
+    const node = readNode(name, raw, models);
+    if (changes) {
+      const old = new Map(before?.cards.map((card) => [card.uuid, fingerprint(card)]));
+      for (const card of node.cards) if (old.get(card.uuid) !== fingerprint(card)) changes.cards.add(cardKey(card));
+    }
+    this.nodes.set(name, node);
   }
 
   /** The time by the server's clock; the reader's may be wrong. */

@@ -34,7 +34,7 @@ export function bar(parts) {
  * @param {string} title @param {...import('./dom.js').Child} content
  */
 export function emptyState(title, ...content) {
-  return h('div', { class: 'empty' }, h('h2', null, title), ...content.map((child) => (child instanceof Node ? child : h('p', null, child))));
+  return h('div', { class: 'empty' }, h('h2', null, title), ...content.map((child) => (child instanceof Node || child === null ? child : h('p', null, child))));
 }
 
 /** A term and its explanation, for lists of properties. @param {[string, import('./dom.js').Child | import('./dom.js').Child[]][]} pairs */

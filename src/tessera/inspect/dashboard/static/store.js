@@ -2,26 +2,26 @@
 /**
  * What the page knows: the cluster now, the cluster at an earlier time, and how the connection is doing.
  *
- *     loading --state--> live --stream ends--> lost --back-off--> loading
- *        |                 '--source that does not change--> still
+ *     loading --state--> live, or still if the source does not change
+ *        |                 '--no answer--> lost --back-off--> loading
  *        '--401, 403--> refused --token--> loading
  *
  * Views subscribe; they read, and only this module writes.
  */
 
-import { ApiError, get, readEvents } from './api.js';
+import { ApiError, get } from './api.js';
 import { Cluster } from './cluster.js';
 
 /**
  * @typedef {'loading' | 'live' | 'still' | 'lost' | 'refused'} Phase
  * @typedef {{phase: Phase, error: ApiError | null, retryAt: number, since: number}} Connection
- * @typedef {{kind: 'state' | 'nodes' | 'waiting' | 'totals' | 'connection', changes?: import('./cluster.js').Changes}} Change
+ * @typedef {{kind: 'state' | 'news' | 'connection', changes?: import('./cluster.js').Changes}} Change
  */
 
 /** Milliseconds before the first and the last attempts to return; each wait is twice the one before it. */
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 30_000;
-/** The server sends something at least every 15 s: a stream that is silent for longer than this is dead. */
+/** The server responds after 15 s at the latest, also if nothing is new, but for the first state of a large cluster. */
 const SILENCE = 40_000;
 
 export class Store {
@@ -59,6 +59,7 @@ export class Store {
 
   /** @param {Phase} phase @param {ApiError | null} [error] @param {number} [retryAt] */
   #enter(phase, error = null, retryAt = 0) {
+    if (phase === this.connection.phase && !error && !this.connection.error) return;
     const since = phase === this.connection.phase ? this.connection.since : Date.now();
     this.connection = { phase, error, retryAt, since };
     this.#tell({ kind: 'connection' });
@@ -71,13 +72,28 @@ export class Store {
     const attempt = new AbortController();
     this.attempt = attempt;
     try {
-      await this.#follow(attempt.signal);
-      if (!attempt.signal.aborted) this.#lose(new ApiError(0, 'The server ended the connection.'));
+      for (;;) await this.#ask(attempt.signal);
     } catch (error) {
       if (attempt.signal.aborted) return;
       if (error instanceof ApiError && (error.status === 401 || error.status === 403)) this.#enter('refused', error);
       else this.#lose(error instanceof ApiError ? error : new ApiError(0, 'The connection was lost.'));
     }
+  }
+
+  /** The whole state, or what is newer than what is known. @param {AbortSignal} signal */
+  async #ask(signal) {
+    const { live, connection } = this;
+    // Who comes back wants to know that at once.
+    const wait = connection.phase === 'live' || connection.phase === 'still' ? null : 0;
+    const patience = live ? [AbortSignal.timeout(SILENCE)] : [];
+    const document = await get('state', live ? { since: live.version, wait } : {}, AbortSignal.any([signal, ...patience]));
+    const isNews = document.version !== live?.version;
+    const changes = live && document.since !== null ? live.apply(document) : undefined;
+    if (!changes) this.live = new Cluster(document);
+    this.failures = 0;
+    this.#enter(document.source.live ? 'live' : 'still');
+    if (!changes) this.#tell({ kind: 'state' });
+    else if (isNews && !this.past) this.#tell({ kind: 'news', changes });
   }
 
   /** @param {ApiError} error */
@@ -86,69 +102,6 @@ export class Store {
     this.failures += 1;
     this.#enter('lost', error, Date.now() + wait);
     this.timer = setTimeout(() => this.connect(), wait);
-  }
-
-  /** @param {AbortSignal} signal */
-  async #follow(signal) {
-    // A stream that was lost is continued after its last version; the server asks for a new state if it cannot.
-    let live = this.live ?? (await this.#load(signal));
-    for (;;) {
-      if (!live.source.live) return await this.#rest(signal);
-      const stream = new AbortController();
-      const end = () => stream.abort();
-      signal.addEventListener('abort', end);
-      let mustLoad = false;
-      let watchdog = setTimeout(end, SILENCE);
-      try {
-        await readEvents(live.version, {
-          signal: stream.signal,
-          onOpen: () => {
-            this.failures = 0;
-            this.#enter('live');
-          },
-          onBytes: () => {
-            clearTimeout(watchdog);
-            watchdog = setTimeout(end, SILENCE);
-          },
-          onEvent: (event) => {
-            if (event.kind === 'resync') {
-              mustLoad = true;
-              end();
-            } else this.#take(live, event);
-          },
-        });
-        return;
-      } catch (error) {
-        if (!mustLoad || signal.aborted) throw error;
-      } finally {
-        clearTimeout(watchdog);
-        signal.removeEventListener('abort', end);
-      }
-      live = await this.#load(signal);
-    }
-  }
-
-  /** A source that does not change: nothing to follow. @param {AbortSignal} signal */
-  async #rest(signal) {
-    this.failures = 0;
-    this.#enter('still');
-    await new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
-  }
-
-  /** @param {AbortSignal} signal */
-  async #load(signal) {
-    const live = new Cluster(await get('state', {}, signal));
-    this.live = live;
-    this.#tell({ kind: 'state' });
-    return live;
-  }
-
-  /** @param {Cluster} live @param {import('./api.js').ServerEvent} event */
-  #take(live, { kind, version, document }) {
-    if (Number.isFinite(version)) live.version = version;
-    if (kind !== 'nodes' && kind !== 'waiting' && kind !== 'totals') return;
-    const changes = live.apply(kind, document);
-    if (!this.past) this.#tell({ kind, changes });
   }
 
   /**
