@@ -47,7 +47,7 @@ from tessera.services.settings_table import FileText, Flags, ReadFile, Sources, 
 from tessera.vendors.nvidia.backend import NvidiaSection, validate_mig_allowlist
 from tessera.vendors.registry import schemas
 from tessera.wire.config_file import ConfigError, ConfigFile, spoken
-from tessera.wire.device_config import SectionSchema, load_device_config
+from tessera.wire.device_config import FOREIGN_KEYS, SectionSchema, read_sections
 from tessera.wire.errors import quoted
 from tessera.wire.golang import format_bool
 from tessera.wire.node_config import NodeOverride, NodeSettings, effective, load_node_config, override_for
@@ -57,7 +57,7 @@ NO_FILE = "no --config-file: every setting has its default, as far as flags and 
 VERSIONS = ("", "v1")
 
 FLAG_OF_KEY = {
-    key.lower(): flag
+    f"flags.{key}".lower(): flag
     for key, flag in {
         "migStrategy": "mig-strategy",
         "failOnInitError": "fail-on-init-error",
@@ -76,7 +76,8 @@ FLAG_OF_KEY = {
         "plugin.kubeletSocket": "kubelet-socket",
     }.items()
 }
-"""keys of `flags` in lower case, because their case does not matter to Go"""
+"""paths in lower case, because their case does not matter to Go"""
+_TABLES = frozenset({"flags", "flags.plugin", "sharing"})
 
 _ADVICE = {
     "sharing.mps": "set operatingmode to mps in the node configuration instead",
@@ -238,64 +239,42 @@ def read_device_file(sources: Sources, *, file: str, read_file: ReadFile) -> Dev
 
 
 def _load_device_file(text: str, *, file: str) -> DeviceFile:
+    """Raises ConfigError."""
+    read = ConfigFile(text, file=file)
     known = {name: schema if name == SECTION else SectionSchema(Any) for name, schema in schemas().items()}
-    section = load_device_config(text, file=file, schemas=known).get(SECTION, NvidiaSection())
-    flags, warnings = _read_plugin_part(text, file)
+    section = read_sections(read, known).get(SECTION, NvidiaSection())
+    flags, warnings = _read_plugin_part(read)
+    read.check()
     return DeviceFile(section, flags, tuple(warnings))
 
 
-def _read_plugin_part(text: str, file: str) -> tuple[dict[str, FileText], list[str]]:
-    """Flags and warnings. Raises ConfigError where the file is no YAML, or not of a version that is known."""
-    read = ConfigFile(text, file=file)
+def _read_plugin_part(read: ConfigFile) -> tuple[dict[str, FileText], list[str]]:
+    """Flags and warnings."""
     flags: dict[str, FileText] = {}
     warnings: list[str] = []
-    for path, value in _members(read.value, ""):
-        lower = path.lower()
+    for path, value in _entries(read.value):
+        lower, place = path.lower(), f"{read.file}:{read.line(path)}: {path}"
+        top, text = lower.partition(".")[0], _text(value)
         if lower == "version" and value not in VERSIONS:
             read.add(f"expected v1, found {spoken(value)}", path=path)
-        elif lower == "flags":
-            flags |= _read_flags(path, value, read, warnings)
-        elif lower == "sharing":
-            warnings.extend(
-                f"{_place(read, key)}: has no effect; {_ADVICE.get(key.lower(), 'it is not known here')}"
-                for key, _ in _members(value, f"{path}.")
-            )
-        elif lower in _ADVICE:
-            warnings.append(f"{_place(read, path)}: has no effect; {_ADVICE[lower]}")
-    read.check()
+        elif lower in FLAG_OF_KEY and text is None:
+            read.add(f"expected a value, found {spoken(value)}", path=path)
+        elif lower in FLAG_OF_KEY and text is not None:
+            flags[FLAG_OF_KEY[lower]] = FileText(text, place)
+        elif top in FOREIGN_KEYS - {"version", "scheduler"}:
+            advice = _ADVICE.get(lower, "it is not known here" if top == "sharing" else "")
+            warnings.append(f"{place}: has no effect{advice and f'; {advice}'}")
     return flags, warnings
 
 
-def _read_flags(section: str, value: Any, read: ConfigFile, warnings: list[str]) -> dict[str, FileText]:
-    found: dict[str, FileText] = {}
-    members = list(_members(value, ""))
-    for path, member in members:
-        if path.lower() == "plugin":
-            members.extend(_members(member, f"{path}."))
-            continue
-        name = FLAG_OF_KEY.get(path.lower())
-        where = f"{section}.{path}"
-        if name is None:
-            warnings.append(f"{_place(read, where)}: has no effect")
-            continue
-        text = _text(member)
-        if text is None:
-            read.add(f"expected a value, found {spoken(member)}", path=where)
-        else:
-            found[name] = FileText(text, _place(read, where))
-    return found
-
-
-def _place(read: ConfigFile, path: str) -> str:
-    return f"{read.file}:{read.line(path)}: {path}"
-
-
-def _members(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Keys that have a value; none where it is no table, which other readers of the file complain about."""
-    if isinstance(value, dict):
-        for key, member in value.items():
-            if member is not None:
-                yield f"{prefix}{key}", member
+def _entries(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys that have a value, those of `_TABLES` one by one; what should be a table and is none says nothing."""
+    for key, member in value.items() if isinstance(value, dict) else ():
+        path = f"{prefix}{key}"
+        if path.lower() in _TABLES:
+            yield from _entries(member, f"{path}.")
+        elif member is not None:
+            yield path, member
 
 
 def _text(value: Any) -> str | None:

@@ -54,7 +54,11 @@ def empty_section(schema: Any) -> Any:
 
 def load_device_config(text: str, *, file: str, schemas: Mapping[str, Any]) -> dict[str, Any]:
     """The sections in the file, by name. A schema is a type or a `SectionSchema`."""
-    read = ConfigFile(text, file=file)
+    return read_sections(ConfigFile(text, file=file), schemas)
+
+
+def read_sections(read: ConfigFile, schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, for a reader of what else the file has."""
     values = {
         name: read.convert(schema.type, value, name, check=_resource_names)
         for name, (schema, value) in _sections(read, schemas).items()
