@@ -44,7 +44,8 @@ from tessera.scheduler.metrics.service_metrics import Metrics
 from tessera.scheduler.observer import ObserverGroup
 from tessera.scheduler.settings import JournalSettings, Settings
 from tessera.scheduler.tenure import Tenure
-from tessera.services.logs import LogFormat, LogOptions, configure_logs
+from tessera.services.common_settings import LogFormat, LogOptions
+from tessera.services.logs import configure_logs
 
 CARDS, PODS_PER_NODE = 8, 8
 SIZES = (1_000, 5_000)

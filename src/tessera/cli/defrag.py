@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tessera.cli import sources
+from tessera.cli import LazyCommand, LazyGroup, sources
 from tessera.cli.drain import Duration
-from tessera.cli.lazy import LazyCommand, LazyGroup
 from tessera.cli.sources import ClusterSource
 
 COMMANDS: dict[str, LazyCommand] = {

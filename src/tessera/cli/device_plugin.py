@@ -1,4 +1,4 @@
-"""`tessera device-plugin`: the agent of a GPU node.
+"""`tessera device-plugin`, the agent of a GPU node, and `tessera mps-daemons`: MPS control daemons that outlive it.
 
 Flags are only collected here; `tessera.node.configuration` says what they mean.
 """
@@ -11,8 +11,9 @@ import click
 
 from tessera import __version__
 from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, read_file, run_service, wants_print
-from tessera.node.settings import TABLE, Configuration
-from tessera.services.settings_table import Group, given_in
+from tessera.node.settings import TABLE, Configuration, Paths
+from tessera.services.common_settings import LOG_SETTINGS, read_log_options
+from tessera.services.settings_table import Group, Sources, given_in, row_of
 
 SERVICE = "tessera.node.process"
 """module whose `run(configuration, reload)` runs until it is told to stop and returns the exit code"""
@@ -72,3 +73,43 @@ command = GroupedCommand(
     """,
 )
 click.version_option(__version__, prog_name="tessera device-plugin", message="%(prog)s %(version)s")(command)
+
+
+MPS_SERVICE = "tessera.node.modes.mps.launcher"
+"""module whose `run(root, environ)` runs until it is told to stop and returns the exit code"""
+
+MPS_ROOT = row_of(Paths, "mps")
+MPS_TABLE = (MPS_ROOT, *LOG_SETTINGS)
+
+
+def run_mps_daemons(**params: str | tuple[str, ...] | None) -> None:
+    """Start daemons as the agent asks for them."""
+    flags = flags_of_params(MPS_TABLE, params)
+
+    def read() -> Sources:
+        sources = Sources(flags, os.environ)
+        sources.read(MPS_ROOT)
+        read_log_options(sources)
+        sources.check()
+        return sources
+
+    root = configured(read).read(MPS_ROOT)
+    run_service(MPS_SERVICE, root, dict(os.environ), flags=flags, folder=str(root))
+
+
+mps_daemons = GroupedCommand(
+    "mps-daemons",
+    callback=run_mps_daemons,
+    table=MPS_TABLE,
+    help="""Start MPS control daemons for the agent of this node, so that they outlive its container.
+
+    Goes with `tessera device-plugin --external-mps-daemons`, which decides when a daemon is needed and when it ends.
+    Both need the host's process ids and the same directory of pipes. When this process ends, the daemons run on,
+    unless the container runtime ends them with its container.
+    """,
+    epilog="""\b
+    Examples:
+      tessera mps-daemons
+          in a DaemonSet with hostPID and updateStrategy OnDelete
+    """,
+)

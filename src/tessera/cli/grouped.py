@@ -84,7 +84,8 @@ def run_service(service: str, *arguments: object, flags: Flags, **facts: object)
     service is imported here, so that `--help` and mistakes in flags are answered at once."""
     import structlog
 
-    from tessera.services.logs import configure_logs, read_log_options
+    from tessera.services.common_settings import read_log_options
+    from tessera.services.logs import configure_logs
 
     # An exception is printed after the last line of the log.
     with closing(configure_logs(read_log_options(Sources(flags, {})))):

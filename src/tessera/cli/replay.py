@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tessera import __version__
-from tessera.cli import sources
-from tessera.cli.lazy import NamedEpilog
+from tessera.cli import NamedEpilog, sources
 from tessera.cli.sources import FILE, FORMS
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tessera.cli import sources
-from tessera.cli.lazy import LazyCommand, LazyGroup
+from tessera.cli import LazyCommand, LazyGroup, sources
 from tessera.cli.sources import ClusterSource
 
 COMMANDS: dict[str, LazyCommand] = {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tessera import __version__
-from tessera.cli.lazy import NamedEpilog
+from tessera.cli import NamedEpilog
 
 if TYPE_CHECKING:
     from tessera.inspect.render.lines import StyledLine

@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tessera.services.common_settings import ClusterAccess, ListenerLimits, NodeServiceSettings
-from tessera.services.logs import LOG_SETTINGS, read_log_options
+from tessera.services.common_settings import (
+    LOG_SETTINGS,
+    ClusterAccess,
+    ListenerLimits,
+    NodeServiceSettings,
+    read_log_options,
+)
 from tessera.services.settings_table import Flags, Group, Setting, Sources, nested, rows_of, setting, shared
 from tessera.services.value_types import DIRECTORY, REQUIRED_ADDRESS, SPAN, SWITCH, Address
 

@@ -41,8 +41,7 @@ from tessera.node.settings import (
     SharingFlags,
 )
 from tessera.services import settings_table
-from tessera.services.common_settings import PRINT_CONFIG
-from tessera.services.logs import read_log_options
+from tessera.services.common_settings import PRINT_CONFIG, read_log_options
 from tessera.services.settings_table import FileText, Flags, ReadFile, Sources, row_of
 from tessera.vendors.nvidia.backend import NvidiaSection, validate_mig_allowlist
 from tessera.vendors.registry import schemas

@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.node.health.xids import HealthRules
-from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits, NodeServiceSettings
-from tessera.services.logs import LOG_SETTINGS
+from tessera.services.common_settings import (
+    LOG_SETTINGS,
+    PRINT_CONFIG,
+    ClusterAccess,
+    ListenerLimits,
+    NodeServiceSettings,
+)
 from tessera.services.settings_table import Group, Setting, nested, rows_of, setting, shared
 from tessera.services.value_types import (
     ABSOLUTE_FILE,

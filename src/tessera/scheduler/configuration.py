@@ -40,8 +40,7 @@ from tessera.scheduler.settings import (
     TlsFiles,
 )
 from tessera.services import settings_table
-from tessera.services.common_settings import PRINT_CONFIG
-from tessera.services.logs import read_log_options
+from tessera.services.common_settings import PRINT_CONFIG, read_log_options
 from tessera.services.settings_table import Flags, ReadFile, Sources
 from tessera.services.value_types import Address, parse_dns_name
 from tessera.vendors.base import Switches

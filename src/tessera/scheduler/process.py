@@ -39,7 +39,6 @@ from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Metrics, add_readings
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
-from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.services.listener import Listener, health_routes
@@ -61,6 +60,24 @@ YOUNG_OBJECTS = 10_000
 
 Reload = Callable[[], Settings]
 """reads flags and files again; raises WireError or ValueError where they are bad"""
+
+
+class ServedPage(SchedulerObserver):
+    """A page that a package above this one serves on a listener of the scheduler.
+
+    The scheduler knows neither its routes nor what they show. It gives the page the running service, reports to it as
+    to every observer, and closes it before the listeners end."""
+
+    headers = b""
+    """lines of the head of every response"""
+
+    def routes(self, service: Service) -> list[Route]:
+        """Called once, before the listeners start."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End what would keep connections open."""
+        raise NotImplementedError
 
 
 def run(settings: Settings, reload: Reload | None = None, page: ServedPage | None = None) -> int:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits
-from tessera.services.logs import LOG_SETTINGS
+from tessera.services.common_settings import LOG_SETTINGS, PRINT_CONFIG, ClusterAccess, ListenerLimits
 from tessera.services.settings_table import Group, Setting, nested, rows_of, setting
 from tessera.services.value_types import (
     ADDRESS,

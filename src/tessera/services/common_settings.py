@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
-from tessera.services.settings_table import Group, Setting, setting
-from tessera.services.value_types import COUNT, DIRECTORY, DNS_NAME, FILE, NAME, SWITCH, optional
+from tessera.services.settings_table import Group, Setting, Sources, rows_of, setting
+from tessera.services.value_types import (
+    COUNT,
+    DIRECTORY,
+    DNS_NAME,
+    FILE,
+    NAME,
+    SWITCH,
+    ValueType,
+    choice,
+    optional,
+    parse_whole,
+)
+
+DEBUG_VERBOSITY = 5
+"""HAMi's chart runs at 4, which must not mean debug"""
+
+
+class LogFormat(Enum):
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(Enum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def number(self) -> int:
+        """The level of the standard library."""
+        return {"debug": 10, "info": 20, "warning": 30, "error": 40}[self.value]
+
 
 # fmt: off
 
@@ -44,3 +77,24 @@ class ListenerLimits:
 
 PRINT_CONFIG = Setting("print-config", SWITCH, False, Group.OPERATION,
     "Print the effective configuration as YAML and exit.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    format: LogFormat | None = setting(Group.OPERATION, "log-format", choice(LogFormat), None,
+        "Form of log lines.", default_text="console on a terminal, json elsewhere")
+    level: LogLevel = setting(Group.OPERATION, "log-level", choice(LogLevel), LogLevel.INFO,
+        "Least important level that is logged.")
+
+
+VERBOSITY = Setting("v", ValueType("NUMBER", lambda text: parse_whole(text.removeprefix("="))), None, Group.OPERATION,
+    "HAMi's verbosity: 5 and above is --log-level debug.", short="v")
+LOG_SETTINGS = (*rows_of(LogOptions), VERBOSITY)
+
+# fmt: on
+
+
+def read_log_options(sources: Sources) -> LogOptions:
+    options = sources.load(LogOptions)
+    is_verbose = (sources.read(VERBOSITY) or 0) >= DEBUG_VERBOSITY
+    return replace(options, level=LogLevel.DEBUG) if is_verbose and "log-level" not in sources else options

@@ -19,70 +19,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import Enum
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from tessera.services.settings_table import Group, Setting, Sources, rows_of, setting
-from tessera.services.value_types import ValueType, choice, parse_whole
+from tessera.services.common_settings import LogFormat, LogLevel, LogOptions
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger
 
-DEBUG_VERBOSITY = 5
-"""HAMi's chart runs at 4, which must not mean debug"""
 MAX_LINES = 10_000
 """that wait: some seconds of decisions at full speed"""
 TOGETHER_S = 0.05
 """that a line waits for others: to wake the thread takes the event loop longer than to queue a line"""
 CLOSE_S = 2.0
 """that closing waits for a stream that is blocked"""
-
-
-class LogFormat(Enum):
-    JSON = "json"
-    CONSOLE = "console"
-
-
-class LogLevel(Enum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-    @property
-    def number(self) -> int:
-        """The level of the standard library."""
-        return {"debug": 10, "info": 20, "warning": 30, "error": 40}[self.value]
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    # fmt: off
-    format: LogFormat | None = setting(Group.OPERATION, "log-format", choice(LogFormat), None,
-        "Form of log lines.", default_text="console on a terminal, json elsewhere")
-    level: LogLevel = setting(Group.OPERATION, "log-level", choice(LogLevel), LogLevel.INFO,
-        "Least important level that is logged.")
-    # fmt: on
-
-
-VERBOSITY = Setting(
-    "v",
-    ValueType("NUMBER", lambda text: parse_whole(text.removeprefix("="))),
-    None,
-    Group.OPERATION,
-    "HAMi's verbosity: 5 and above is --log-level debug.",
-    short="v",
-)
-LOG_SETTINGS = (*rows_of(LogOptions), VERBOSITY)
-
-
-def read_log_options(sources: Sources) -> LogOptions:
-    options = sources.load(LogOptions)
-    is_verbose = (sources.read(VERBOSITY) or 0) >= DEBUG_VERBOSITY
-    return replace(options, level=LogLevel.DEBUG) if is_verbose and "log-level" not in sources else options
 
 
 DeferredCall = tuple[int, Callable[..., object], tuple[Any, ...]]

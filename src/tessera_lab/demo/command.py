@@ -95,7 +95,8 @@ def command(
 def _play(plan: DemoPlan, screen: Screen, log: TextIO) -> None:
     import asyncio
 
-    from tessera.services.logs import LogFormat, LogOptions, configure_logs
+    from tessera.services.common_settings import LogFormat, LogOptions
+    from tessera.services.logs import configure_logs
     from tessera_lab.demo.cluster import CannotStart, DemoError
     from tessera_lab.demo.runner import run_demo
 

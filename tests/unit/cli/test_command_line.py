@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tessera import __version__
-from tessera.cli import COMMANDS, main, plugin, run_plugin
-from tessera.cli.lazy import LazyCommand, LazyGroup
+from tessera.cli import COMMANDS, LazyCommand, LazyGroup, main, plugin, run_plugin
 
 
 def group(lazy: Mapping[str, LazyCommand]) -> LazyGroup:

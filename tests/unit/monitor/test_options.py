@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.monitor.settings import MonitorSettings, build_settings
-from tessera.services.logs import LogFormat, LogLevel, read_log_options
-from tessera.services.settings_table import SettingsError, Sources
+from tessera.services.settings_table import SettingsError
 from tessera.services.value_types import Address
 
 NEEDED = {"NODE_NAME": "n1", "HOOK_PATH": "/usr/local/vgpu"}
@@ -58,9 +57,3 @@ def test_everything_that_is_wrong_comes_in_one_message() -> None:
         build_settings({"metrics-bind-address": "none", "log-level": "loud", "resync-interval": "5"}, {})
     for name in ("NODE_NAME", "HOOK_PATH", "--metrics-bind-address", "--log-level", "--resync-interval"):
         assert name in str(caught.value)
-
-
-@pytest.mark.parametrize(("verbosity", "level"), [("4", LogLevel.INFO), ("=5", LogLevel.DEBUG)])
-def test_hamis_verbosity_is_understood(verbosity: str, level: LogLevel) -> None:
-    assert read_log_options(Sources({"v": verbosity, "log-format": "json"}, {})).level is level
-    assert read_log_options(Sources({"log-format": "json"}, {})).format is LogFormat.JSON

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tessera.cli.grouped import wants_print
 from tessera.node.configuration import NO_FILE
 from tessera.node.settings import (
     TABLE,
@@ -19,8 +18,7 @@ from tessera.node.settings import (
     InventoryKind,
     Paths,
 )
-from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
-from tessera.services.settings_table import Flags, Group, Sources, given_in
+from tessera.services.settings_table import Group
 from tessera.services.value_types import Address, FlagKind
 from tessera.vendors.nvidia.backend import MigAllowance
 from tessera.wire.node_config import NodeSettings
@@ -316,30 +314,6 @@ def test_where_to_listen_and_whom_to_ask() -> None:
     assert found.metrics == Address("127.0.0.1", 0)
     assert told("metrics-bind-address=none").metrics is None
     assert told("kubeconfig=/k").kubeconfig == "/k"
-
-
-def log_options(flags: Flags) -> LogOptions:
-    return read_log_options(Sources(flags, {}))
-
-
-def test_logs_are_configured_by_flags_alone() -> None:
-    assert log_options({"v": "=5"}).level is LogLevel.DEBUG
-    assert log_options({"v": "4"}).level is LogLevel.INFO
-    assert log_options({"v": "9", "log-level": "error", "log-format": "json"}).level is LogLevel.ERROR
-    assert log_options({"log-format": "json"}).format is LogFormat.JSON
-    assert wants_print({"print-config": "true"})
-    assert not wants_print({})
-
-
-def test_flags_can_be_listed_by_their_group() -> None:
-    assert given_in(Group.IGNORED, TABLE, {"imex-required": "true", "v": "4"}) == ["--imex-required"]
-
-
-def test_no_two_flags_share_a_name_or_a_variable() -> None:
-    names = [name for row in TABLE for name in row.names]
-    variables = [variable for row in TABLE for variable in row.env]
-    assert len(names) == len(set(names))
-    assert len(variables) == len(set(variables))
 
 
 def test_every_switch_is_read() -> None:

@@ -18,8 +18,8 @@ from tessera.scheduler.settings import (
     Settings,
     TlsFiles,
 )
-from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
-from tessera.services.settings_table import MAX_PROBLEMS, Flags, Group, SettingsError, Sources, given_in
+from tessera.services.common_settings import LogFormat, LogLevel, LogOptions, read_log_options
+from tessera.services.settings_table import Flags, Group, SettingsError, Sources, given_in
 from tessera.services.value_types import Address, FlagKind
 from tessera.vendors.base import Switches
 from tessera.vendors.pod_reader import PolicyDefaults
@@ -338,12 +338,6 @@ def test_all_problems_come_at_once() -> None:
     }
 
 
-def test_a_message_does_not_grow_without_bound() -> None:
-    error = SettingsError(f"problem {i}" for i in range(MAX_PROBLEMS + 7))
-    assert str(error).splitlines()[-1] == "and 7 more problems"
-    assert len(str(error).splitlines()) == MAX_PROBLEMS + 1
-
-
 @pytest.mark.parametrize(
     ("flags", "options"),
     [
@@ -368,12 +362,6 @@ def test_flags_can_be_listed_by_their_group() -> None:
 @pytest.mark.parametrize(("text", "wanted"), [("true", True), ("false", False), ("?", False)])
 def test_printing_is_asked_for_by_a_switch(text: str, wanted: bool) -> None:
     assert wants_print({"print-config": text}) is wanted
-
-
-def test_no_flag_has_the_name_of_another() -> None:
-    names = [name for row in TABLE for name in row.names]
-    assert len(names) == len(set(names))
-    assert len({row.dest for row in TABLE}) == len(TABLE)
 
 
 def test_every_flag_is_known_by_the_reader_of_its_value() -> None:

@@ -16,7 +16,8 @@ import pytest
 import structlog
 
 from tessera.services import logs
-from tessera.services.logs import LogFormat, LogLevel, LogOptions, LogWriter, configure_logs, deferral
+from tessera.services.common_settings import LogFormat, LogLevel, LogOptions
+from tessera.services.logs import LogWriter, configure_logs, deferral
 
 TIMEOUT_S = 60.0
 Make = Callable[[TextIO], LogWriter]
@@ -240,7 +241,8 @@ PROCESS = """
 import os, sys
 from contextlib import closing
 from tessera.services import logs
-from tessera.services.logs import LogOptions, configure_logs
+from tessera.services.common_settings import LogOptions
+from tessera.services.logs import configure_logs
 import structlog
 logs.CLOSE_S = 0.05
 with closing(configure_logs(LogOptions())):

@@ -11,6 +11,7 @@ from tessera.monitor.settings import TABLE as MONITOR
 from tessera.node.settings import TABLE as DEVICE_PLUGIN
 from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import (
+    MAX_PROBLEMS,
     FileText,
     Flags,
     Group,
@@ -158,3 +159,8 @@ def test_every_row_has_a_help_and_a_default_that_its_flag_can_say(row: Setting) 
         if row.type.kind is not FlagKind.SET and row.group is not Group.IGNORED:
             text = str(shown).lower() if isinstance(shown, bool) else str(shown)
             assert row.type.parse(text) == row.default
+
+
+def test_a_message_does_not_grow_without_bound() -> None:
+    lines = str(SettingsError(f"problem {i}" for i in range(MAX_PROBLEMS + 7))).splitlines()
+    assert (lines[-1], len(lines)) == ("and 7 more problems", MAX_PROBLEMS + 1)

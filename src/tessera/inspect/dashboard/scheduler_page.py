@@ -31,9 +31,8 @@ from tessera.scheduler.access_review import AccessReview, get_on_path
 from tessera.scheduler.engine_view import GangView
 from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
-from tessera.scheduler.process import Reload
+from tessera.scheduler.process import Reload, ServedPage
 from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
-from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.wire.objects import Pod
