@@ -6,14 +6,12 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from tessera.http11.limits import Guard
-from tessera.http11.request_reader import MAX_BODY_BYTES
 from tessera.http11.router import Request, Response
 from tessera.scheduler.http_api import (
     Answer,
@@ -28,7 +26,7 @@ from tessera.scheduler.http_api import (
 )
 from tessera.scheduler.journal import Journal
 from tessera.scheduler.settings import Settings
-from tessera.services.listener import Listener, health_routes
+from tessera.services.listener import Listener
 from tessera.services.value_types import Address
 from tests.support.event_loops import in_fake_time, in_real_time
 
@@ -41,11 +39,8 @@ GRACE = 5.0
 class Service:
     """Answers that can be told apart, and what was asked."""
 
-    missing: str = ""
     asked: list[tuple[str, int]] = field(default_factory=list)
     observed: list[str] = field(default_factory=list)
-    gate: asyncio.Event | None = None
-    started: asyncio.Event = field(default_factory=asyncio.Event)
 
     def _filter(self, body: bytes) -> bytes:
         self.asked.append(("filter", len(body)))
@@ -57,9 +52,6 @@ class Service:
 
     async def _bind(self, body: bytes) -> bytes:
         self.asked.append(("bind", len(body)))
-        self.started.set()
-        if self.gate is not None:
-            await self.gate.wait()
         return b'{"bind": true}'
 
     async def _metrics(self) -> AsyncGenerator[bytes, None]:
@@ -76,7 +68,7 @@ class Service:
         decide = without_pages(extender_routes(verbs, self._observe))
         admit = webhook_routes(lambda body, kind: f"{kind} {len(body)}".encode(), self._observe)
         made = [*decide, *admit, *metrics_routes(self._metrics)]
-        return Listener(AT, [*made, *health_routes(lambda: self.missing)], guard=guard, grace=GRACE)
+        return Listener(AT, made, guard=guard, grace=GRACE)
 
 
 @asynccontextmanager
@@ -187,92 +179,10 @@ async def test_every_verb_answers_on_its_route_and_is_timed(path: str, said: str
 
 
 @in_real_time
-async def test_a_call_without_a_body_is_the_services_to_answer() -> None:
-    service = Service()
-    async with serving(service) as client, client.post("/filter") as answer:
-        assert answer.status == 200
-    assert service.asked == [("filter", 0)]
-
-
-@in_real_time
-async def test_health_is_always_well_and_readiness_says_what_is_missing() -> None:
-    service = Service(missing="the first list of pods is not complete")
-    async with serving(service) as client:
-        async with client.get("/healthz") as answer:
-            assert (answer.status, await answer.text()) == (200, "")
-        async with client.get("/readyz") as answer:
-            assert (answer.status, await answer.text()) == (503, "the first list of pods is not complete\n")
-        async with client.head("/readyz") as answer:
-            assert (answer.status, await answer.text()) == (503, "")
-        service.missing = ""
-        async with client.get("/readyz") as answer:
-            assert (answer.status, await answer.text()) == (200, "")
-
-
-@in_real_time
 async def test_metrics_are_text() -> None:
     async with serving(Service()) as client, client.get("/metrics") as answer:
         assert (answer.status, await answer.text()) == (200, "up 1\ndown 0\n")
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/filter", 405),
-        ("PUT", "/bind", 405),
-        ("POST", "/healthz", 405),
-        ("GET", "/", 404),
-        ("POST", "/filter/", 404),
-        ("GET", "/debug/pprof/", 404),
-        ("GET", "/webhook", 405),
-        ("POST", "/metrics", 405),
-    ],
-)
-@in_real_time
-async def test_other_methods_and_paths_are_refused(method: str, path: str, status: int) -> None:
-    service = Service()
-    async with serving(service) as client, client.request(method, path) as answer:
-        assert answer.status == status
-    assert service.asked == []
-
-
-@in_real_time
-async def test_twenty_thousand_of_the_longest_node_names_are_read_and_larger_bodies_are_refused() -> None:
-    names = json.dumps({"NodeNames": [f"{i:0253}" for i in range(20_000)]}).encode()
-    service = Service()
-    async with serving(service) as client:
-        for size, status in ((len(names), 200), (MAX_BODY_BYTES, 200), (MAX_BODY_BYTES + 1, 413)):
-            async with client.post("/filter", data=BytesIO(names.ljust(size))) as answer:
-                assert answer.status == status
-    assert service.asked == [("filter", len(names)), ("filter", MAX_BODY_BYTES)]
-
-
-# -- listening
-
-
-@in_real_time
-async def test_a_listener_stops_accepting_but_lets_running_calls_end() -> None:
-    service = Service(gate=asyncio.Event())
-    assert service.gate is not None
-    listener = service.listener()
-    await listener.start()
-    assert listener.address.port != 0
-    async with aiohttp.ClientSession(base_url=f"http://{listener.address}") as client:
-        running = asyncio.create_task(_post(client, "/bind"))
-        await service.started.wait()
-        stopping = asyncio.create_task(listener.stop())
-        await asyncio.sleep(0)
-        service.gate.set()
-        assert await running == '{"bind": true}'
-        await stopping
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await _post(client, "/filter")
-
-
-async def _post(client: aiohttp.ClientSession, path: str) -> str:
-    async with client.post(path, data=b"{}") as answer:
-        return await answer.text()
 
 
 # -- the journal
@@ -350,15 +260,6 @@ async def test_as_many_clients_as_may_read_it_even_if_all_ask_at_once() -> None:
     async with asyncio.timeout(30):
         while journal.readers:
             await asyncio.sleep(0)
-
-
-@in_real_time
-async def test_the_journal_has_a_limited_number_of_readers() -> None:
-    journal = some_journal()
-    journal.readers = 8
-    async with serving_journal(journal) as client, client.get("/journal") as answer:
-        assert answer.status == 503
-        journal.readers = 0
 
 
 @in_real_time
