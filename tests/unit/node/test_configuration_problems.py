@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tessera.node.configuration import LAST_GOOD as KEPT
+from tessera.node.configuration import save_last_good
 from tests.support.agent_configuration import JSON, YAML, Files, node_json, problems, told
 
 LAST_GOOD = "/var/lib/tessera/node-config.json"
@@ -14,30 +18,16 @@ LAST_GOOD = "/var/lib/tessera/node-config.json"
 # -- what is wrong
 
 BAD: list[tuple[str, str]] = [
-    ("node-name=N_1", "--node-name: expected a name of lower-case"),
-    ("mig-strategy=half", "--mig-strategy: expected none or single or mixed"),
     ("device-list-strategy=envvar,x", "--device-list-strategy: expected envvar or"),
     ("device-list-strategy=,", "--device-list-strategy: expected at least one strategy"),
-    ("device-id-strategy=name", "--device-id-strategy: expected uuid or index"),
     ("cdi-annotation-prefix=x", "--cdi-annotation-prefix: expected a domain and a slash"),
-    ("hook-path=usr", "--hook-path: expected a path that starts with /"),
-    ("state-dir=", "--state-dir: expected a path that starts with /"),
     ("library-version=../../etc", "--library-version: expected a version"),
-    ("device-split-count=-1", "--device-split-count: expected a whole number"),
-    ("device-memory-scaling=1e9", "--device-memory-scaling: expected a number"),
     ("device-memory-scaling=10001", "--device-memory-scaling: expected a number from 0 to 1000"),
-    ("device-cores-scaling=-1", "--device-cores-scaling: expected a number from 0 to 1000"),
-    ("resource-name=gpu", "--resource-name: expected a resource name"),
     ("inventory=simulated", "--simulate: goes with --inventory simulated"),
     ("inventory=some", "--inventory: expected auto or nvml"),
     ("simulate=", "--simulate: expected a text"),
     ("device-discovery-strategy=tegra", "Tegra GPUs are not served"),
     ("device-discovery-strategy=x", "expected auto or nvml"),
-    ("fail-on-init-error=perhaps", "--fail-on-init-error: expected true or false"),
-    ("metrics-bind-address=9395", "--metrics-bind-address: expected HOST:PORT"),
-    ("print-config=x", "--print-config: expected true or false"),
-    ("log-format=xml", "--log-format: expected json or console"),
-    ("v=much", "--v: expected a whole number"),
     ("node-config-file=", "--node-config-file: expected a text"),
 ]
 
@@ -75,6 +65,10 @@ def test_a_node_without_a_name_is_told_what_to_do() -> None:
         ("nvidia: {migProfileAllowlist: [{models: [A30], profiles: [1x]}]}", 'invalid MIG profile "1x"'),
         ("nvidia: {deviceSplitCount: 1}\nversion: v2", "device-config.yaml:2: version: expected v1, found the text"),
         ("nvidia: {deviceSplitCount: 1}\nflags: {migStrategy: half}", "device-config.yaml:2: flags.migStrategy"),
+        (
+            "nvidia: {deviceSplitCount: 1}\nflags: {gdsEnabled: 7}",
+            'flags.gdsEnabled: expected true or false, found "7"',
+        ),
         ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {passDeviceSpecs: {}}}", "expected a value, found a table"),
         ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {deviceListStrategy: [[x]]}}", "expected envvar or"),
         ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {deviceListStrategy: ['a,b']}}", "expected a value, found a"),
@@ -137,6 +131,20 @@ def test_a_good_node_file_is_worth_keeping() -> None:
     text = node_json(operatingmode="mps")
     found = told(json=text)
     assert (found.node_config, found.settings.node.mode, found.faults) == (text, "mps", ())
+
+
+def test_what_was_kept_is_there_with_its_folder(tmp_path: Path) -> None:
+    save_last_good("{}", tmp_path / "a" / "b")
+    save_last_good('{"nodeconfig": []}', tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b" / KEPT).read_text() == '{"nodeconfig": []}'
+    assert os.listdir(tmp_path / "a" / "b") == [KEPT]
+
+
+def test_where_it_cannot_be_kept_nothing_is_left_behind(tmp_path: Path) -> None:
+    (tmp_path / KEPT).mkdir()
+    with pytest.raises(OSError, match="directory"):
+        save_last_good("{}", tmp_path)
+    assert os.listdir(tmp_path) == [KEPT]
 
 
 # -- what is odd

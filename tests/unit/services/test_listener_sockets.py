@@ -38,17 +38,6 @@ def test_requests_of_one_connection_are_answered_one_after_the_other(
 
 
 @on_uvloop
-async def test_a_request_that_comes_byte_by_byte_is_answered() -> None:
-    chunked = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
-    async with serving() as served:
-        client = await served.connect()
-        for byte in post("/echo", b"abc") + chunked:
-            client.send(bytes([byte]))
-            await asyncio.sleep(0)
-        assert [await client.answer(), await client.answer()] == [(200, b"abc"), (200, b"abcde")]
-
-
-@on_uvloop
 async def test_requests_sent_ahead_wait_for_the_one_before() -> None:
     async with serving() as served:
         client = await served.connect()

@@ -116,8 +116,12 @@ def test_what_is_needed_and_not_given_is_a_problem() -> None:
     assert sources.problems == ["--file: is needed; write one"]
 
 
-def test_the_home_directory_is_filled_in_where_no_shell_did() -> None:
-    assert load({"file": "~/x"}, {"HOME": "/home/me"})[0].file == "/home/me/x"
+@pytest.mark.parametrize(
+    ("path", "home", "found"),
+    [("~/k", "/home/x", "/home/x/k"), ("~", "/home/x", "/home/x"), ("~/k", "", "~/k"), ("~y/k", "/home/x", "~y/k")],
+)
+def test_the_home_directory_is_filled_in_where_no_shell_did(path: str, home: str, found: str) -> None:
+    assert load({"file": path}, {"HOME": home})[0].file == found
 
 
 def test_fields_that_are_known_already_are_not_read() -> None:
