@@ -74,6 +74,11 @@ _NAMES = {
 }
 
 
+GPU = container(gpu="1", mem="3k", cores="30")
+PLAIN = container("plain")
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
 def pod(
     *containers: Document,
     init: tuple[Document, ...] = (),
@@ -123,6 +128,11 @@ def verdict(
     )
     assert document == before, "the document itself must stay as it was"
     return answer
+
+
+def surprises(document: Any, **how: Any) -> tuple[str, ...]:
+    """The warnings, without the one that every share of cores gets."""
+    return tuple(each for each in verdict(document, **how).warnings if "best effort" not in each)
 
 
 def admitted(document: Document, **how: Any) -> Document:

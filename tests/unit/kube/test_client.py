@@ -117,13 +117,7 @@ Call = Callable[[KubeClient], Any]
             "application/json-patch+json",
             [{"op": "remove", "path": "/x"}],
         ),
-        (
-            lambda c: c.delete(POD),
-            "DELETE",
-            POD,
-            "application/json",
-            {"apiVersion": "v1", "kind": "DeleteOptions"},
-        ),
+        (lambda c: c.delete(POD), "DELETE", POD, "application/json", {"apiVersion": "v1", "kind": "DeleteOptions"}),
         (
             lambda c: c.delete(POD, uid="u1", grace_s=0),
             "DELETE",

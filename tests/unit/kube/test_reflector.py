@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import Awaitable
+from contextlib import suppress
 
-import msgspec
 import pytest
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
-from tessera.kube.reflector import Reflector, SinkError, UnreadableObjectError
+from tessera.kube.reflector import SinkError, UnreadableObjectError
 from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import (
     Answer,
@@ -27,106 +24,20 @@ from tests.support.raw_server import (
     silence,
     stream,
 )
+from tests.support.reflecting import (
+    RememberingSink,
+    expired_line,
+    kinds,
+    line,
+    page,
+    pod,
+    reflected,
+    reflecting,
+    reflector_on,
+)
 
 MINUTE = 60.0
 HOUR = 60 * MINUTE
-
-
-class Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-
-
-class Pod(msgspec.Struct, frozen=True, gc=False):
-    metadata: Meta = Meta()
-    node: str = ""
-
-
-def pod(name: str, *, uid: str = "", version: str = "1", node: Any = "") -> dict[str, Any]:
-    return {"metadata": {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": version}, "node": node}
-
-
-def page(*pods: dict[str, Any], version: str = "10", more: str = "") -> Answer:
-    return reply(200, {"metadata": {"resourceVersion": version, "continue": more}, "items": list(pods)})
-
-
-def line(type: str, obj: dict[str, Any]) -> bytes:
-    return msgspec.json.encode({"type": type, "object": obj}) + b"\n"
-
-
-def expired_line() -> bytes:
-    return line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
-
-
-class World:
-    """A sink that remembers, and fails where told."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, Pod] = {}
-        self.story: list[str] = []
-        self.errors: list[KubeError] = []
-        self.poison: set[str] = set()
-        self.begun = asyncio.Event()
-
-    def put(self, key: str, obj: Pod) -> None:
-        self._tell(f"put {key}")
-        self.pods[key] = obj
-
-    def drop(self, key: str) -> None:
-        self._tell(f"drop {key}")
-        del self.pods[key]
-
-    def synced(self) -> None:
-        self._tell("synced")
-
-    def _tell(self, what: str) -> None:
-        self.story.append(what)
-        self.begun.set()
-        if what in self.poison:
-            raise RuntimeError(f"cannot {what}")
-
-
-def reflector_on(client: KubeClient, world: World, **settings: Any) -> Reflector[Pod]:
-    return Reflector(
-        client,
-        "/api/v1/pods",
-        Pod,
-        world,
-        rng=random.Random(7),
-        **settings,
-    )
-
-
-@asynccontextmanager
-async def reflecting(
-    *script: Answer, world: World, **settings: Any
-) -> AsyncIterator[tuple[RawServer, asyncio.Task[None]]]:
-    async with RawServer(*script) as server, KubeClient(Access(server.url)) as client:
-        reflector = reflector_on(client, world, **{"on_error": world.errors.append, **settings})
-        task = asyncio.create_task(reflector.run())
-        try:
-            yield server, task
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
-async def reflected(*script: Answer, world: World, **settings: Any) -> RawServer:
-    """Until the script has come to its last answer, which holds."""
-    async with reflecting(*script, world=world, **settings) as (server, _):
-        await server.wait_for(len(script))
-        await asyncio.sleep(1)
-    return server
-
-
-def kinds(server: RawServer) -> list[str]:
-    return [
-        f"watch {request.query['resourceVersion']}" if "watch" in request.query else "list"
-        for request in server.requests
-    ]
 
 
 HOLD = stream(end="hold")
@@ -135,7 +46,7 @@ HOLD = stream(end="hold")
 
 @in_fake_time
 async def test_what_exists_is_put_and_what_changes_follows() -> None:
-    world = World()
+    world = RememberingSink()
     changes = stream(
         line("ADDED", pod("c", version="11")),
         line("MODIFIED", pod("a", version="12", node="n1")),
@@ -167,7 +78,7 @@ NEWS = line("ADDED", pod("b", version="11"))
 )
 @in_fake_time
 async def test_a_watch_that_breaks_goes_on_where_it_was(first: Answer) -> None:
-    world = World()
+    world = RememberingSink()
     server = await reflected(page(pod("a")), first, stream(line("DELETED", pod("a")), end="hold"), world=world)
     assert world.story == ["put a", "synced", "put b", "drop a"]
     assert kinds(server) == ["list", "watch 10", "watch 11"]
@@ -185,7 +96,7 @@ async def test_a_watch_that_breaks_goes_on_where_it_was(first: Answer) -> None:
 )
 @in_fake_time
 async def test_after_a_gap_everything_is_listed_and_what_vanished_is_reported(gone: Answer) -> None:
-    world = World()
+    world = RememberingSink()
     again = page(pod("b", version="15"), pod("c", uid="new"), pod("d"), version="20")
     server = await reflected(page(pod("a"), pod("c", uid="old")), gone, again, HOLD, world=world)
     assert sorted(world.pods) == ["b", "c", "d"]
@@ -197,7 +108,7 @@ async def test_after_a_gap_everything_is_listed_and_what_vanished_is_reported(go
 
 @in_fake_time
 async def test_an_object_replaced_under_its_name_is_dropped_and_put_again() -> None:
-    world = World()
+    world = RememberingSink()
     changes = stream(
         line("MODIFIED", pod("a", uid="second", version="11")),
         line("DELETED", pod("a", uid="first", version="12")),
@@ -210,7 +121,7 @@ async def test_an_object_replaced_under_its_name_is_dropped_and_put_again() -> N
 
 @in_fake_time
 async def test_a_bookmark_moves_the_watch_on() -> None:
-    world = World()
+    world = RememberingSink()
     bookmark = line("BOOKMARK", {"metadata": {"resourceVersion": "500"}})
     odd = line("BOOKMARK", {"metadata": {"resourceVersion": "600"}, "node": 5})
     server = await reflected(page(pod("a")), stream(bookmark), stream(odd), HOLD, world=world)
@@ -221,7 +132,7 @@ async def test_a_bookmark_moves_the_watch_on() -> None:
 
 @in_fake_time
 async def test_a_watch_that_ends_in_its_time_is_followed_by_the_next_at_once() -> None:
-    world = World()
+    world = RememberingSink()
     one_minute = stream(lasting=60)
     async with reflecting(page(pod("a")), one_minute, one_minute, HOLD, world=world) as (server, _):
         await server.wait_for(4)
@@ -231,7 +142,7 @@ async def test_a_watch_that_ends_in_its_time_is_followed_by_the_next_at_once() -
 
 @in_fake_time
 async def test_patience_that_the_server_asks_for_is_given() -> None:
-    world = World()
+    world = RememberingSink()
     script = refusal(429, Retry_After="50"), page(pod("a")), refusal(429, Retry_After="9999"), HOLD
     async with reflecting(*script, world=world) as (server, _):
         clock = asyncio.get_running_loop().time
@@ -246,7 +157,7 @@ async def test_patience_that_the_server_asks_for_is_given() -> None:
 
 @in_fake_time
 async def test_a_version_that_the_server_keeps_refusing_is_given_up() -> None:
-    world = World()
+    world = RememberingSink()
     too_large = refusal(504, "Timeout", "Too large resource version")
     script = page(pod("a"), version="99"), too_large, too_large, too_large, page(pod("b"), version="5"), HOLD
     server = await reflected(*script, world=world)
@@ -272,7 +183,7 @@ async def test_a_version_that_the_server_keeps_refusing_is_given_up() -> None:
 @pytest.mark.parametrize("listed", [False, True], ids=["at the start", "after the list"])
 @in_fake_time
 async def test_twenty_minutes_of_failures_are_not_twenty_minutes_of_hammering(fault: Answer, listed: bool) -> None:
-    world = World()
+    world = RememberingSink()
     script = (page(pod("a")), fault) if listed else (fault,)
     async with reflecting(*script, world=world) as (server, task):
         await asyncio.sleep(20 * MINUTE)
@@ -283,7 +194,7 @@ async def test_twenty_minutes_of_failures_are_not_twenty_minutes_of_hammering(fa
 
 @in_fake_time
 async def test_a_server_that_refuses_connections_and_comes_back_is_found_again() -> None:
-    world = World()
+    world = RememberingSink()
     async with RawServer(page(pod("a")), HOLD) as server:
         pass
     port = server.port
@@ -309,7 +220,7 @@ async def test_a_server_that_refuses_connections_and_comes_back_is_found_again()
 @pytest.mark.no_cover
 @in_fake_time
 async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
-    world = World()
+    world = RememberingSink()
     async with reflecting(page(pod("a")), stream(), world=world) as (server, _):
         await asyncio.sleep(HOUR)
     assert 120 <= len(server.requests) <= 330
@@ -320,7 +231,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
 @pytest.mark.no_cover
 @in_fake_time
 async def test_a_server_whose_watches_bring_news_and_expire_is_not_asked_for_lists_all_the_time() -> None:
-    world = World()
+    world = RememberingSink()
     news = (line("MODIFIED", pod("a", version=str(11 + number))) for number in range(10_000))
     script = [answer for event in news for answer in (page(pod("a")), stream(event, expired_line()))]
     async with reflecting(*script, world=world) as (server, _):
@@ -331,7 +242,7 @@ async def test_a_server_whose_watches_bring_news_and_expire_is_not_asked_for_lis
 
 @in_fake_time
 async def test_a_silent_server_is_given_up_after_a_deadline() -> None:
-    world = World()
+    world = RememberingSink()
     async with reflecting(silence, world=world) as (server, _):
         await asyncio.sleep(HOUR)
     assert 60 <= len(server.requests) <= 120
@@ -367,7 +278,7 @@ def bookmarking(count: int, *, apart: float, then: bytes = b"") -> Answer:
 async def test_a_watch_that_stalls_is_replaced_within_two_minutes_and_loses_nothing(
     stalled: Answer, heard: float, version: int
 ) -> None:
-    world = World()
+    world = RememberingSink()
     gone = stream(line("DELETED", pod("a", version="12")), end="hold")
     async with reflecting(page(pod("a")), stalled, gone, world=world) as (server, _):
         await server.wait_for(3)
@@ -379,7 +290,7 @@ async def test_a_watch_that_stalls_is_replaced_within_two_minutes_and_loses_noth
 
 @in_fake_time
 async def test_a_watch_that_has_nothing_but_bookmarks_is_left_alone_and_one_without_them_is_no_fault() -> None:
-    world = World()
+    world = RememberingSink()
     async with reflecting(page(pod("a")), bookmarking(3, apart=75), HOLD, world=world) as (server, _):
         await asyncio.sleep(3 * 75 + 1)
         assert kinds(server) == ["list", "watch 10"]
@@ -409,7 +320,7 @@ def trickling(exchange: Exchange) -> Awaitable[None]:
 async def test_after_two_windows_without_an_event_the_list_is_read_again(
     stalled: Answer, watches: int, within: float
 ) -> None:
-    world = World()
+    world = RememberingSink()
     script = page(pod("a")), *[stalled] * watches, page(pod("b", version="20"), version="20"), HOLD
     async with reflecting(*script, world=world) as (server, _):
         await server.wait_for(watches + 3)
@@ -420,7 +331,7 @@ async def test_after_two_windows_without_an_event_the_list_is_read_again(
 
 @in_fake_time
 async def test_a_watch_that_goes_on_after_an_outage_needs_no_list() -> None:
-    world = World()
+    world = RememberingSink()
     news = stream(NEWS, end="hold")
     async with reflecting(page(pod("a")), *[close_at_once] * 30, news, world=world) as (server, _):
         await server.wait_for(32)
@@ -430,7 +341,7 @@ async def test_a_watch_that_goes_on_after_an_outage_needs_no_list() -> None:
 
 @in_fake_time
 async def test_the_age_of_a_watch_says_when_the_apiserver_was_last_heard() -> None:
-    world = World()
+    world = RememberingSink()
     script = page(pod("a")), bookmarking(1, apart=60), silence
     async with RawServer(*script) as server, KubeClient(Access(server.url)) as client:
         reflector = reflector_on(client, world, on_error=world.errors.append)
@@ -451,7 +362,7 @@ async def test_the_age_of_a_watch_says_when_the_apiserver_was_last_heard() -> No
 )
 @in_fake_time
 async def test_after_a_success_the_waits_are_short_again(good: Answer) -> None:
-    world = World()
+    world = RememberingSink()
     script = page(pod("a")), *[close_at_once] * 12, good, close_at_once, HOLD
     async with reflecting(*script, world=world) as (server, _):
         clock = asyncio.get_running_loop().time
@@ -465,7 +376,7 @@ async def test_after_a_success_the_waits_are_short_again(good: Answer) -> None:
 
 @in_fake_time
 async def test_a_sink_that_fails_on_one_object_gets_the_others() -> None:
-    world = World()
+    world = RememberingSink()
     world.poison = {"put b", "drop a", "synced"}
     changes = stream(line("DELETED", pod("a", version="11")), line("ADDED", pod("d", version="12")), end="hold")
     await reflected(page(pod("a"), pod("b"), pod("c")), changes, world=world)
@@ -481,7 +392,7 @@ async def test_a_sink_that_fails_on_one_object_gets_the_others() -> None:
 
 @in_fake_time
 async def test_an_object_that_cannot_be_read_is_neither_lost_nor_in_the_way() -> None:
-    world = World()
+    world = RememberingSink()
     script = (
         page(pod("a"), pod("b"), pod("z")),
         stream(line("MODIFIED", pod("a", version="11", node=5)), line("ADDED", pod("c", version="12")), expired_line()),
@@ -506,7 +417,7 @@ async def test_a_report_that_fails_stops_nothing(caplog: pytest.LogCaptureFixtur
     def fail(error: KubeError) -> None:
         raise RuntimeError("no report")
 
-    world = World()
+    world = RememberingSink()
     await reflected(refusal(500), page(pod("a")), HOLD, world=world, on_error=fail)
     assert list(world.pods) == ["a"]
     assert "on_error failed" in caplog.text
@@ -514,7 +425,7 @@ async def test_a_report_that_fails_stops_nothing(caplog: pytest.LogCaptureFixtur
 
 @in_fake_time
 async def test_errors_are_logged_unless_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
+    world = RememberingSink()
     world.poison = {"put a"}
     async with (
         RawServer(refusal(500, message="etcd is gone"), page(pod("a")), HOLD) as server,
@@ -532,7 +443,7 @@ async def test_errors_are_logged_unless_told_otherwise(caplog: pytest.LogCapture
 @pytest.mark.no_cover
 @in_fake_time
 async def test_a_slow_list_of_80_000_pods_comes_through_and_leaves_the_loop_to_others() -> None:
-    world = World()
+    world = RememberingSink()
     total, size = 80_000, 500
 
     async def pages(exchange: Exchange) -> bool:

@@ -17,11 +17,7 @@ from tessera.kube.resources import EVENTS, LEASES, MUTATING_WEBHOOKS, NODES, POD
         (NODES, (None, "n1"), "/api/v1/nodes/n1"),
         (NODES, (None, "n1", "status"), "/api/v1/nodes/n1/status"),
         (LEASES, ("kube-system", "x"), "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/x"),
-        (
-            MUTATING_WEBHOOKS,
-            (None, "hook"),
-            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/hook",
-        ),
+        (MUTATING_WEBHOOKS, (None, "hook"), "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/hook"),
         (EVENTS, ("team", "a b/c%d?e#é"), "/api/v1/namespaces/team/events/a%20b%2Fc%25d%3Fe%23%C3%A9"),
     ],
 )

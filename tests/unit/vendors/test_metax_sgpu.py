@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tessera.core.fit.device_rules import Ask, QuotaRoom
-from tessera.core.fit.fit import fit_pod
 from tessera.core.model.devices import Device, NodeFacts
 from tessera.core.model.grants import Grant, Grants
 from tessera.core.model.misfits import Misfit
@@ -16,7 +15,7 @@ from tessera.core.model.requests import UNCONSTRAINED, Constraint, ContainerRequ
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax import APP_CLASS, QOS, TOPOLOGY_AWARE, MetaxSgpu
-from tessera.wire.objects import Metadata, Node
+from tests.support.vendor_cases import devices, node
 
 NAMES = ResourceNames(count="metax-tech.com/sgpu", memory="metax-tech.com/vmemory", cores="metax-tech.com/vcore")
 VENDOR = MetaxSgpu(NAMES)
@@ -120,11 +119,7 @@ def test_the_webhook_completes_the_policy(annotations: dict[str, str], after: di
         ({APP_CLASS: ""}, 1, "metax-tech.com/sgpu-app-class must be set one of [online, offline]"),
         ({APP_CLASS: "online"}, 2, "app-class pod must request single device"),
         ({APP_CLASS: "offline"}, 2, "app-class pod must request single device"),
-        (
-            {QOS: "best"},
-            1,
-            "metax-tech.com/sgpu-qos-policy must be set one of [best-effort, fixed-share, burst-share]",
-        ),
+        ({QOS: "best"}, 1, "metax-tech.com/sgpu-qos-policy must be set one of [best-effort, fixed-share, burst-share]"),
         (
             {APP_CLASS: "offline", QOS: ""},
             1,
@@ -178,10 +173,7 @@ def test_a_user_who_asks_for_memory_only_is_told_that_the_card_is_not_shared() -
 )
 def test_plain_memory_is_gib_and_units_are_bytes(asked: dict[str, Any], expected: Request | None) -> None:
     assert VENDOR.request(Resources(limits=asked)) == expected
-
-
-def test_requests_without_limits_ask_for_nothing() -> None:
-    assert VENDOR.request(Resources(requests=limits(1, 4, 60))) is None
+    assert VENDOR.request(Resources(requests=asked)) is None
 
 
 @pytest.mark.parametrize(
@@ -211,10 +203,6 @@ def test_an_amount_that_cannot_be_honoured_is_refused_with_advice(asked: dict[st
 # -- nodes
 
 
-def node(value: str | None) -> Node:
-    return Node(metadata=Metadata(name="n1", annotations=None if value is None else {REGISTER: value}))
-
-
 def test_cards_are_read_from_the_plugins_own_annotation() -> None:
     entry = {
         "uuid": "MX-0",
@@ -231,30 +219,12 @@ def test_cards_are_read_from_the_plugins_own_annotation() -> None:
         "qosPolicy": "best-effort",
         "linkZone": 2,
     }
-    assert VENDOR.devices(node(json.dumps([entry, {"uuid": "MX-1", "numa": -1}]))) == (
-        Device(
-            uuid="MX-0",
-            vendor=KEY,
-            index=0,
-            slots=16,
-            memory=65536,
-            cores=100,
-            model=KEY,
-            numa=1,
-            healthy=True,
-            custom={"QosPolicy": "best-effort", "Model": "MXC500", "LinkZone": 2},
-        ),
-        Device(
-            uuid="MX-1",
-            vendor=KEY,
-            index=1,
-            slots=0,
-            memory=0,
-            cores=0,
-            model=KEY,
-            healthy=False,
-            custom={"QosPolicy": "", "Model": "", "LinkZone": 0},
-        ),
+    plain = {"uuid": "MX-1", "numa": -1}
+    custom = {"QosPolicy": "best-effort", "Model": "MXC500", "LinkZone": 2}
+    nothing = {"QosPolicy": "", "Model": "", "LinkZone": 0}
+    assert devices(VENDOR, node(annotations={REGISTER: json.dumps([entry, plain])})) == (
+        Device("MX-0", KEY, 0, 16, 65536, 100, KEY, numa=1, healthy=True, custom=custom),
+        Device("MX-1", KEY, 1, 0, 0, 0, KEY, healthy=False, custom=nothing),
     )
 
 
@@ -275,7 +245,7 @@ def test_cards_are_read_from_the_plugins_own_annotation() -> None:
     ],
 )
 def test_a_registration_that_cannot_be_read_is_a_problem_of_the_node(value: str) -> None:
-    answer = VENDOR.devices(node(value))
+    answer = VENDOR.devices(node(annotations={REGISTER: value}))
     assert isinstance(answer, NodeProblem)
     assert answer.text.startswith(REGISTER)
 
@@ -368,12 +338,8 @@ def test_two_containers_of_a_pod_share_a_card_whatever_policy_it_had() -> None:
 def test_grants_carry_what_was_asked() -> None:
     assert fit([card("a")], request(memory=4096, cores=60)) == (Grant(uuid="a", vendor=KEY, memory=4096, cores=60),)
     assert fit([card("a")], request(memory=0, cores=100)) == (Grant(uuid="a", vendor=KEY, memory=65536, cores=100),)
-
-
-def test_online_grants_take_no_cores() -> None:
-    assert fit([card("a")], request(cores=60), {APP_CLASS: "online"}) == (
-        Grant(uuid="a", vendor=KEY, memory=4096, cores=0),
-    )
+    # Those of online pods take no cores.
+    assert fit([card("a")], request(cores=60), {APP_CLASS: "online"}) == (Grant("a", KEY, memory=4096, cores=0),)
 
 
 def test_too_few_cards_are_counted_beside_the_refused_ones() -> None:
@@ -530,11 +496,3 @@ def test_the_pods_settings_are_part_of_its_constraint() -> None:
     assert VENDOR.constraint({QOS: "fixed-share", "other": "x", "metax-tech.com/use-gpuuuid": " b ,a,"}) == Constraint(
         use_uuids=("a", "b"), extra=((QOS, "fixed-share"),)
     )
-
-
-def test_a_whole_pod_fits_through_the_common_path() -> None:
-    cards = [card("a"), card("b", {QOS: "burst-share"})]
-    node_view = NodeInfo(NodeFacts("n1"), cards)
-    placement = fit_pod(node_view, pod(request(cores=30), {QOS: "best-effort"}), {KEY: VENDOR}, {})
-    assert not isinstance(placement, Misfit)
-    assert [[g.uuid for g in c] for c in placement.grants[KEY]] == [["a"]]

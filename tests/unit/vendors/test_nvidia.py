@@ -18,7 +18,6 @@ from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft,
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import CHART, NvidiaSection
 from tessera.wire.objects import Metadata, Node
-from tessera.wire.pod_devices import DeviceEntry
 
 GPU = "nvidia.com/gpu"
 MEM = "nvidia.com/gpumem"
@@ -434,11 +433,6 @@ def test_places_of_mig_instances_count_cards_that_are_shared_too() -> None:
     written = nvidia().annotations(bound((Grant("GPU-a", "NVIDIA", 100, 0), mig)))
     (allocation,) = json.loads(written["hami.io/vgpu-mig-allocations"])
     assert (allocation["containerIndex"], allocation["deviceIndex"]) == (0, 1)
-
-
-def test_what_is_written_reads_back() -> None:
-    grant = Grant("GPU-a", "NVIDIA", 3000, 25)
-    assert nvidia().decode(DeviceEntry("GPU-a", "NVIDIA", 3000, 25)) == grant
 
 
 # -- configuration

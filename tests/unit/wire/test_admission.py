@@ -80,10 +80,7 @@ def test_the_answer_speaks_the_version_of_the_request(version: str) -> None:
         ),
         (errored(400, "bad"), {"allowed": False, "status": {"code": 400, "message": "bad"}}),
         (patched([]), {"allowed": True, "status": {"code": 200}}),
-        (
-            allowed(warnings=["a", "b"]),
-            {"allowed": True, "status": {"code": 200}, "warnings": ["a", "b"]},
-        ),
+        (allowed(warnings=["a", "b"]), {"allowed": True, "status": {"code": 200}, "warnings": ["a", "b"]}),
         (
             denied("no", warnings=["why"]),
             {"allowed": False, "status": {"code": 403, "reason": "Forbidden", "message": "no"}, "warnings": ["why"]},

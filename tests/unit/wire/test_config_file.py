@@ -158,10 +158,7 @@ INT = "a whole number"
         ("someTuple: [{size: 1}]", 'someTuple[0]: the key "name" is missing'),
         ("someTuple: [{name: x, size: y}]", f'someTuple[0].size: expected {INT}, found the text "y"'),
         ("someInner: 5", "someInner: expected a table of keys, found 5"),
-        (
-            "someWord: ABC",
-            "someWord: expected a text matching regex '^[a-z]+$', found the text \"ABC\"",
-        ),
+        ("someWord: ABC", "someWord: expected a text matching regex '^[a-z]+$', found the text \"ABC\""),
         ("someAbove: 10", "someAbove: expected a whole number <= 9, found 10"),
         ("someAbove: 0", "someAbove: expected a whole number >= 1, found 0"),
         ("someRatio: 0", "someRatio: expected a number >= 0.5, found 0"),

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tessera.wire.errors import WireError
-from tessera.wire.objects import Node, Pod, ResourceQuota, Workload, decode_object
+from tessera.wire.objects import LabelRequirement, Node, Pod, ResourceQuota, Workload, decode_object
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
@@ -80,3 +80,29 @@ def test_a_pod_belongs_to_its_controller_and_a_replica_set_to_its_deployment(
 def test_a_replica_set_without_the_label_is_its_own() -> None:
     text = '{"metadata":{"ownerReferences":[{"kind":"ReplicaSet","name":"web-","controller":true}]}}'
     assert decode_object(text, Pod).workload == Workload("", "ReplicaSet", "web-")
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "label", "matches"),
+    [
+        ("In", {"a", "b"}, "a", True),
+        ("In", {"a"}, None, False),
+        ("NotIn", {"a"}, "a", False),
+        ("NotIn", {"a"}, None, True),
+        ("Exists", set(), "", True),
+        ("Exists", set(), None, False),
+        ("DoesNotExist", set(), None, True),
+        ("DoesNotExist", set(), "a", False),
+        ("Gt", {"6"}, "7", True),
+        ("Gt", {"7"}, "7", False),
+        ("Lt", {"7"}, "6", True),
+        ("Lt", {"7"}, "seven", False),
+        ("Lt", {"seven"}, "7", False),
+        ("Lt", set(), "7", False),
+        ("Gt", {"6"}, None, False),
+        ("Near", {"a"}, "a", False),
+    ],
+)
+def test_a_label_matches(operator: str, values: set[str], label: str | None, matches: bool) -> None:
+    labels = {} if label is None else {"key": label}
+    assert LabelRequirement("key", operator, frozenset(values)).matches(labels) is matches

@@ -35,10 +35,7 @@ GANG = {"tessera.io/gang": "g", "tessera.io/gang-size": "8"}
         (GANG, PodGroup("g", 8, 8)),
         ({**GANG, "tessera.io/gang-min": "6"}, PodGroup("g", 8, 6)),
         ({**GANG, "tessera.io/gang-topology": "rack"}, PodGroup("g", 8, 8, "rack")),
-        (
-            {"kueue.x-k8s.io/pod-group-name": "k", "kueue.x-k8s.io/pod-group-total-count": "3"},
-            PodGroup("k", 3, 3),
-        ),
+        ({"kueue.x-k8s.io/pod-group-name": "k", "kueue.x-k8s.io/pod-group-total-count": "3"}, PodGroup("k", 3, 3)),
         ({"scheduling.x-k8s.io/pod-group": "c"}, PodGroup("c", where=GroupObject.COSCHEDULING)),
         ({"scheduling.k8s.io/group-name": "v"}, PodGroup("v", where=GroupObject.VOLCANO)),
         ({"scheduling.k8s.io/group-name": "v", "tessera.io/gang-size": "4"}, PodGroup("v", 4, 4)),
