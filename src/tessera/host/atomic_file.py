@@ -1,12 +1,39 @@
-"""Replaces a file as a whole: a reader, or a later process, sees the old contents or the new."""
+"""Files that keep state, replaced as a whole: a reader, or a later process, sees the old contents or the new."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+UNREADABLE = ".unreadable"
+"""follows the name of a file that was set aside"""
+
+T = TypeVar("T")
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Returns None if there is no such file. Raises OSError, and ValueError if the contents cannot be read."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def set_aside(path: Path) -> Path:
+    """Moves a file out of the way, for inspection, and returns where it is then. Raises OSError."""
+    aside = path.with_name(f"{path.name}{UNREADABLE}")
+    os.replace(path, aside)
+    return aside
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from tessera.host.atomic_file import UNREADABLE
 from tessera.node import agent
-from tessera.node.dra.prepared_claims import FILE, UNREADABLE, PreparedClaims
+from tessera.node.dra.prepared_claims import FILE, PreparedClaims
 from tessera.node.kubelet.endpoint import Endpoint
 from tessera.node.modes import hami_core
 from tessera.node.modes.hami_core import DirRetention, HamiCore
@@ -146,7 +147,7 @@ async def test_claims_are_found_again_without_the_record(tmp_path: Path, text: s
         with captured() as logged:
             await node.agent.start()
         assert any("unreadable" in str(each) for each in logged.events)
-        assert (tmp_path / "state" / UNREADABLE).read_text() == text
+        assert (tmp_path / "state" / f"{FILE}{UNREADABLE}").read_text() == text
         # The instance of the claim that is still there was never touched; kubelet gets the same answer.
         await node.agent.until(lambda: len(node.agent.hardware.instances(node.agent.card(0).uuid)) == 1)
         assert node.specs() == [kept.uid]

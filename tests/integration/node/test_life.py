@@ -113,28 +113,6 @@ async def test_the_node_that_does_not_take_its_registration_is_said_to_miss_it(t
         await node.until(lambda: "not registered with the scheduler" in node.process.missing())
 
 
-async def test_a_restarted_kubelet_is_registered_with_at_once(tmp_path: Path) -> None:
-    async with agent_node(tmp_path) as node:
-        await node.kubelet.registered()
-        await node.kubelet.restart()
-        await node.kubelet.registered(times=2)
-        await node.bound_pod("p", [[node.slice(0, memory=1000)]])
-        await node.allocate(1, holder=("p", "c0"))
-        await node.phase_is("p", "success")
-
-
-async def test_a_killed_agent_finishes_what_it_left_when_it_is_back(tmp_path: Path) -> None:
-    async with agent_node(tmp_path) as node:
-        await node.bound_pod("p", [[node.slice(0, memory=1000)], [node.slice(1, memory=2000)]])
-        first = await node.allocate(1, holder=("p", "c0"))
-        await node.restart()
-        await node.kubelet.registered(times=2)
-        second = await node.allocate(1, holder=("p", "c1"))
-        assert first.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
-        assert second.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
-        await node.phase_is("p", "success")
-
-
 async def test_an_agent_need_not_listen_nor_ask_kubelet(tmp_path: Path) -> None:
     flags = {"metrics-bind-address": "none", "pod-resources-socket": ""}
     async with agent_node(tmp_path, flags=flags) as node:

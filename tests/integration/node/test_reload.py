@@ -61,14 +61,6 @@ async def test_a_changed_yaml_file_takes_effect_by_itself(tmp_path: Path) -> Non
         assert sorted(each.name for each in node.kubelet.socket.parent.glob("nvidia-*.sock")) == ["nvidia-gpus.sock"]
 
 
-async def test_sighup_registers_again_with_the_same_configuration_too(tmp_path: Path) -> None:
-    async with agent_node(tmp_path) as node:
-        await node.kubelet.registered()
-        hang_up()
-        await node.kubelet.registered(times=2)
-        await replicas(node, SPLIT)
-
-
 async def test_what_was_handed_over_before_a_reload_is_not_handed_over_again(tmp_path: Path) -> None:
     async with agent_node(tmp_path) as node:
         await node.bound_pod("a", [[node.slice(0, memory=1000)]])

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tessera.core.model.devices import MigPlacement
-from tessera.host.atomic_file import replace_file
+from tessera.host.atomic_file import read_json, replace_file
 from tessera.host.cards import (
     CardError,
     CardEvent,
@@ -111,10 +111,8 @@ def without_instance(board: Board, gone: MigInstance) -> Board:
 
 def _read(path: Path) -> dict[str, Board]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Board])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        return read_json(path, dict[str, Board]) or {}
+    except (OSError, ValueError) as error:
         raise unreadable(path, str(error)) from error
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from tessera.host.atomic_file import replace_file
+from tessera.host.atomic_file import read_json, replace_file, set_aside
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.node.handover.assignments import Assignment, Holding, ObjectKey
 from tessera.node.watched_value import WatchedValue
@@ -30,7 +30,6 @@ from tessera.wire.resource_api import DRIVER, AllocatedDevice
 log = structlog.get_logger(__name__)
 
 FILE = "claims.json"
-UNREADABLE = "claims.json.unreadable"
 FILE_MODE = 0o600
 DEADLINE_S = 10.0
 """for one file; a few milliseconds on a working disk"""
@@ -219,9 +218,7 @@ class PreparedClaims:
 
     async def set_aside(self) -> Path:
         """Moves a file that cannot be read out of the way, and returns where it is then. Raises OSError."""
-        aside = self._path.with_name(UNREADABLE)
-        await self._call(lambda: os.replace(self._path, aside))
-        return aside
+        return await self._call(lambda: set_aside(self._path))
 
     def open(self) -> None:
         """All claims are known from now on."""
@@ -262,11 +259,8 @@ class PreparedClaims:
 def _read_records(path: Path) -> list[PreparedClaim]:
     """The claims in a file; none if it is missing. Blocks. Raises OSError, and ValueError if it cannot be read."""
     try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        found = read_json(path, _File)
+    except NotADirectoryError:
         # Without a folder nothing was ever recorded.
-        return []
-    try:
-        return msgspec.json.decode(data, type=_File).claims
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+        found = None
+    return [] if found is None else found.claims

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from tessera.host.atomic_file import replace_file
+from tessera.host.atomic_file import read_json, replace_file
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.host.nvml.session import LIBRARY_DIRS
@@ -257,10 +257,8 @@ class CdiRecord:
 
     def _load(self) -> dict[str, list[str]]:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, list[str]])
-        except FileNotFoundError:
-            return {}
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            return read_json(self._path, dict[str, list[str]]) or {}
+        except ValueError as error:
             log.warning("the record of CDI specs is unreadable", file=str(self._path), error=str(error))
             return {}
 

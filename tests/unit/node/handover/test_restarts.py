@@ -6,6 +6,7 @@ import pytest
 
 from tessera.node.handover.checkpoint import Record
 from tessera.node.modes.base import AllocationRefused
+from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import refused
 from tests.support.handover_node import HandoverNode, bound, claims
@@ -14,8 +15,8 @@ A, B, C = "a/1/1", "a/2/1", "b/3/1"
 INIT = bound("p", A, B, inits=1)
 
 
-def answered(ids: str, position: int = 0) -> list[Record]:
-    claim = claims(INIT)[position]
+def answered(ids: str, position: int = 0, pod: Pod = INIT) -> list[Record]:
+    claim = claims(pod)[position]
     return [Record((ids,), claim, (claim.key,))]
 
 
@@ -59,33 +60,26 @@ async def test_a_restarted_agent_learns_from_kubelet_what_its_lost_checkpoint_do
         assert (await world.ask("GPU-a-1"))["container"] == "c1"
 
 
+@pytest.mark.parametrize(
+    ("inits", "earlier", "asked"),
+    [
+        (1, [("i", 0)], [("i", "c1")]),
+        (1, [("i", 0)], [("j", "c0"), ("j", "c1")]),
+        (1, [("i", 0), ("i", 1)], [("i", "c1")]),
+        (1, [("i", 0), ("j", 0)], [("k", "c0")]),
+        (0, [("i", 0), ("j", 0)], [("k", "c0")]),
+    ],
+    ids=["init kept", "init lost", "app lost", "second answer of init lost too", "second answer of app lost too"],
+)
 @in_fake_time
-async def test_an_init_container_that_an_earlier_process_answered_is_not_asked_for_again() -> None:
-    async with HandoverNode(INIT, earlier=answered("i")).running() as world:
-        assert (await world.ask("i"))["container"] == "c1"
-
-
-@in_fake_time
-async def test_an_init_container_whose_answer_kubelet_lost_gets_it_again_after_both_restarted() -> None:
-    async with HandoverNode(INIT, earlier=answered("i")).running() as world:
-        assert (await world.ask("j"))["container"] == "c0"
-        assert (await world.ask("j"))["container"] == "c1"
-
-
-@in_fake_time
-async def test_an_app_container_whose_answer_kubelet_lost_gets_it_again_after_both_restarted() -> None:
-    async with HandoverNode(INIT, earlier=answered("i") + answered("i", 1)).running() as world:
-        assert (await world.ask("i"))["container"] == "c1"
-
-
-@pytest.mark.parametrize("inits", [1, 0], ids=["init", "app"])
-@in_fake_time
-async def test_a_container_whose_second_answer_was_lost_too_is_not_taken_to_have_the_first(inits: int) -> None:
+async def test_after_both_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(
+    inits: int, earlier: list[tuple[str, int]], asked: list[tuple[str, str]]
+) -> None:
     pod = bound("p", A, B, inits=inits)
-    claim = claims(pod)[0]
-    twice = [Record((ids,), claim, (claim.key,)) for ids in ("i", "j")]
-    async with HandoverNode(pod, earlier=twice).running() as world:
-        assert (await world.ask("k"))["container"] == "c0"
+    records = [record for ids, position in earlier for record in answered(ids, position, pod)]
+    async with HandoverNode(pod, earlier=records).running() as world:
+        for ids, container in asked:
+            assert (await world.ask(ids))["container"] == container
 
 
 @in_fake_time
@@ -228,16 +222,24 @@ async def test_an_answer_that_another_pod_may_have_got_is_no_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inits", "ids", "container"),
-    [(1, "j", "c0"), (1, "i", "c1"), (0, "j", "c0"), (0, "i", "c0")],
-    ids=["init lost", "init kept", "app lost", "app lost, same devices"],
+    ("inits", "speaks", "before", "ids", "container"),
+    [
+        (1, True, 1, "j", "c0"),
+        (1, True, 1, "i", "c1"),
+        (0, True, 1, "j", "c0"),
+        (0, True, 1, "i", "c0"),
+        (1, False, 2, "i", "c1"),
+        (1, False, 2, "j", "c2"),
+    ],
+    ids=["init lost", "init kept", "app lost", "app lost, same devices", "given on, app lost", "given on, app kept"],
 )
 @in_fake_time
 async def test_a_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(
-    inits: int, ids: str, container: str
+    inits: int, speaks: bool, before: int, ids: str, container: str
 ) -> None:
-    async with HandoverNode(bound("p", A, B, inits=inits)).running() as world:
-        assert (await world.ask("i"))["container"] == "c0"
+    async with HandoverNode(bound("p", A, B, C, inits=inits), resources=speaks).running() as world:
+        for position in range(before):
+            assert (await world.ask("i"))["container"] == f"c{position}"
         world.agent.on_new_kubelet()
         assert (await world.ask(ids))["container"] == container
 
@@ -262,16 +264,6 @@ async def test_a_lost_init_container_is_known_by_the_question_even_with_the_same
         assert world.prefer("GPU-a::0", "GPU-a::1") == [chosen]
         assert (await world.ask(chosen))["container"] == "c0"
         assert (await world.ask(chosen))["container"] == "c1"
-
-
-@pytest.mark.parametrize(("ids", "container"), [("i", "c1"), ("j", "c2")], ids=["app lost", "app kept"])
-@in_fake_time
-async def test_devices_of_an_init_container_that_were_given_on_are_not_expected_again(ids: str, container: str) -> None:
-    async with HandoverNode(bound("p", A, B, C, inits=1), resources=False).running() as world:
-        assert (await world.ask("i"))["container"] == "c0"
-        assert (await world.ask("i"))["container"] == "c1"
-        world.agent.on_new_kubelet()
-        assert (await world.ask(ids))["container"] == container
 
 
 @in_fake_time

@@ -7,7 +7,6 @@ is skipped, so its instance becomes foreign; it is never destroyed. Used only fr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 import structlog
 
 from tessera.core.model.devices import MigPlacement, MigSlot
-from tessera.host.atomic_file import replace_file
+from tessera.host.atomic_file import read_json, replace_file, set_aside
 from tessera.host.cards import MigInstance
 from tessera.node.handover.assignments import ObjectKey
 from tessera.wire.pod_devices import MigAllocation
@@ -25,8 +24,6 @@ from tessera.wire.pod_devices import MigAllocation
 log = structlog.get_logger(__name__)
 
 FILE = "mig.json"
-UNREADABLE = "mig.json.unreadable"
-"""where a file that is not JSON is kept for inspection"""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -186,18 +183,13 @@ class MigRecords:
         """Reads the file once. Raises OSError if it exists and cannot be read; then it must not be overwritten."""
         if self._loaded:
             return
+        found = None
         try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            self._loaded = True
-            return
-        try:
-            found = msgspec.json.decode(data, type=_RecordsFile)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            aside = self._path.with_name(UNREADABLE)
-            os.replace(self._path, aside)
+            found = read_json(self._path, _RecordsFile)
+        except ValueError as error:
+            aside = set_aside(self._path)
             log.error("the record of MIG instances is unreadable", moved_to=str(aside), error=str(error))
-        else:
+        if found is not None:
             self._switched = frozenset(found.switched)
             # After a reboot, an instance at the same place was made by another program.
             for raw in found.instances if found.boot == self._boot else ():

@@ -26,7 +26,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from tessera.host.atomic_file import replace_file
+from tessera.host.atomic_file import read_json, replace_file
 from tessera.host.call_thread import AsyncComputeModes
 from tessera.host.cards import ComputeMode
 from tessera.node.modes.mps.control import (
@@ -93,10 +93,8 @@ class CardDir:
 
     def load(self) -> DaemonRecord | None:
         try:
-            return msgspec.json.decode(self._record.read_bytes(), type=DaemonRecord)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            return read_json(self._record, DaemonRecord)
+        except (OSError, ValueError) as error:
             log.warning("the record of an MPS daemon is unreadable", file=str(self._record), error=str(error))
             return None
 
