@@ -92,6 +92,8 @@ class ModelHardware:
     gone: list[int] = field(default_factory=list)
     """serial numbers of destroyed instances, in order"""
     made: int = 0
+    on_created: Callable[[MigInstance], None] = lambda _made: None
+    """called before `create` returns; may raise"""
 
     def mig_enabled(self, uuid: str) -> bool:
         self._fault("mig_enabled", uuid)
@@ -124,6 +126,7 @@ class ModelHardware:
         self.made += 1
         instance = MigInstance(uuid, number, offer.profile_id, placement, 0, f"MIG-{self.made}")
         there.append(instance)
+        self.on_created(instance)
         self._die("create")
         return instance
 

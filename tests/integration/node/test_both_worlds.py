@@ -93,22 +93,6 @@ async def test_a_pod_and_a_claim_on_one_card_get_each_its_own_slice(tmp_path: Pa
         assert node.env(claim) == env
 
 
-async def test_a_claim_that_another_scheduler_allocated_cannot_exceed_the_card(tmp_path: Path) -> None:
-    async with claim_node(tmp_path, flags=BOTH) as node:
-        await node.agent.bound_pod("classic", [[node.agent.slice(0, memory=CARD_MIB - 1000)]])
-        await node.agent.allocate(1)
-        fits = await node.claim("fits", node.part(0, memory=600))
-        await node.prepare(fits)
-        stray = await node.claim("stray", node.part(0, memory=500))
-        refusal = await node.refusal(stray)
-        assert f"pods without claims hold {CARD_MIB - 1000} of it, other claims 600, and 500 more" in refusal
-        assert node.specs() == [fits.uid]
-        # Room that another holder leaves is room.
-        await delete_pod(node, "classic")
-        await node.agent.until(lambda: not node.agent.process.around.handover.pods.all())
-        await node.prepare(stray)
-
-
 async def test_a_claim_waits_for_a_holder_that_is_about_to_be_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,14 +285,6 @@ async def test_an_administrator_sees_a_card_that_is_in_use_without_limits(tmp_pa
         assert admin.uid not in node.specs()
 
 
-async def test_a_claim_of_an_unhealthy_card_waits(tmp_path: Path) -> None:
-    async with claim_node(tmp_path) as node:
-        claim = await node.claim("c", node.part(0, memory=1000))
-        node.agent.hardware.push(CardEvent(node.agent.card(0).uuid, xid=79))
-        await node.published(lambda devices: taints(devices[node.name(0)]))
-        assert "takes no work" in await node.refusal(claim)
-
-
 async def test_a_claim_allocated_anew_gets_what_is_allocated_now_once_it_was_unprepared(tmp_path: Path) -> None:
     async with claim_node(tmp_path) as node:
         claim = await node.claim("c", node.part(0, memory=1000))

@@ -102,14 +102,3 @@ async def test_a_driver_that_hangs_does_not_keep_the_process_from_ending(monkeyp
     monkeypatch.setattr(hardware, "close", hangs.wait, raising=False)
     await module._close(hardware)
     hangs.set()
-
-
-async def test_kubelet_that_does_not_say_who_holds_what_is_no_holder(tmp_path: Path) -> None:
-    async with agent_node(tmp_path) as node:
-        holders = node.process.around.holders
-        node.resources.held["default", "p", "c0"] = ["a-0"]
-        assert await holders.held() == [("a-0",)]
-        await holders.use(tmp_path / "nobody", "nvidia.com/gpu")
-        assert await holders.held() is None
-        await holders.use(None, "nvidia.com/gpu")
-        assert await holders.held() is None

@@ -33,7 +33,7 @@ from tessera.node.dra.publisher import SlicePublisher
 from tessera.node.handover.assignments import ObjectKey
 from tessera.node.kubelet.endpoint import Endpoint, Service, ServingError, SocketWatch, answering
 from tessera.node.kubelet.plugin import PluginTiming
-from tessera.node.kubelet.service import status_text
+from tessera.node.kubelet.service import FAULT, status_text
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.wire.kubelet import dra_pb2 as messages
@@ -43,7 +43,6 @@ from tessera.wire.resource_api import DRIVER
 
 log = structlog.get_logger(__name__)
 
-FAULT = "a fault in the node agent; its log says more"
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 

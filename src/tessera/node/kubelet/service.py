@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 MAX_TEXT = 1024
 """characters of a status text, which is sent in a header"""
 
+FAULT = "a fault in the node agent; its log says more"
+
 ALLOCATE_S = 60.0
 """the limit for one Allocate: kubelet itself waits forever and admits no other pod meanwhile"""
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -203,7 +205,7 @@ class DevicePluginService(Service):
             code, text = grpc.StatusCode.INTERNAL, f"the node agent did not finish within {ALLOCATE_S:g} s"
         except Exception:
             log.exception("allocation failed")
-            code, text = grpc.StatusCode.INTERNAL, "a fault in the node agent; its log says more"
+            code, text = grpc.StatusCode.INTERNAL, FAULT
         await context.abort(code, status_text(text))
 
     async def _responses(self, request: messages.AllocateRequest) -> list[ContainerResponse]:

@@ -77,12 +77,17 @@ async def test_another_vendors_plugin_that_finishes_at_the_same_moment_leaves_no
         assert (world.api.phase("p"), world.api.lock_text) == ("success", None)
 
 
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [(AllocationRefused("no such card"), "no such card"), (OSError("disk full"), "OSError: disk full")],
+    ids=["refuses", "fails"],
+)
 @in_fake_time
-async def test_a_mode_that_refuses_fails_the_pod_that_was_meant() -> None:
+async def test_a_mode_that_refuses_or_fails_fails_the_pod_that_was_meant(fault: Exception, text: str) -> None:
     world = HandoverNode(bound("p", A))
-    world.mode.refusals["p"] = "no such card"
+    world.mode.faults["p"] = fault
     async with world.running():
-        with pytest.raises(AllocationRefused, match="no such card"):
+        with pytest.raises(AllocationRefused, match=text):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "failed"
@@ -107,17 +112,6 @@ async def test_a_slice_that_is_still_being_made_ready_ends_no_handover() -> None
             await asked
         await world.at_rest()
         assert (world.api.left("p"), world.api.phase("p")) == (entry(A), "failed")
-
-
-@in_fake_time
-async def test_a_fault_of_the_mode_is_a_refusal() -> None:
-    world = HandoverNode(bound("p", A))
-    world.mode.faults["p"] = OSError("disk full")
-    async with world.running():
-        with pytest.raises(AllocationRefused, match="OSError: disk full"):
-            await world.ask("GPU-a-0")
-        await world.at_rest()
-        assert world.api.phase("p") == "failed"
 
 
 @in_fake_time

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE
-from tessera.node.handover.pod_cache import PodCache
+from tessera.kube.errors import ApiError
+from tessera.kube.resources import NODES, PODS
+from tessera.node.handover.assignments import ALLOCATED, TO_ALLOCATE, ObjectKey
+from tessera.node.handover.pod_cache import KubeCluster, PodCache
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
-from tests.support.handover_node import NODE, Api, bound
+from tessera_lab.sandbox.control_plane import ControlPlane
+from tessera_lab.sandbox.objects import uid_of
+from tests.support.handover_node import NODE, Api, bound, entry
 from tests.support.logs import captured
 
 A = "a/3000/50"
@@ -153,3 +158,47 @@ async def test_the_lock_tells_which_pod_it_concerns(
     assert pods.node_view.lock_concerns(("default", "p")) is concerns
     pods.node_view.drop(NODE)
     assert pods.node_view.lock_text is None
+
+
+# -- against the embedded API server
+
+
+async def create_bound(plane: ControlPlane, devices: str) -> ObjectKey:
+    """The pod p, bound as a scheduler of ours does it."""
+    uid = uid_of(
+        await plane.create_pod({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
+    )
+    annotations = {keys.ASSIGNED_NODE: NODE, keys.BIND_PHASE: keys.PHASE_ALLOCATING, TO_ALLOCATE: entry(devices)}
+    await plane.client.bind("default", "p", uid=uid, node=NODE, annotations=annotations)
+    return ObjectKey("default", "p", uid)
+
+
+async def test_only_pods_of_the_node_are_listed_and_a_later_one_of_the_same_name_is_never_written(
+    tmp_path: Path,
+) -> None:
+    async with ControlPlane(folder=tmp_path) as plane:
+        await plane.client.create(NODES.path(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        cluster = KubeCluster(plane.client)
+        old = await create_bound(plane, A)
+        assert [pod.metadata.uid for pod in await cluster.list_pods(NODE)] == [old.uid]
+        assert await cluster.list_pods("elsewhere") == []
+        await plane.client.delete(PODS.path("default", "p"), grace_s=0)
+        await create_bound(plane, "b/4000/60")
+        with pytest.raises(ApiError) as refusal:
+            await cluster.annotate_pod(old, {keys.BIND_PHASE: "failed"})
+        assert refusal.value.status == 422
+        assert (await cluster.get_pod("default", "p")).annotations[keys.BIND_PHASE] == "allocating"
+
+
+async def test_a_lock_is_taken_off_the_node_that_was_read(tmp_path: Path) -> None:
+    async with ControlPlane(folder=tmp_path) as plane:
+        metadata = {"name": NODE, "annotations": {keys.NODE_LOCK: "2026-01-01T00:00:00Z,default,p"}}
+        await plane.client.create(NODES.path(), {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        cluster = KubeCluster(plane.client)
+        read = await cluster.get_node(NODE)
+        version = read.metadata.resource_version
+        await cluster.annotate_node(NODE, {keys.NODE_LOCK: None}, resource_version=version)
+        assert keys.NODE_LOCK not in (await cluster.get_node(NODE)).annotations
+        with pytest.raises(ApiError) as refusal:
+            await cluster.annotate_node(NODE, {keys.NODE_LOCK: "mine"}, resource_version=version)
+        assert refusal.value.status == 409

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
@@ -81,18 +79,6 @@ async def test_a_pod_that_vanishes_is_written_no_more_and_its_successor_is_not_t
         world.api.catch_up()
         await world.at_rest()
         assert world.agent.pods.all() == []
-
-
-@in_fake_time
-async def test_answers_while_a_patch_is_on_its_way_are_written_by_the_next() -> None:
-    world = HandoverNode(bound("p", A, B))
-    world.api.fake.script("annotate_pod", Step(delay=3))
-    async with world.running():
-        await world.gets("p", "c0", "GPU-a-0")
-        await asyncio.sleep(1)
-        await world.gets("p", "c1", "GPU-a-1")
-        await world.at_rest()
-        assert (world.api.left("p"), world.api.phase("p")) == (";;", "success")
 
 
 @pytest.mark.parametrize("locked", [True, False])

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -123,24 +123,15 @@ def card_dirs(root: Path) -> list[CardDir]:
     return [CardDir(root, each.name) for each in sorted(root.iterdir()) if (each / RECORD).is_file()]
 
 
-class Launcher(Protocol):
-    """Starts control daemons."""
-
-    async def launch(self, card_dir: CardDir, uuid: str) -> ProcessIdentity | None:
-        """Starts the daemon of a card; None if it has already ended. Raises ControlError and OSError."""
-        ...
+Launch = Callable[[CardDir, str], Awaitable[ProcessIdentity | None]]
+"""starts the daemon of a card, by uuid; None if it has already ended. Raises ControlError and OSError"""
 
 
-class OwnLauncher:
-    """Starts them as children of this process."""
-
-    def __init__(self, program: MpsProgram) -> None:
-        self._program = program
-
-    async def launch(self, card_dir: CardDir, uuid: str) -> ProcessIdentity | None:
-        environ = self._program.environment(**{VISIBLE: uuid, PIPES: str(card_dir.pipe), LOGS: str(card_dir.log)})
-        command = (*self._program.command, *ARGUMENTS)
-        return await asyncio.to_thread(spawn, command, environ=environ, console=card_dir.console)
+async def launch_here(program: MpsProgram, card_dir: CardDir, uuid: str) -> ProcessIdentity | None:
+    """Starts it as a child of this process. Raises OSError."""
+    environ = program.environment(**{VISIBLE: uuid, PIPES: str(card_dir.pipe), LOGS: str(card_dir.log)})
+    command = (*program.command, *ARGUMENTS)
+    return await asyncio.to_thread(spawn, command, environ=environ, console=card_dir.console)
 
 
 class MpsDaemon:
@@ -153,13 +144,13 @@ class MpsDaemon:
         *,
         program: MpsProgram,
         modes: AsyncComputeModes,
-        launcher: Launcher | None = None,
+        launch: Launch | None = None,
         start_s: float = START_S,
     ) -> None:
-        """Without a `launcher` the daemon is a child of this process."""
+        """Without `launch` the daemon is a child of this process."""
         self._dir = card_dir
         self._uuid = uuid
-        self._launcher = launcher or OwnLauncher(program)
+        self._launch = launch or partial(launch_here, program)
         self._modes = modes
         self.on_end: Callable[[], None] = lambda: None
         """called when the daemon ended"""
@@ -245,7 +236,7 @@ class MpsDaemon:
             self._process = None
 
     async def _spawn(self, before: DaemonRecord) -> None:
-        who = await self._launcher.launch(self._dir, self._uuid)
+        who = await self._launch(self._dir, self._uuid)
         self._process = watch_process(who, self.on_end) if who is not None else None
         if who is None or self._process is None:
             raise ControlError(await self._ended_at_once())

@@ -28,7 +28,7 @@ from tessera.node.modes.mps.control import (
     identify,
     watch_process,
 )
-from tessera.node.modes.mps.daemon import CardDir, OwnLauncher
+from tessera.node.modes.mps.daemon import CardDir, launch_here
 from tessera.services.process import signals
 from tessera.wire.errors import quoted
 
@@ -56,7 +56,7 @@ class LaunchAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SocketLauncher:
-    """The agent's side: asks `mps-daemons`. Implements `daemon.Launcher`."""
+    """The agent's side: asks `mps-daemons`. `launch` is a `daemon.Launch`."""
 
     def __init__(self, root: Path) -> None:
         self._socket = root / SOCKET
@@ -89,7 +89,7 @@ class DaemonStarter:
 
     def __init__(self, root: Path, program: MpsProgram) -> None:
         self._root = root
-        self._launcher = OwnLauncher(program)
+        self._program = program
         self._started: dict[str, WatchedProcess] = {}
         self._starting = asyncio.Lock()
         self.is_listening = False
@@ -120,7 +120,7 @@ class DaemonStarter:
             if known is not None and identify(known.who.pid) == known.who:
                 return LaunchAnswer(known.who)
             try:
-                who = await self._launcher.launch(CardDir(self._root, uuid), uuid)
+                who = await launch_here(self._program, CardDir(self._root, uuid), uuid)
             except OSError as error:
                 return LaunchAnswer(problem=str(error))
             process = watch_process(who, lambda: log.info("an MPS control daemon ended", card=uuid)) if who else None

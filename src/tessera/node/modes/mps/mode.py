@@ -248,7 +248,7 @@ class Mps(SharingMode):
         self._device_lists = device_lists
         self._modes = AsyncComputeModes(modes)
         self._program = program or MpsProgram(environ=settings.environ)
-        self._launcher = SocketLauncher(settings.paths.mps) if settings.external_mps_daemons else None
+        self._launch = SocketLauncher(settings.paths.mps).launch if settings.external_mps_daemons else None
         self._hand_over_s = hand_over_s
         self._cards: dict[str, MpsCard] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -318,7 +318,7 @@ class Mps(SharingMode):
             self._cards[uuid].facts = state.facts
             return
         folder = CardDir(self._settings.paths.mps, uuid)
-        daemon = MpsDaemon(folder, uuid, program=self._program, modes=self._modes, launcher=self._launcher)
+        daemon = MpsDaemon(folder, uuid, program=self._program, modes=self._modes, launch=self._launch)
         card = MpsCard(state.facts, daemon)
         self._cards[uuid] = card
         self._tasks[uuid] = asyncio.create_task(card.run(), name=f"mps-{uuid}")

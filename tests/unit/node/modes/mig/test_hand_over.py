@@ -164,20 +164,16 @@ async def test_an_instance_beside_a_foreign_one_is_fine(node: Node) -> None:
 async def test_what_was_made_goes_when_a_later_one_fails_newest_first(node: Node, fault: str) -> None:
     mig = await node.started()
     three = claim(ONE, reserve("1g.18gb", 0, 1, device=1), replace(HALF, device=2, uuid=B))
-    real = node.hardware.create
 
-    def break_the_third(*args: object) -> object:
-        made = real(*args)  # type: ignore[arg-type]
+    def break_the_third(_made: MigInstance) -> None:
         if node.hardware.made == 2:
             node.hardware.cards[B].enabled = False
-        return made
 
-    node.hardware.create = break_the_third  # type: ignore[assignment,method-assign]
+    node.hardware.on_created = break_the_third
     with pytest.raises(AllocationRefused, match="no such place"):
         await mig.hand_over(three, ids(three))
     assert node.hardware.gone == [2, 1]
     assert mig.current_instances() == ()
-    node.hardware.create = real  # type: ignore[method-assign]
     node.hardware.faults[fault] = 1
     with pytest.raises(AllocationRefused, match=f"{fault} is broken"):
         await mig.hand_over(three, ids(three))
@@ -313,14 +309,12 @@ async def test_an_instance_that_is_not_the_reserved_one_is_not_handed_over(node:
 
 async def test_what_a_failed_making_leaves_behind_goes_with_its_pod(node: Node) -> None:
     mig = await node.started()
-    real = node.hardware.create
 
-    def fail_after_making(*args: object) -> object:
-        made = real(*args)  # type: ignore[arg-type]
+    def fail_after_making(made: MigInstance) -> None:
         node.hardware.faults["destroy"] = 1
         raise CardError(made.uuid, "the driver gave up")
 
-    node.hardware.create = fail_after_making  # type: ignore[assignment,method-assign]
+    node.hardware.on_created = fail_after_making
     with pytest.raises(AllocationRefused, match="the driver gave up"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == {"MIG-1"}
@@ -338,13 +332,7 @@ async def test_a_record_that_cannot_be_written_makes_no_instance(node: Node) -> 
 
 async def test_an_instance_whose_record_cannot_be_completed_is_taken_back(node: Node) -> None:
     mig = await node.started()
-    real = node.hardware.create
-
-    def fill_the_disk(*args: object) -> object:
-        node.state.joinpath("mig.draft").mkdir()
-        return real(*args)  # type: ignore[arg-type]
-
-    node.hardware.create = fill_the_disk  # type: ignore[assignment,method-assign]
+    node.hardware.on_created = lambda _made: node.state.joinpath("mig.draft").mkdir()
     with pytest.raises(AllocationRefused, match="cannot be created"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == set()
