@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 
 from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.clock import Clock
-from tessera.scheduler.features.claims.pools import ClaimPools
 from tessera.scheduler.informers.nodes import NodeInformer, Patch
 from tessera.wire.objects import Node
 from tests.support.builders import GPU, NOW, REGISTER, NodeBuilder, gpu_pod, node, vendors
@@ -48,14 +47,11 @@ class World:
         self.informer = NodeInformer(
             self.ledger,
             vendors(),
-            joins=(ClaimPools(self, self.on_synced).join,),
+            joins=(),
             selector=self.selector,
             clock=Clock(lambda: NOW + self.at + self.skew, lambda: self.at, self.zone),
             listener=self,
         )
-
-    def on_pool(self, node: str) -> None:
-        raise AssertionError("there are no ResourceSlices here")
 
     def on_node(self, node: Node) -> None:
         self.seen.append(node.name)

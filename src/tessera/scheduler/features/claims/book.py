@@ -17,10 +17,9 @@ theirs (`users`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from tessera.core.ledger.holders import GrantState
 from tessera.core.ledger.holdings import PodFacts
@@ -75,23 +74,18 @@ class ClaimRecord:
         return (self.claim.metadata.annotations or {}).get(keys.FENCE, "")
 
 
-class ClaimListener(Protocol):
-    """What the book tells about claims."""
-
-    def on_claim(self, record: ClaimRecord) -> None:
-        """A claim appeared or changed, or a write of it has ended."""
-        ...
-
-
 class ClaimBook:
     """Used from the event loop only."""
 
-    def __init__(self, cycles: PodCycles, pools: Mapping[str, PoolDevices], listener: ClaimListener) -> None:
-        """`pools`: the devices that claims may have, by pool."""
+    def __init__(
+        self, cycles: PodCycles, pools: Mapping[str, PoolDevices], on_claim: Callable[[ClaimRecord], None]
+    ) -> None:
+        """`pools`: the devices that claims may have, by pool. `on_claim`: a claim appeared or changed, or a write of it
+        has ended."""
         self._cycles = cycles
         self._ledger = cycles.ledger
         self._pools = pools
-        self._listener = listener
+        self._on_claim = on_claim
         self._records: dict[str, ClaimRecord] = {}
         self._by_pool: dict[str, dict[str, None]] = {}
         """keys of the claims that have devices of a pool"""
@@ -151,7 +145,7 @@ class ClaimBook:
                 # What was sent before was for an older version, and lands no more.
                 record.state = WriteState.IDLE
         self._charge(record)
-        self._listener.on_claim(record)
+        self._on_claim(record)
 
     def learn(self, record: ClaimRecord, claim: ResourceClaim) -> None:
         """An answer shows the claim. What is sent next is for this version, and only a later one shows its end.
@@ -169,7 +163,7 @@ class ClaimBook:
             self._set_facts(record, None)
             self._release(record)
             self._cycles.users.recount(record.uid)
-            self._listener.on_claim(record)
+            self._on_claim(record)
 
     def put_class(self, found: DeviceClass) -> None:
         self._classes[found.metadata.name] = found
@@ -183,7 +177,7 @@ class ClaimBook:
         for record in self:
             record.ask = None
             if not record.is_allocated:
-                self._listener.on_claim(record)
+                self._on_claim(record)
 
     def recount(self, pool: str) -> list[ClaimRecord]:
         """The devices of a pool have changed: count its claims again, and return them."""
@@ -228,7 +222,7 @@ class ClaimBook:
         if answer is not None and is_newer(answer, record.claim):
             record.claim = answer
         self._charge(record)
-        self._listener.on_claim(record)
+        self._on_claim(record)
 
     def lose_track(self, record: ClaimRecord) -> None:
         """WRITING -> UNCERTAIN: a write may have landed, or may yet."""

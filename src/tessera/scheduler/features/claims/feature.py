@@ -44,9 +44,9 @@ class Claims(Feature):
         settings, self._cycles = pipeline.settings, pipeline.cycles
         self._scheduler_name = settings.scheduler_name
         self._is_on = settings.dra
-        self.pools = ClaimPools(self, pipeline.on_synced)
-        self.book = ClaimBook(self._cycles, self.pools.by_name, self)
-        self.reader = PodClaimReader(self.book, self)
+        self.pools = ClaimPools(self._on_pool, pipeline.on_synced)
+        self.book = ClaimBook(self._cycles, self.pools.by_name, self._on_claim)
+        self.reader = PodClaimReader(self.book, self._on_ready)
         self.writer = ClaimWriter(
             self.book, self.pools.by_name, pipeline.api, tenure=pipeline.tenure, spawn=pipeline.spawn
         )
@@ -155,14 +155,14 @@ class Claims(Feature):
         self._workloads.pop(uid, None)
         self._ready.pop(uid, None)
 
-    def on_claim(self, record: ClaimRecord) -> None:
+    def _on_claim(self, record: ClaimRecord) -> None:
         self.reader.on_claim(record)
         self._tell_holder(record)
         if record.facts is not None:
             # Other pods may use its devices than before.
             self._pipeline.observer.on_cards(record.facts.node)
 
-    def on_pool(self, node: str) -> None:
+    def _on_pool(self, node: str) -> None:
         changed = self.book.recount(node)
         self._pipeline.refresh_node(node)
         for record in changed:
@@ -180,7 +180,7 @@ class Claims(Feature):
             return found.pop()
         return Workload(namespace) if owner_uid(record.claim) else Workload(namespace, RESOURCE_CLAIM, name)
 
-    def on_claims_ready(self, pod: Pod) -> None:
+    def _on_ready(self, pod: Pod) -> None:
         self._pipeline.read_again(pod)
         metadata = pod.metadata
         self._ready[metadata.uid] = PodRequest(metadata.uid, metadata.namespace, metadata.name, ())

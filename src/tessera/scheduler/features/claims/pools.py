@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from tessera.core.model.devices import NodeFacts
 from tessera.scheduler.informers.handler import InformerHandler
@@ -16,18 +15,13 @@ from tessera.vendors.claims import PoolDevices, pool_devices, with_published
 from tessera.wire.resource_api import DRIVER, ResourceSlice
 
 
-class PoolListener(Protocol):
-    """Hears which nodes offer other devices than before."""
-
-    def on_pool(self, node: str) -> None: ...
-
-
 class ClaimPools(InformerHandler[ResourceSlice]):
     """The pools of all nodes."""
 
-    def __init__(self, listener: PoolListener, on_synced: Callable[[], None]) -> None:
+    def __init__(self, on_pool: Callable[[str], None], on_synced: Callable[[], None]) -> None:
+        """`on_pool`: a node offers other devices than before."""
         super().__init__(on_synced)
-        self._listener = listener
+        self._on_pool = on_pool
         self._slices: dict[str, dict[str, ResourceSlice]] = {}
         """by pool and name"""
         self._pool_of: dict[str, str] = {}
@@ -78,4 +72,4 @@ class ClaimPools(InformerHandler[ResourceSlice]):
             self._pools.pop(pool, None)
         else:
             self._pools[pool] = found
-        self._listener.on_pool(pool)
+        self._on_pool(pool)

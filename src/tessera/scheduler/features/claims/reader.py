@@ -6,8 +6,7 @@ made of a template appears some time after its pod, so a pod may have to wait fo
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Protocol
+from collections.abc import Callable, Container
 
 from msgspec.structs import replace
 
@@ -24,18 +23,13 @@ MAX_CONSUMERS = 256
 """pods that a claim can be reserved for, by the API"""
 
 
-class ReadyListener(Protocol):
-    """Hears which pods need not wait for their claims any more."""
-
-    def on_claims_ready(self, pod: Pod) -> None: ...
-
-
 class PodClaimReader:
     """Joins pods with their claims."""
 
-    def __init__(self, book: ClaimBook, listener: ReadyListener) -> None:
+    def __init__(self, book: ClaimBook, on_ready: Callable[[Pod], None]) -> None:
+        """`on_ready`: a pod need not wait for its claims any more."""
         self._book = book
-        self._listener = listener
+        self._on_ready = on_ready
         self._waiting: dict[str, Pod] = {}
         """pods that were refused because of their claims, by uid"""
         self._waiting_for: dict[str, dict[str, None]] = {}
@@ -176,7 +170,7 @@ class PodClaimReader:
             if isinstance(found, ClaimNotReady) or (found is not None and self._refuse(found, pod) is not None):
                 return
         self._forget(pod.metadata.uid)
-        self._listener.on_claims_ready(pod)
+        self._on_ready(pod)
 
     def _forget(self, uid: str) -> None:
         self._unseen.pop(uid, None)
