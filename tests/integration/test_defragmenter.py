@@ -9,8 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from tessera.kube.resources import LEASES
-from tessera.scheduler.features.moves.eviction_budget import ANNOTATION, LEASE
-from tessera.scheduler.features.moves.rounds import RoundFigures
+from tessera.scheduler.features.moves.rounds import ANNOTATION, LEASE, RoundFigures
 from tessera.scheduler.settings import DefragSettings
 from tests.integration.test_defrag import DEPLOYMENTS, deployment, pod_of
 from tests.integration.test_filter_and_bind import node

@@ -21,8 +21,7 @@ from tessera.kube.errors import KubeError, is_conflict
 from tessera.scheduler.binder import Binder
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.eviction.evictor import Evictor
-from tessera.scheduler.eviction.nominated_nodes import NominatedNodes
-from tessera.scheduler.eviction.preemption_loop import Preemptor
+from tessera.scheduler.eviction.preemption_loop import NominatedNodes, Preemptor
 from tessera.scheduler.eviction.victim_book import BudgetInformer, VictimBook
 from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.filter import Filter

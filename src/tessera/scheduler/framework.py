@@ -25,8 +25,7 @@ from tessera.core.search.preemption import Preemption
 from tessera.core.search.selection import Candidates, Refused, Selector
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.eviction.evictor import Evictor
-from tessera.scheduler.eviction.nominated_nodes import NominatedNodes
-from tessera.scheduler.eviction.preemption_loop import Preemptor
+from tessera.scheduler.eviction.preemption_loop import NominatedNodes, Preemptor
 from tessera.scheduler.informers.handler import InformerHandler
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver

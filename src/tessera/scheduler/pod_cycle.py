@@ -38,7 +38,8 @@ ledger's methods that reserve, bind, nominate and end that, so that record and l
 
 A pod that is settled has no record: the ledger alone knows it until it ends. What is placed for a ResourceClaim that
 is not allocated yet is the pod's until the claim is written; then it is the claim's (`claims/book`), whatever becomes
-of the pod. What becomes of the claim does not matter either: `claims/users`. This module writes nothing to the API.
+of the pod. What becomes of the claim does not matter either: `requests/pod_claims`. This module writes nothing to the
+API.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.observer import ReleasedEvent, SchedulerObserver
 from tessera.scheduler.queue.allocation_queue import AllocationQueue, Ticket, TicketState
 from tessera.scheduler.queue.unschedulable_pods import UnschedulablePods
-from tessera.scheduler.requests.claim_users import ClaimUsers, Parts
+from tessera.scheduler.requests.pod_claims import ClaimUsers, Parts
 from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.wire.journal import ReleaseReason

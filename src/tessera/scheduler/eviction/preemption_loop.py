@@ -6,6 +6,9 @@
 
 Whose turn it is, the search, the evictions and how soon it is tried again are the same for all. A feature says who
 waits (`Feature.preemptors`), how a nomination is made, and what becomes of it. Only the replica that decides evicts.
+
+While victims leave, `status.nominatedNodeName` makes kube-scheduler keep CPU and memory free. Nothing here depends on
+it: a write that fails is not repeated, and the next decider removes what is left (`takeover`).
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple, TypeVar
 
+import structlog
+
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.preemption import Demand, Preemption, VictimSet
+from tessera.kube.errors import KubeError
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.eviction.evictor import Evictor
+from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.queue.unschedulable_pods import UnschedulablePods
 from tessera.scheduler.settings import Settings
 from tessera.services.failpoints import Failpoint, failpoint
@@ -254,3 +261,51 @@ async def finish_in_slices(steps: Generator[None, None, T], *, seconds: float = 
                 began = time()
     finally:
         steps.close()
+
+
+log = structlog.get_logger(__name__)
+
+CONCURRENT = 8
+"""writes under way at once: a gang has many members"""
+
+
+class NominatedNodes:
+    """What is to be written, one write per pod at a time. The last word on a pod counts."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self._wanted: dict[str, tuple[PodRequest, str | None]] = {}
+        """by uid"""
+        self._left: list[tuple[PodRequest, str | None]] = []
+        """what is being written"""
+        self._changed = asyncio.Event()
+
+    def set(self, request: PodRequest, node: str | None) -> None:
+        """None removes it."""
+        self._wanted[request.uid] = request, node
+        self._changed.set()
+
+    def forget(self) -> None:
+        """This replica stops deciding: the next decider removes what is left."""
+        self._wanted.clear()
+        self._left.clear()
+
+    async def run(self) -> None:
+        """Writes every change until cancelled."""
+        while True:
+            await self._changed.wait()
+            await self.write()
+
+    async def write(self) -> None:
+        """All that is wanted by now."""
+        self._changed.clear()
+        self._left, self._wanted = list(self._wanted.values()), {}
+        await asyncio.gather(*(self._write_some() for _ in range(CONCURRENT)))
+
+    async def _write_some(self) -> None:
+        while self._left:
+            request, node = self._left.pop()
+            try:
+                await self._api.set_nominated_node(request.namespace, request.name, uid=request.uid, node=node)
+            except KubeError as error:
+                log.warning("nominated node not written", pod=f"{request.namespace}/{request.name}", error=str(error))

@@ -16,8 +16,7 @@ from tessera.core.model.misfits import Reason, node_misfit
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.selection import Refused
 from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, owner_uid
-from tessera.scheduler.features.claims.informers import ClaimInformer, ClassInformer
-from tessera.scheduler.features.claims.pools import ClaimPools
+from tessera.scheduler.features.claims.informers import ClaimInformer, ClaimPools, ClassInformer
 from tessera.scheduler.features.claims.reader import PodClaimReader
 from tessera.scheduler.features.claims.writer import ClaimWriter
 from tessera.scheduler.framework import Attempt, Feature, Pipeline, Place, Work

@@ -3,7 +3,7 @@
 A full account pays for all cards of the cluster for `FULL_S`, and is refilled with `--gang-hold-share` of all
 cards. Whatever is held for a gang counts for as long as it is held, unless it ends in a bind. So in any time the gangs
 of a namespace hold at most a full account and what was refilled meanwhile, in however many gangs, under whatever names.
-This module ends nothing: `lifecycle` and `nominations` release what an account does not pay for any longer.
+This module ends nothing: `lifecycle` and `preemption` release what an account does not pay for any longer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                          common reason
     bind of a member     waits until every required member has come, then all are written together (`lifecycle`)
     over time            a plan without progress is given up, and tried again (`lifecycle`); a starving gang gets its
-                         turn (`turns`); one that may preempt is nominated for places of victims (`nominations`)
+                         turn (`turns`); one that may preempt is nominated for places of victims (`preemption`)
 
 `gang` draws the states.
 """
@@ -34,8 +34,7 @@ from tessera.scheduler.features.gangs.accounts import HoldAccounts
 from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds, NodeLabels
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit, shared_claim_text
-from tessera.scheduler.features.gangs.nominations import GangNominations
-from tessera.scheduler.features.gangs.preemptor import GangPreemptor, gang_priority
+from tessera.scheduler.features.gangs.preemption import GangNominations, GangPreemptor, gang_priority
 from tessera.scheduler.features.gangs.registry import EACH_S, GangRegistry, WantedGroup
 from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, WaitingGroup, Work

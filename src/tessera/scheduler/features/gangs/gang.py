@@ -4,7 +4,7 @@
                       |                            the victims have left
                       |                NOMINATED ------------------------------------.
                       |                 ^  |                                         |
-                      v  victims for it |  | renounced (`nominations`)               |
+                      v  victims for it |  | renounced (`preemption`)               |
                       |<----------------|--'                                         |
                       |-----------------'                                            v
                       |      the whole gang fits: a hold for every member            |

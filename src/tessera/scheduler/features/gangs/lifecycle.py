@@ -14,7 +14,7 @@
 Members that do not exist yet are planned with the first one that asks, as copies of it, so that members that are
 created one after the other need not be refused and woken. If members did not come, the next plan of the gang waits
 until kube-scheduler has asked for all of them. What all gangs of a namespace hold without being bound is bounded by its
-account (`accounts`), whatever becomes of their plans. `nominations` has the states of gangs that preempt.
+account (`accounts`), whatever becomes of their plans. `preemption` has the states of gangs that preempt.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tessera.core.search.gang_trial import Placed
 from tessera.core.search.preemption import Demand, Preemption, Search, VictimSet
 from tessera.core.search.victims import Cost
 from tessera.scheduler.eviction import preemption_loop
-from tessera.scheduler.features.gangs import nominations
+from tessera.scheduler.features.gangs import preemption
 from tessera.scheduler.features.gangs.gang import GangState
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
@@ -29,7 +29,7 @@ from tests.support.stepwise_scheduler import uid
 def _pausing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches and claims pause at each step."""
     monkeypatch.setattr(preemption_loop, "SLICE_S", -1.0)
-    monkeypatch.setattr(nominations, "MEMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(preemption, "MEMBERS_AT_ONCE", 1)
 
 
 async def until_claimed(cluster: GangCluster, count: int) -> None:

@@ -13,8 +13,7 @@ import pytest
 from tessera.core.search.relocation import MovablePod
 from tessera.core.search.selection import Selector
 from tessera.kube.errors import KubeError
-from tessera.scheduler.features.moves.eviction_budget import ANNOTATION, LEASE, EvictionBudget
-from tessera.scheduler.features.moves.rounds import LEFT_ALONE_S, Outcome
+from tessera.scheduler.features.moves.rounds import ANNOTATION, LEASE, LEFT_ALONE_S, EvictionBudget, Outcome
 from tessera.scheduler.kube_api import Record
 from tessera.wire.objects import Metadata
 from tests.support.builders import PodBuilder, gpu_pod

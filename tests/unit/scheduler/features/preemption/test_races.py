@@ -12,7 +12,7 @@ import pytest
 from tessera.core.model.grants import Placement
 from tessera.core.search.node_victims import NodeSearch
 from tessera.core.search.preemption import Demand
-from tessera.scheduler.features.preemption import preempt_verb
+from tessera.scheduler.features.preemption import feature
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step
@@ -178,7 +178,7 @@ async def test_a_nomination_ends_when_its_pod_joins_a_gang_that_waits() -> None:
 async def test_the_preempt_verb_looks_at_fewer_nodes_where_each_takes_many_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preempt_verb, "MAX_TRIALS", 8)
+    monkeypatch.setattr(feature, "MAX_TRIALS", 8)
     names = [f"n{i}" for i in range(4)]
     cluster = PreemptionCluster(*(node(name).gpus(4, slots=10) for name in names))
     for name in names:
