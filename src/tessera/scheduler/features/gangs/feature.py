@@ -3,8 +3,8 @@
     filter of a member   the gang is planned whole, once (`lifecycle`); each member gets a hold of the plan, or one
                          common reason
     bind of a member     waits until every required member has come, then all are written together (`lifecycle`)
-    over time            a plan without progress is given up, and tried again (`lifecycle`); a starving gang gets its
-                         turn (`turns`); one that may preempt is nominated for places of victims (`preemption`)
+    over time            a plan without progress is given up, and tried again (`rounds`); a starving gang gets its turn
+                         (`turns`); one that may preempt is nominated for places of victims (`preemption`)
 
 `gang` draws the states.
 """
@@ -12,13 +12,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
-from collections import deque
-from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import islice
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from functools import lru_cache, partial
 
 import structlog
 
@@ -28,21 +23,21 @@ from tessera.core.model.misfits import Misfit
 from tessera.core.model.requests import PodRequest
 from tessera.core.search.gang_trial import Placed
 from tessera.core.search.selection import CandidateNames, Refused
-from tessera.kube.errors import KubeError
 from tessera.scheduler.eviction.preemption_loop import finish_in_slices
 from tessera.scheduler.features.gangs.accounts import HoldAccounts
 from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds, NodeLabels
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit, shared_claim_text
 from tessera.scheduler.features.gangs.preemption import GangNominations, GangPreemptor, gang_priority
-from tessera.scheduler.features.gangs.registry import EACH_S, GangRegistry, WantedGroup
+from tessera.scheduler.features.gangs.registry import GangRegistry
+from tessera.scheduler.features.gangs.rounds import GangRounds
 from tessera.scheduler.features.gangs.turns import GangOutlook, GangTurns
 from tessera.scheduler.framework import Attempt, Feature, Named, Pipeline, Place, Refusal, WaitingGroup, Work
 from tessera.scheduler.pod_cycle import PodCycle
 from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.objects import Node, Pod, Workload
+from tessera.wire.objects import Node, Pod
 from tessera.wire.pod_groups import BadPodGroup, PodGroup, read_pod_group
 
 log = structlog.get_logger(__name__)
@@ -53,25 +48,9 @@ WAITING, NOMINATED, PLANNED = GangState.WAITING, GangState.NOMINATED, GangState.
 SUCCEEDED = "Succeeded"
 FEW_SHAPES = 2
 """of members, up to which a small gang is planned at once: such as a leader and its workers"""
-PLANNED_AT_ONCE = 64
-"""gangs that are planned before single pods are woken again"""
-SEEN_AT_ONCE = 256
-"""gangs, or pods, that are looked at between two pauses"""
 SLICE_S = 0.005
 UNSEEN_TICKS = 2
 """ticks, 15 s apart, that a member may be known from filter alone"""
-
-
-@dataclass(slots=True)
-class _Round:
-    """One look at each gang."""
-
-    gangs: deque[Gang]
-    """that are still to be looked at"""
-    began: Hashable
-    """the version of the ledger then"""
-    unjudged: list[Gang] = field(default_factory=list)
-    starving: list[Gang] = field(default_factory=list)
 
 
 class Gangs(Feature):
@@ -85,7 +64,7 @@ class Gangs(Feature):
         accounts = HoldAccounts(pipeline.clock.monotonic, cycles.ledger, share=settings.gang_hold_percent / 100)
         self.registry = registry = GangRegistry(cycles.unschedulable.refused)
         self.holds = holds = GangHolds(pipeline.selector, cycles, self.labels, accounts)
-        self.outlook = outlook = GangOutlook(cycles)
+        outlook = GangOutlook(cycles)
         self.turns = turns = GangTurns(holds, cycles, outlook, settings)
         self.lifecycle = lifecycle = GangLifecycle(
             registry, holds, cycles, turns, outlook, settings=settings, observer=observer
@@ -100,7 +79,7 @@ class Gangs(Feature):
         )
         self.recovering = ""
         """why nothing is decided; empty if it is"""
-        self._round = _Round(deque(), None)
+        self._rounds = GangRounds(registry, holds, lifecycle, self.nominations, turns, cycles)
         self._is_ticking = False
         self._refuse_for_turn = lru_cache(KEPT_REFUSALS)(_refuse_for_turn)
         cycles.on_overdue[HolderKind.GANG] = self._end_overdue
@@ -159,7 +138,7 @@ class Gangs(Feature):
         self.labels.drop(name)
 
     def forget_vendors(self) -> None:
-        self.outlook.forget()
+        self.turns.outlook.forget()
 
     # -- filter
 
@@ -196,7 +175,7 @@ class Gangs(Feature):
             gang, member = self._meet(group, attempt.prepared)
             if gang.state is WAITING and not self.registry.difference(gang, group):
                 member.candidates = attempt.candidates.resolve()
-                if not self._follow_moves(gang, pod):
+                if not self.lifecycle.follow_moves(gang, pod.workload):
                     await self.lifecycle.plan_in_slices(gang, member)
         return self._is_shown(request.uid) or not was_shown
 
@@ -233,7 +212,7 @@ class Gangs(Feature):
             return gang_misfit(f"gang {gang.name}: {difference}")
         if gang.state is NOMINATED and gang.wait.misfit is not None:
             return gang.wait.misfit
-        if gang.state is WAITING and not self._follow_moves(gang, pod):
+        if gang.state is WAITING and not self.lifecycle.follow_moves(gang, pod.workload):
             problem = self.lifecycle.plan(gang, member)
             if problem is not None:
                 return problem
@@ -396,7 +375,7 @@ class Gangs(Feature):
             self._look_again(gang)
             self.lifecycle.end_if_overdue(gang)
             if gang.preemption.nomination is not None:
-                self.holds.pay_for_nominations(gang)
+                self.nominations.pay(gang)
             if gang.is_short:
                 # Other pods may have become victims since.
                 self.registry.note_short(gang)
@@ -408,80 +387,13 @@ class Gangs(Feature):
             if not self.holds.accounts.pays_for(gang.namespace):
                 self.lifecycle.end_unpaid(gang)
                 self.nominations.renounce(gang, "its namespace has held too much for too long without being bound")
-        self.outlook.end_if_idle()
+        self.turns.outlook.end_if_idle()
         if is_waiting:
             # A pause may be over, a gang may be starving by now.
             self._cycles.unschedulable.on_room()
 
-    async def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
-        """Plan the gangs that wait, the longest first; the members to be woken, gang by gang. If there are many, the
-        others follow in the next round: single pods are woken in between."""
-        rest, is_new = self._round, not self._round.gangs
-        if is_new:
-            rest = self._round = _Round(deque(self.registry), self._cycles.ledger.version)
-        planned = seen = 0
-        while rest.gangs and planned < PLANNED_AT_ONCE:
-            gang, seen = rest.gangs.popleft(), seen + 1
-            if seen % SEEN_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if not self._is_known(gang):
-                continue
-            if gang.preemption.nomination is not None:
-                self.holds.pay_for_nominations(gang)
-            if gang.state is NOMINATED or gang.members.asleep:
-                planned += 1
-                if woken := await self._retry(gang):
-                    yield woken
-            if self.outlook.is_wanted(gang):
-                rest.unjudged.append(gang)
-            if self.turns.is_starving(gang):
-                rest.starving.append(gang)
-        if not rest.gangs:
-            self._round = _Round(deque(), None)
-            await self.outlook.judge(list(filter(self._is_known, rest.unjudged)))
-            favoured = self.turns.give(list(filter(self._is_known, rest.starving)))
-            if favoured is not None and (woken := await self._retry(favoured)):
-                yield woken
-        if woken := self._above_the_turn():
-            yield woken
-        if rest.gangs or (not is_new and rest.began != self._cycles.ledger.version):
-            self._cycles.unschedulable.on_room()
-
-    def _is_known(self, gang: Gang) -> bool:
-        return bool(gang.members) and self.registry.get(gang.namespace, gang.group.name) is gang
-
-    async def _retry(self, gang: Gang) -> list[PodRequest]:
-        """Plan a gang that waits; the members to be woken."""
-        if gang.state is NOMINATED and self.nominations.has_left(gang) and await self.nominations.redeem(gang):
-            self.lifecycle.begin_plan(gang)
-        asleep = gang.members.asleep
-        if not asleep or gang.state is NOMINATED:
-            return []
-        if gang.state is WAITING:
-            if gang.wait.is_unfinished:
-                await self.holds.prepare(gang)
-            self.lifecycle.end_if_overdue(gang)
-            is_planned = gang.state is not WAITING or self._follow_moves(gang, None)
-            problem = None if is_planned else await self.lifecycle.plan_in_slices(gang, None)
-            if problem is not None and gang.is_short:
-                self.registry.note_short(gang)
-            await asyncio.sleep(0)
-            if problem is not None:
-                return []
-        for member in asleep:
-            member.is_refused = False
-        return [member.request for member in asleep]
-
-    def _above_the_turn(self) -> list[PodRequest]:
-        """Pods of higher priority that fit if what is held in a turn makes way."""
-        found: list[PodRequest] = []
-        if self.turns.favoured is None:
-            return found
-        for pod in islice(self._cycles.unschedulable, SEEN_AT_ONCE):
-            if not pod.is_woken and self.turns.would_place(pod.request, pod.candidates):
-                pod.is_woken = True
-                found.append(pod.request)
-        return found
+    def wake(self) -> AsyncIterator[Sequence[PodRequest]]:
+        return self._rounds.wake()
 
     def on_wake_failed(self, uid: str) -> None:
         """The patch failed: the next change tries again."""
@@ -492,34 +404,7 @@ class Gangs(Feature):
             self._cycles.unschedulable.on_wake_failed(uid)
 
     def work(self) -> Sequence[Work]:
-        return (self._look_up_groups,)
-
-    async def _look_up_groups(self) -> None:
-        """For ever: read the sizes of gangs that are in an object, at a bounded rate. No wake-up waits for that."""
-        sizes, clock = self.registry.sizes, self._pipeline.clock
-        while True:
-            sizes.wanted.clear()
-            found = sizes.next(clock.monotonic())
-            if isinstance(found, float):
-                seconds = found - clock.monotonic()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(sizes.wanted.wait(), None if math.isinf(seconds) else seconds)
-            else:
-                await self._look_up_group(found)
-                await asyncio.sleep(EACH_S)
-
-    async def _look_up_group(self, wanted: WantedGroup) -> None:
-        namespace, group = wanted
-        if self._pipeline.missing() or group.where is None:
-            return
-        try:
-            found = await self._pipeline.api.get_pod_group(group.where, namespace, group.name)
-        except KubeError as error:
-            log.info("PodGroup not read", group=f"{namespace}/{group.name}", error=str(error))
-            return
-        if found.minimum is not None:
-            self.registry.set_minimum(namespace, group.name, found.minimum)
-            self._pipeline.cycles.unschedulable.on_room()
+        return (partial(self.registry.look_up_sizes, self._pipeline),)
 
     # -- inside
 
@@ -540,16 +425,6 @@ class Gangs(Feature):
         """Whether the API shows the pod, not bound."""
         cycle = self._cycles.get(uid)
         return cycle is not None and cycle.is_shown
-
-    def _follow_moves(self, gang: Gang, pod: Pod | None) -> bool:
-        """WAITING -> PLANNED: the members were moved, or others were for them, and they go where places are held.
-        `pod`: of the member that is asked for."""
-        if not self._cycles.ledger.holds.has_moves or self.lifecycle.is_begun(gang):
-            return False
-        is_held = self.holds.hold_moved(gang, Workload(gang.namespace) if pod is None else pod.workload)
-        if is_held:
-            self.lifecycle.begin_plan(gang)
-        return is_held
 
     def _look_again(self, gang: Gang) -> None:
         """Bring the state to what the API shows."""

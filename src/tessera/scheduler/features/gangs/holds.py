@@ -26,7 +26,6 @@ from tessera.core.model.requests import PodRequest
 from tessera.core.search import finish
 from tessera.core.search.gang_trial import Domains, GangMember, Placed, card_choices, find_path
 from tessera.core.search.gangs import GangMisfit, GangPlan, GangPlanning
-from tessera.core.search.preemption import Demand
 from tessera.core.search.relocation import take_moved
 from tessera.core.search.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
 from tessera.scheduler.features.gangs.accounts import HoldAccounts, cards_taken
@@ -85,7 +84,7 @@ class GangHolds:
         self.accounts = accounts
         self._selector = selector
         self._cycles = cycles
-        self._labels = labels
+        self.labels = labels
         self._ledger = cycles.ledger
         self._displaced: list[tuple[Gang, Holder, Placement]] = []
         """with their new places, which count as soon as the member that takes their old ones is placed"""
@@ -141,7 +140,7 @@ class GangHolds:
             self._selector,
             members,
             required=min(max(gang.required - placed, 0), len(members)),
-            domains=self._labels.domains(gang.group.topology),
+            domains=self.labels.domains(gang.group.topology),
             work=work,
             name=partial(self._ledger.name_hold, gang.name),
         )
@@ -276,18 +275,6 @@ class GangHolds:
         else:
             self.accounts.close(request.uid)
 
-    def demand(self, gang: Gang, *, priority: int) -> Demand:
-        """What the gang needs, for a search of victims. All members exist."""
-        waiting = self.unplaced(gang)
-        return Demand(
-            [GangMember(member.request, member.candidates) for member in waiting],
-            required=min(gang.required, len(waiting)),
-            priority=priority,
-            free=frozenset(hold.uid for hold in self.of(gang)),
-            fitting=gang.wait.places or (),
-            domains=self._labels.domains(gang.group.topology),
-        )
-
     def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placed | None:
         """A placement on the node of a hold, if it is one of these nodes; the hold is free for the member from now on.
 
@@ -397,30 +384,6 @@ class GangHolds:
             self.accounts.close(hold.uid)
         if holds:
             self._cycles.unschedulable.on_room()
-
-    def pay_for_nominations(self, gang: Gang) -> None:
-        """From now on, for what is free of the places that the gang is nominated for. What victims still hold is not
-        held for the gang."""
-        key, nominations = (gang.namespace, gang.group.name), self.nominations(gang)
-        self.accounts.close(key)
-        if nominations and gang.preemption.nomination is not None:
-            self.accounts.open(gang.namespace, key, self._claimed(nominations, gang.preemption.nomination.victims))
-
-    def _claimed(self, nominations: Iterable[Holder], victims: Iterable[str]) -> float:
-        found: dict[tuple[str, str], float] = {}
-        for place, cards in self._cards(nominations):
-            found[place] = found.get(place, 0.0) + cards
-        for place, cards in self._cards(entry for uid in victims if (entry := self._ledger.pod(uid)) is not None):
-            if place in found:
-                found[place] -= cards
-        return sum(max(0.0, cards) for cards in found.values())
-
-    def _cards(self, holders: Iterable[Holder]) -> Iterator[tuple[tuple[str, str], float]]:
-        """The part of each card that each of these has, by node and uuid."""
-        for holder in holders:
-            devices = self._ledger.devices(holder.node)
-            for uuid, holding in holder.holdings.items():
-                yield (holder.node, uuid), cards_taken({uuid: holding}, devices)
 
     def give_up(self, gang: Gang) -> None:
         """Release the holds, and what members have reserved and is not being written."""

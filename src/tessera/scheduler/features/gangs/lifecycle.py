@@ -40,6 +40,7 @@ from tessera.scheduler.observer import GangEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.queue.unschedulable_pods import MAX_WORK
 from tessera.scheduler.settings import Settings
+from tessera.wire.objects import Workload
 
 log = structlog.get_logger(__name__)
 
@@ -268,6 +269,15 @@ class GangLifecycle:
         where = gang.group.where
         kind = where.value if where is not None else "any kind"
         return f"its size is not known: no PodGroup of {kind} with minMember was found; write tessera.io/gang-size"
+
+    def follow_moves(self, gang: Gang, workload: Workload) -> bool:
+        """WAITING -> PLANNED: members of this workload were moved, or others for them, and go where places are held."""
+        if not self._cycles.ledger.holds.has_moves or self.is_begun(gang):
+            return False
+        is_held = self._holds.hold_moved(gang, workload)
+        if is_held:
+            self.begin_plan(gang)
+        return is_held
 
     def begin_plan(self, gang: Gang) -> None:
         """WAITING, NOMINATED -> PLANNED: every member has its hold."""

@@ -17,19 +17,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tessera.core.ledger.audit import overcommitments
-from tessera.core.ledger.holders import GrantState
+from tessera.core.ledger.holders import GrantState, Holder
 from tessera.core.ledger.holdings import PodFacts
 from tessera.core.ledger.ledger import facts_of
 from tessera.core.model.grants import Placement
 from tessera.core.model.requests import PodRequest
+from tessera.core.search.gang_trial import GangMember
 from tessera.core.search.preemption import Demand, VictimSet
 from tessera.core.search.relocation import cards_of
 from tessera.core.search.victims import PodTraits
 from tessera.scheduler.eviction.preemption_loop import AGAIN_S, Nominated, NominatedNodes, Preemptor
 from tessera.scheduler.eviction.victim_book import VictimBook
+from tessera.scheduler.features.gangs.accounts import cards_taken
 from tessera.scheduler.features.gangs.gang import Gang, GangNomination, GangState, MemberState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle
@@ -96,7 +98,7 @@ class GangNominations:
                     return False  # It was renounced.
         is_whole = len(nodes) == len(found.places) and self._may_leave(gang, found.victims, priority)
         if is_whole:
-            self._holds.pay_for_nominations(gang)
+            self.pay(gang)
         if not is_whole or not self._holds.accounts.pays_for(gang.namespace):
             self._withdraw(gang)
             return False
@@ -199,7 +201,7 @@ class GangNominations:
                 await asyncio.sleep(0)
                 if gang.preemption.nomination is not nomination:
                     return False  # It was renounced.
-        self._holds.pay_for_nominations(gang)
+        self.pay(gang)
         return True
 
     def renounce(self, gang: Gang, why: str) -> None:
@@ -223,11 +225,36 @@ class GangNominations:
         nominations, nomination = self._holds.nominations(gang), gang.renounce()
         for each in nominations:
             self._ledger.withdraw(each.uid)
-        self._holds.pay_for_nominations(gang)
+        self.pay(gang)
         self._holds.release(gang)
         if nominations:
             self._cycles.unschedulable.on_room()
         return nomination
+
+    def pay(self, gang: Gang) -> None:
+        """From now on the account pays for what is free of the places. What victims still hold is not the gang's."""
+        key, nominations = (gang.namespace, gang.group.name), self._holds.nominations(gang)
+        self._holds.accounts.close(key)
+        if nominations and gang.preemption.nomination is not None:
+            self._holds.accounts.open(
+                gang.namespace, key, self._claimed(nominations, gang.preemption.nomination.victims)
+            )
+
+    def _claimed(self, nominations: Iterable[Holder], victims: Iterable[str]) -> float:
+        found: dict[tuple[str, str], float] = {}
+        for place, cards in self._cards(nominations):
+            found[place] = found.get(place, 0.0) + cards
+        for place, cards in self._cards(entry for uid in victims if (entry := self._ledger.pod(uid)) is not None):
+            if place in found:
+                found[place] -= cards
+        return sum(max(0.0, cards) for cards in found.values())
+
+    def _cards(self, holders: Iterable[Holder]) -> Iterator[tuple[tuple[str, str], float]]:
+        """The part of each card that each of these has, by node and uuid."""
+        for holder in holders:
+            devices = self._ledger.devices(holder.node)
+            for uuid, holding in holder.holdings.items():
+                yield (holder.node, uuid), cards_taken({uuid: holding}, devices)
 
     def report_none(self, gang: Gang, seconds: float) -> None:
         """No set of victims makes the gang fit."""
@@ -303,7 +330,15 @@ class GangPreemptor(Preemptor):
             self.postpone(max(again, accounts.pays_again_at(gang.namespace, 0.0)))
             self.is_due = True
             return None
-        demand = self._holds.demand(gang, priority=self.priority)
+        waiting = self._holds.unplaced(gang)
+        demand = Demand(
+            [GangMember(member.request, member.candidates) for member in waiting],
+            required=min(gang.required, len(waiting)),
+            priority=priority,
+            free=frozenset(hold.uid for hold in self._holds.of(gang)),
+            fitting=gang.wait.places or (),
+            domains=self._holds.labels.domains(gang.group.topology),
+        )
         self._state = self._ledger.version, self._pipeline.evictor.book.revision, demand
         self._position = self._ledger.arrays.now
         return None if self._state == gang.preemption.searched else demand

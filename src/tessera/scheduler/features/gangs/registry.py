@@ -4,21 +4,28 @@ A gang is known while it has a member. Its size comes from its members, which mu
 Gangs are in the order in which they began to wait. No step here grows with their number.
 
 Groups without an object are looked up again and again, because it may be created later. The look-ups of all of them
-are `EACH_S` apart, however many there are, and namespaces take turns. This module makes no call: `feature` does, in a
-task of its own, so that no wake-up waits for a look-up.
+are `EACH_S` apart, however many there are, and namespaces take turns. A task of their own makes them, so that no
+wake-up waits for one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import structlog
+
+from tessera.kube.errors import KubeError
 from tessera.scheduler.features.gangs.gang import Gang, GangState, Member, MemberState
+from tessera.scheduler.framework import Pipeline
 from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.wire.pod_groups import PodGroup
+
+log = structlog.get_logger(__name__)
 
 AGAIN_S = 5.0
 """between two look-ups of one group"""
@@ -209,6 +216,33 @@ class GangRegistry:
         if gang is not None:
             gang.group = self.sizes.sized(namespace, gang.group)
             gang.note_change()
+
+    async def look_up_sizes(self, pipeline: Pipeline) -> None:
+        """For ever: read the sizes of gangs that are in an object."""
+        sizes, clock = self.sizes, pipeline.clock
+        while True:
+            sizes.wanted.clear()
+            found = sizes.next(clock.monotonic())
+            if isinstance(found, float):
+                seconds = found - clock.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(sizes.wanted.wait(), None if math.isinf(seconds) else seconds)
+            else:
+                await self._look_up_size(pipeline, found)
+                await asyncio.sleep(EACH_S)
+
+    async def _look_up_size(self, pipeline: Pipeline, wanted: WantedGroup) -> None:
+        namespace, group = wanted
+        if pipeline.missing() or group.where is None:
+            return
+        try:
+            found = await pipeline.api.get_pod_group(group.where, namespace, group.name)
+        except KubeError as error:
+            log.info("PodGroup not read", group=f"{namespace}/{group.name}", error=str(error))
+            return
+        if found.minimum is not None:
+            self.set_minimum(namespace, group.name, found.minimum)
+            pipeline.cycles.unschedulable.on_room()
 
     def _note_size(self, gang: Gang) -> None:
         if gang.group.is_sized or gang.group.where is None:

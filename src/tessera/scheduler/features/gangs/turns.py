@@ -132,7 +132,7 @@ class GangTurns:
     def __init__(self, holds: GangHolds, cycles: PodCycles, outlook: GangOutlook, settings: Settings) -> None:
         self._holds = holds
         self._cycles = cycles
-        self._outlook = outlook
+        self.outlook = outlook
         self._settings = settings
         self.favoured: Gang | None = None
         """the gang whose turn it is"""
@@ -169,7 +169,7 @@ class GangTurns:
         found = [
             (self._last.get(gang.namespace, -math.inf), max(gang.wait.since, gang.wait.turned), gang.name, gang)
             for gang in starving
-            if self.is_starving(gang) and self._outlook.fits(gang) and self._holds.accounts.pays_for(gang.namespace)
+            if self.is_starving(gang) and self.outlook.fits(gang) and self._holds.accounts.pays_for(gang.namespace)
         ]
         if not found:
             return None

@@ -212,7 +212,7 @@ async def test_what_gangs_hold_without_being_bound_is_bounded(attack: Callable[[
 async def test_groups_without_an_object_are_looked_up_at_a_bounded_rate_and_delay_no_wake_up() -> None:
     cluster = Cluster(*machines(1, cards=1))
     cluster.api.always("get_pod_group", Step(refused(404), delay=0.01))
-    cluster.run_beside(cluster.engine.feature(Gangs)._look_up_groups())
+    cluster.run_beside(cluster.engine.feature(Gangs).registry.look_up_sizes(cluster.engine))
     await cluster.run(using_downward_api(gpu_pod("runs")))
     waits = using_downward_api(gpu_pod("waits"))
     lost = [
