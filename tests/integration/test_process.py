@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 
 from tessera_lab.sandbox.api.faults import Hold
@@ -111,32 +110,6 @@ async def test_a_running_bind_and_its_event_are_finished_after_sigterm(plane: Co
     assert bound["spec"]["nodeName"] == "n1"
     told = {event["reason"] for event in plane.events("default", "p")}
     assert told >= {"FilteringSucceed", "BindingSucceed"}
-
-
-async def test_a_bind_that_does_not_end_is_given_up_at_the_end_of_the_grace_period(plane: ControlPlane) -> None:
-    arguments = (f"--kubeconfig={plane.kubeconfig}", *OWN_PORTS, "--grace-period=400ms")
-    async with scheduler(*arguments) as command, calling(await command.address("extender")) as caller:
-        pod = await plane.create_pod(gpu_pod("p", gpu=1))
-        await caller.filter(pod, ["n1"])
-        stuck = held()
-        plane.server.faults.next(stuck, method="POST", path="/binding$")
-        binding = asyncio.create_task(caller.bind(pod, "n1"))
-        await stuck.reached.wait()
-        command.send(signal.SIGTERM)
-        assert await command.end() == 0
-        with pytest.raises(aiohttp.ClientError):
-            await binding
-        stuck.release.set()
-    assert not any(event["level"] == "error" for event in command.events)
-
-
-async def test_an_idle_process_ends_well_at_once(plane: ControlPlane) -> None:
-    async with scheduler(f"--kubeconfig={plane.kubeconfig}", *OWN_PORTS) as command:
-        await command.said("ready")
-        command.send(signal.SIGINT)
-        assert await command.end() == 0
-    assert [event["message"] for event in command.events][-2:] == ["stopping", "stopped"]
-    assert command.words == []
 
 
 async def test_a_process_that_never_reached_the_apiserver_ends_well_too(plane: ControlPlane) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,27 +118,6 @@ def hang_up() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-@on_uvloop
-async def test_a_renamed_resource_is_placed_under_its_new_name_after_sighup(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        assert await world.manages("nvidia.com/gpu")
-        assert not await world.manages("nvidia.com/vgpu")
-        world.file.write_text(config("nvidia.com/vgpu"))
-        hang_up()
-        await world.changed()
-        assert await world.manages("nvidia.com/vgpu")
-        assert not await world.manages("nvidia.com/gpu")
-
-
-def written_in_place(file: Path, text: str) -> None:
-    file.write_text(text)
-
-
-def moved_into_place(file: Path, text: str) -> None:
-    (file.parent / "fresh").write_text(text)
-    (file.parent / "fresh").rename(file)
-
-
 def linked_anew(file: Path, text: str) -> None:
     """As kubelet brings a changed ConfigMap into a pod."""
     (file.parent / "data").mkdir()
@@ -147,16 +126,14 @@ def linked_anew(file: Path, text: str) -> None:
     (file.parent / "link").rename(file)
 
 
-@pytest.mark.parametrize("write", [written_in_place, moved_into_place, linked_anew])
 @on_uvloop
-async def test_a_changed_file_takes_effect_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None]
-) -> None:
+async def test_a_changed_file_takes_effect_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_process, "CHECK_EVERY_S", 0.01)
     async with started(tmp_path) as world:
-        write(world.file, config("nvidia.com/vgpu"))
+        linked_anew(world.file, config("nvidia.com/vgpu"))
         await world.changed()
         assert await world.manages("nvidia.com/vgpu")
+        assert not await world.manages("nvidia.com/gpu")
 
 
 @on_uvloop
@@ -177,12 +154,9 @@ async def test_a_change_before_the_first_look_takes_effect(tmp_path: Path, monke
     ("text", "said"),
     [
         ("nvidia:\n  resourceCountNam: x\n", "device-config.yaml:2"),
-        ("nvidia: [", "device-config.yaml"),
-        (config("not a name"), "device-config.yaml"),
-        ("\x00", "device-config.yaml"),
         (None, "No such file or directory"),
     ],
-    ids=["unknown key", "no yaml", "bad name", "binary", "gone"],
+    ids=["unknown key", "gone"],
 )
 @on_uvloop
 async def test_a_broken_file_is_reported_and_the_old_configuration_stays(
