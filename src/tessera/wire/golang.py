@@ -2,7 +2,7 @@
 
 Integers are ASCII digits with an optional sign: Python's `int` also accepts blanks, underscores and digits of other
 scripts, and is slow for long texts. In JSON keys match in any case, unknown keys and nulls are ignored. Each format
-checks its own values.
+checks its own values. msgspec is imported late: settings read such texts too, and `--help` must stay quick.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
-
-import msgspec
-from msgspec import inspect
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tessera.wire.errors import WireError, quoted
+
+if TYPE_CHECKING:
+    from msgspec import Struct
 
 _LITERALS = {
     **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
@@ -56,11 +56,13 @@ def counter(text: str, field: str) -> int:
     return value
 
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound="Struct")
 
 
 def decode_array(text: str, kind: type[T], *, what: str, member: str) -> list[T]:
     """The members of a JSON array, for which `null` has none. Messages call them `member` and their position."""
+    import msgspec
+
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -74,13 +76,15 @@ def decode_array(text: str, kind: type[T], *, what: str, member: str) -> list[T]
 
 def encode(value: Any) -> str:
     """Compact JSON."""
+    import msgspec
+
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeError as error:
         raise WireError(f"cannot be written as JSON: {error}") from error
 
 
-def fold(value: Any, kind: type[msgspec.Struct]) -> Any:
+def fold(value: Any, kind: type[Struct]) -> Any:
     """An object with only the keys of `kind`, spelled as on the wire, at every level; other values unchanged."""
     if not isinstance(value, dict):
         return value
@@ -95,8 +99,11 @@ def fold(value: Any, kind: type[msgspec.Struct]) -> Any:
 
 
 @cache
-def _keys(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, type[msgspec.Struct] | None]]:
+def _keys(kind: type[Struct]) -> Mapping[str, tuple[str, type[Struct] | None]]:
     """By name in lower case: the name on the wire, and the struct that the member or its members are."""
+    import msgspec
+    from msgspec import inspect
+
     found = {}
     for field in msgspec.structs.fields(kind):
         info = inspect.type_info(field.type)
@@ -107,6 +114,8 @@ def _keys(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, type[msgspec.St
 
 
 def _convert(value: Any, kind: type[T], what: str) -> T:
+    import msgspec
+
     try:
         return msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, RecursionError) as error:
