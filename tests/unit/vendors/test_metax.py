@@ -6,28 +6,22 @@ import pytest
 
 from tessera.core.fit.fit import fit_pod
 from tessera.core.model.devices import Device, NodeFacts
-from tessera.core.model.grants import Grant, Grants, Placement
+from tessera.core.model.grants import Grant, Placement
 from tessera.core.model.misfits import Misfit
 from tessera.core.model.node_info import Card, NodeInfo
 from tessera.core.model.requests import ContainerRequest, PodRequest, Request, Role
-from tessera.vendors.base import Bound, Switches
+from tessera.vendors.base import Switches
 from tessera.vendors.drafts import ContainerDraft, PodDraft, Resources
 from tessera.vendors.metax import CHART, FAMILY, LOSSES, SCORES, MetaxGpu
-from tessera.wire.objects import Metadata, Node, NodeStatus
+from tests.support.vendor_cases import VendorNode, devices, node
 
 VENDOR = MetaxGpu(CHART.names)
 WHOLE = Request(vendor="Metax-GPU", count=1, percent=100, cores=100)
 
 
-def node(capacity: dict[str, Any]) -> Node:
-    return Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
-
-
 def view(cards: int, traits: dict[str, str] | None = None) -> NodeInfo:
-    devices = VENDOR.devices(node({"metax-tech.com/gpu": str(cards)}))
-    assert isinstance(devices, tuple)
-    facts = NodeFacts("n1", devices=devices, traits=traits or {})
-    return NodeInfo(facts, [Card(device) for device in devices])
+    found = devices(VENDOR, node(capacity={"metax-tech.com/gpu": str(cards)}))
+    return NodeInfo(NodeFacts("n1", devices=found, traits=traits or {}), [Card(device) for device in found])
 
 
 def pod(*roles: Role, node_policy: str = "binpack") -> PodRequest:
@@ -69,10 +63,8 @@ def test_a_container_is_recognised_by_its_limits_only() -> None:
 
 
 def test_a_node_has_as_many_cards_as_its_capacity_says() -> None:
-    devices = VENDOR.devices(node({"metax-tech.com/gpu": "2"}))
-    assert devices == (
-        Device(uuid="n1-metax-0", vendor="Metax-GPU", index=0, slots=1, memory=65536, cores=100, model="Metax-GPU"),
-        Device(uuid="n1-metax-1", vendor="Metax-GPU", index=1, slots=1, memory=65536, cores=100, model="Metax-GPU"),
+    assert devices(VENDOR, node(capacity={"metax-tech.com/gpu": "2"})) == tuple(
+        Device(f"n1-metax-{i}", "Metax-GPU", i, 1, memory=65536, cores=100, model="Metax-GPU") for i in range(2)
     )
 
 
@@ -140,9 +132,8 @@ def test_a_card_that_init_and_app_use_in_turn_counts_once_for_the_score() -> Non
 
 
 def test_binding_writes_both_device_annotations() -> None:
-    grants: tuple[Grants, ...] = ((Grant(uuid="n1-metax-0", vendor="Metax-GPU", memory=65536, cores=100),), ())
-    bound = Bound(pod=pod(Role.APP, Role.APP), node="n1", grants=grants, now=7.5)
-    assert VENDOR.annotations(bound) == {
+    grant = Grant(uuid="n1-metax-0", vendor="Metax-GPU", memory=65536, cores=100)
+    assert VendorNode(VENDOR, []).written((grant,), ()) == {
         "hami.io/metax-gpu-devices-to-allocate": "n1-metax-0,Metax-GPU,65536,100:;;",
         "hami.io/metax-gpu-devices-allocated": "n1-metax-0,Metax-GPU,65536,100:;;",
     }

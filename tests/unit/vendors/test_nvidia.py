@@ -7,17 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.fit.device_rules import Ask
-from tessera.core.model.devices import Device, MigPlacement, MigProfile, MigSlot, NodeFacts
-from tessera.core.model.grants import Grant, Grants
-from tessera.core.model.misfits import Misfit, Reason
+from tessera.core.model.devices import Device, MigPlacement, MigProfile, MigSlot
+from tessera.core.model.grants import Grant
 from tessera.core.model.node_info import Card
-from tessera.core.model.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem
+from tessera.core.model.requests import Request
+from tessera.vendors.base import NodeProblem
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import CHART, NvidiaSection
-from tessera.wire.objects import Metadata, Node
+from tests.support.vendor_cases import VendorNode, devices, node
 
 GPU = "nvidia.com/gpu"
 MEM = "nvidia.com/gpumem"
@@ -27,18 +25,11 @@ PRIORITY = "nvidia.com/priority"
 REGISTER = "hami.io/node-nvidia-register"
 SCORES = "hami.io/node-nvidia-score"
 
+CARDS = {"count": 10, "devmem": 81920, "devcore": 100, "health": True}
 REGISTERED = json.dumps(
     [
-        {"id": "GPU-a", "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA A100-SXM4-80GB", "health": True},
-        {
-            "id": "GPU-b",
-            "index": 1,
-            "count": 10,
-            "devmem": 81920,
-            "devcore": 100,
-            "type": "NVIDIA H100",
-            "health": True,
-        },
+        {"id": "GPU-a", "type": "NVIDIA A100-SXM4-80GB", **CARDS},
+        {"id": "GPU-b", "index": 1, "type": "NVIDIA H100", **CARDS},
     ]
 )
 
@@ -57,20 +48,6 @@ def admitted(
     assert vendor.mutate(draft, pod) == verdict
     assert pod == once, "a second mutation must change nothing"
     return draft, pod, verdict
-
-
-def node(**annotations: str) -> Node:
-    return Node(metadata=Metadata(name="n1", annotations=annotations))
-
-
-def ask(request: Request, cards: list[Card]) -> Ask:
-    pod = PodRequest(uid="u", namespace="ns", name="p", containers=(ContainerRequest("main", requests=(request,)),))
-    return Ask(request=request, pod=pod, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=cards)
-
-
-def bound(*grants: Grants) -> Bound:
-    pod = PodRequest(uid="u", namespace="ns", name="p", containers=())
-    return Bound(pod=pod, node="n1", grants=grants, now=0.0)
 
 
 # -- requests after admission
@@ -334,8 +311,7 @@ def test_a_pod_says_which_cards_it_accepts() -> None:
 
 
 def test_cards_come_from_the_register_annotation() -> None:
-    cards = nvidia().devices(node(**{REGISTER: REGISTERED}))
-    assert isinstance(cards, tuple)
+    cards = devices(nvidia(), node(annotations={REGISTER: REGISTERED}))
     assert [(c.uuid, c.vendor, c.index, c.memory, c.model) for c in cards] == [
         ("GPU-a", "NVIDIA", 0, 81920, "NVIDIA A100-SXM4-80GB"),
         ("GPU-b", "NVIDIA", 1, 81920, "NVIDIA H100"),
@@ -350,7 +326,7 @@ def test_cards_come_from_the_register_annotation() -> None:
     ],
 )
 def test_registrations_of_old_agents_are_read(text: str, mode: str, index: int) -> None:
-    cards = nvidia().devices(node(**{REGISTER: text}))
+    cards = devices(nvidia(), node(annotations={REGISTER: text}))
     assert cards == (
         Device("GPU-a", "NVIDIA", index=index, slots=10, memory=7680, cores=100, model="NVIDIA-T4", mode=mode),
     )
@@ -358,42 +334,35 @@ def test_registrations_of_old_agents_are_read(text: str, mode: str, index: int) 
 
 @pytest.mark.parametrize("text", ["[{", "nonsense", "GPU-a,10:", "[" * 100_000, '[{"id":"x"},{"id":"x"}]'])
 def test_an_unreadable_registration_is_a_problem_of_the_node(text: str) -> None:
-    problem = nvidia().devices(node(**{REGISTER: text, SCORES: "[]"}))
+    problem = nvidia().devices(node(annotations={REGISTER: text, SCORES: "[]"}))
     assert isinstance(problem, NodeProblem)
     assert problem.text.startswith(f"{REGISTER}: ")
 
 
 def test_pair_scores_become_links() -> None:
     scores = json.dumps([{"uuid": "GPU-a", "score": {"GPU-b": 400}}])
-    cards = nvidia().devices(node(**{REGISTER: REGISTERED, SCORES: scores}))
-    assert isinstance(cards, tuple)
+    cards = devices(nvidia(), node(annotations={REGISTER: REGISTERED, SCORES: scores}))
     assert [dict(card.links) for card in cards] == [{"GPU-b": 400}, {}]
 
 
 @pytest.mark.parametrize("scores", ["{", "", "nonsense", "[1]", '[{"uuid":"GPU-a","score":{"GPU-b":"far"}}]'])
 def test_unreadable_pair_scores_do_not_lose_the_cards(scores: str) -> None:
-    cards = nvidia().devices(node(**{REGISTER: REGISTERED, SCORES: scores}))
-    assert isinstance(cards, tuple)
+    cards = devices(nvidia(), node(annotations={REGISTER: REGISTERED, SCORES: scores}))
     assert [(card.uuid, dict(card.links)) for card in cards] == [("GPU-a", {}), ("GPU-b", {})]
 
 
 def test_cordoned_cards_are_refused() -> None:
     card = Card(Device("GPU-a", "NVIDIA", slots=10, memory=8000), cordoned=True)
-    misfit = nvidia().fit(ask(Request("NVIDIA", 1, memory=1000), [card]))
-    assert isinstance(misfit, Misfit)
-    assert misfit.counts == ((Reason.CARD_CORDONED, 1),)
+    assert VendorNode(nvidia(), [card]).refusal(**{GPU: 1, MEM: 1000}) == "1/1 CardCordoned"
 
 
 # -- binding
 
 
 def test_two_shares_are_written_in_both_annotations() -> None:
-    vendor = nvidia()
-    cards = [Card(Device(uuid, "NVIDIA", slots=10, memory=8000)) for uuid in ("U1", "U0")]
-    grants = vendor.fit(ask(Request("NVIDIA", 2, memory=3000), cards))
-    assert isinstance(grants, tuple)
+    world = VendorNode(nvidia(), [Card(Device(uuid, "NVIDIA", slots=10, memory=8000)) for uuid in ("U1", "U0")])
     text = "U1,NVIDIA,3000,0:U0,NVIDIA,3000,0:;"
-    assert vendor.annotations(bound(grants)) == {
+    assert world.written(world.grants(**{GPU: 2, MEM: 3000})) == {
         "hami.io/vgpu-devices-to-allocate": text,
         "hami.io/vgpu-devices-allocated": text,
     }
@@ -401,20 +370,18 @@ def test_two_shares_are_written_in_both_annotations() -> None:
 
 def test_every_container_has_its_place_in_the_annotation() -> None:
     grant = Grant("G", "NVIDIA", 1000, 30)
-    written = nvidia().annotations(bound((), (grant,), ()))
+    written = VendorNode(nvidia(), []).written((), (grant,), ())
     assert written["hami.io/vgpu-devices-allocated"] == ";G,NVIDIA,1000,30:;;"
 
 
 def test_mig_instances_are_written_with_their_places() -> None:
-    vendor = nvidia()
     profiles = (
         MigProfile("1g.5gb", 4864, 14, 1, tuple(MigPlacement(i, 1) for i in range(7))),
         MigProfile("2g.10gb", 9856, 29, 2, tuple(MigPlacement(i, 2) for i in (0, 2, 4))),
     )
     card = Card(Device("GPU-m", "NVIDIA", slots=7, memory=40960, mode="mig", mig_profiles=profiles))
-    grants = vendor.fit(ask(Request("NVIDIA", 2, memory=8000), [card]))
-    assert isinstance(grants, tuple)
-    written = vendor.annotations(bound((), grants))
+    world = VendorNode(nvidia(), [card])
+    written = world.written((), world.grants(**{GPU: 2, MEM: 8000}))
     assert written["hami.io/vgpu-devices-allocated"] == ";GPU-m,NVIDIA,9856,29:GPU-m,NVIDIA,9856,29:;"
     assert json.loads(written["hami.io/vgpu-mig-allocations"]) == [
         {
@@ -430,7 +397,7 @@ def test_mig_instances_are_written_with_their_places() -> None:
 
 def test_places_of_mig_instances_count_cards_that_are_shared_too() -> None:
     mig = Grant("GPU-m", "NVIDIA", 4864, 14, mig=MigSlot("1g.5gb", MigPlacement(6, 1)))
-    written = nvidia().annotations(bound((Grant("GPU-a", "NVIDIA", 100, 0), mig)))
+    written = VendorNode(nvidia(), []).written((Grant("GPU-a", "NVIDIA", 100, 0), mig))
     (allocation,) = json.loads(written["hami.io/vgpu-mig-allocations"])
     assert (allocation["containerIndex"], allocation["deviceIndex"]) == (0, 1)
 
