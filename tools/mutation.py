@@ -75,7 +75,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
                                   "unit/scheduler/features/claims/test_writer.py"),
     "scheduler/queue/node_lock": ("unit/scheduler/queue/test_node_lock.py", "unit/scheduler/test_binder_turns.py"),
     "kube/leases": ("unit/kube/test_leases.py",),
-    "http11/client": ("unit/http11/test_client.py", "unit/kube/test_connection_pool.py"),
+    "http11/client": ("unit/http11/test_client.py", "unit/kube/test_connection_pool.py", "unit/kube/test_proxies.py"),
     "node/handover/allocator": ("unit/node/handover",),
     "node/handover/allocation_state": ("unit/node/handover",),
     "node/handover/checkpoint": ("unit/node/handover/test_checkpoint.py", "unit/node/handover/test_restarts.py"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.core.fit.device_rules import UNLIMITED, Ask, QuotaRoom
@@ -32,6 +32,9 @@ class VendorNode:
     numa_bind: bool = False
     room: QuotaRoom = UNLIMITED
     annotations: Mapping[str, str] | None = None
+    traits: Mapping[str, str] = field(default_factory=dict)
+    earlier: frozenset[str] = frozenset()
+    """cards that earlier containers of the pod have"""
 
     def request(self, **limits: Any) -> Request:
         found = self.vendor.request(Resources(limits=limits))
@@ -42,8 +45,9 @@ class VendorNode:
         containers = (ContainerRequest("main", requests=(request,)),)
         pod = PodRequest("u", "ns", "p", containers, device_policy=self.policy, numa_bind=self.numa_bind)
         constraint = self.vendor.constraint(self.annotations or {})
-        facts = NodeFacts("n1", tuple(card.device for card in self.cards))
-        return fit_request(self.vendor, Ask(request, pod, constraint, facts, self.cards, room=self.room))
+        facts = NodeFacts("n1", tuple(card.device for card in self.cards), traits=self.traits)
+        ask = Ask(request, pod, constraint, facts, self.cards, room=self.room, earlier=self.earlier)
+        return fit_request(self.vendor, ask)
 
     def grants(self, **limits: Any) -> Grants:
         result = self.fit(self.request(**limits))
@@ -66,6 +70,11 @@ class VendorNode:
     def score(self, *containers: Grants) -> float:
         view = NodeInfo(NodeFacts("n1", tuple(card.device for card in self.cards)), self.cards)
         return self.vendor.node_score(view, PodRequest("u", "ns", "p", ()), containers)
+
+
+def chosen(answer: Grants | Misfit) -> list[str] | str:
+    """The uuids of the cards, or why there are none."""
+    return answer.text if isinstance(answer, Misfit) else [grant.uuid for grant in answer]
 
 
 def node(

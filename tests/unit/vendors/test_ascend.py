@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.fit.device_rules import Ask, QuotaRoom
+from tessera.core.fit.device_rules import QuotaRoom
 from tessera.core.model.devices import Device, NodeFacts
 from tessera.core.model.grants import Grant, Grants
 from tessera.core.model.misfits import Misfit, Reason
 from tessera.core.model.node_info import Card, NodeInfo
-from tessera.core.model.requests import ContainerRequest, PodRequest, Request
+from tessera.core.model.requests import PodRequest, Request
 from tessera.vendors import registry
 from tessera.vendors.ascend import CHART, FAMILY, Ascend, AscendSection, Chip, Template
 from tessera.vendors.base import Bound, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.wire.device_config import load_device_config
-from tests.support.vendor_cases import devices, node
+from tests.support.vendor_cases import VendorNode, chosen, devices, node
 
 CHIPS = {chip.common_word: chip for chip in CHART.configs}
 SOFT = {"huawei.com/vnpu-mode": "hami-core"}
@@ -43,32 +43,10 @@ def card(
 
 
 def fit(
-    backend: Ascend,
-    cards: list[Card],
-    *,
-    count: int = 1,
-    memory: int = 0,
-    cores: int = 0,
-    annotations: dict[str, str] | None = None,
-    traits: dict[str, str] | None = None,
-    room: QuotaRoom | None = None,
-    **fields: Any,
+    backend: Ascend, cards: list[Card], *, count: int = 1, memory: int = 0, cores: int = 0, **world: Any
 ) -> Grants | Misfit:
-    asked = Request(vendor=backend.key, count=count, memory=memory, percent=0 if memory else 100, cores=cores)
-    return backend.fit(
-        Ask(
-            request=asked,
-            pod=PodRequest("u", "ns", "p", (ContainerRequest("c", requests=(asked,)),), **fields),
-            constraint=backend.constraint(annotations or {}),
-            node=NodeFacts("n1", traits=traits or {}),
-            cards=cards,
-            room=room or QuotaRoom(),
-        )
-    )
-
-
-def chosen(answer: Grants | Misfit) -> list[str] | str:
-    return answer.text if isinstance(answer, Misfit) else [grant.uuid for grant in answer]
+    asked = Request(backend.key, count, memory, percent=0 if memory else 100, cores=cores)
+    return VendorNode(backend, cards, **world).fit(asked)
 
 
 # -- configuration
@@ -334,7 +312,7 @@ def test_cards_are_read_from_the_registration_and_count_100_cores() -> None:
         (card(0), {"annotations": {"hami.io/use-Ascend910B3-uuid": "U1"}}, "1/1 CardUuidMismatch"),
         (card(0), {"annotations": {"hami.io/no-use-Ascend910B3-uuid": "U0"}}, "1/1 CardUuidMismatch"),
         (card(0, used=10), {}, "1/1 CardTimeSlicingExhausted"),
-        (card(0, used=1), {"device_policy": "mutex", "memory": 16384}, "1/1 ExclusiveDeviceAllocateConflict"),
+        (card(0, used=1), {"policy": "mutex", "memory": 16384}, "1/1 ExclusiveDeviceAllocateConflict"),
         (card(0), {"room": QuotaRoom(memory=100)}, "1/1 ResourceQuotaNotFit"),
         (card(0, used=1, memory=16384), {}, "1/1 CardInsufficientMemory"),
         (card(0, used=1, memory=16384), {"memory": 16384}, ["U0"]),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.fit.device_rules import Ask, QuotaRoom
+from tessera.core.fit.device_rules import QuotaRoom
 from tessera.core.model.devices import Device, NodeFacts
 from tessera.core.model.grants import Grant, Grants
 from tessera.core.model.misfits import Misfit
@@ -15,7 +15,7 @@ from tessera.core.model.requests import UNCONSTRAINED, Constraint, ContainerRequ
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax import APP_CLASS, QOS, TOPOLOGY_AWARE, MetaxSgpu
-from tests.support.vendor_cases import devices, node
+from tests.support.vendor_cases import VendorNode, chosen, devices, node
 
 NAMES = ResourceNames(count="metax-tech.com/sgpu", memory="metax-tech.com/vmemory", cores="metax-tech.com/vcore")
 VENDOR = MetaxSgpu(NAMES)
@@ -61,31 +61,9 @@ def pod(asked: Request, settings: dict[str, str] | None = None, **fields: Any) -
 
 
 def fit(
-    cards: list[Card],
-    asked: Request | None = None,
-    settings: dict[str, str] | None = None,
-    *,
-    earlier: frozenset[str] = frozenset(),
-    room: QuotaRoom | None = None,
-    **fields: Any,
+    cards: list[Card], asked: Request | None = None, settings: dict[str, str] | None = None, **world: Any
 ) -> Grants | Misfit:
-    wanted = asked or request()
-    pod_request = pod(wanted, settings, **fields)
-    return VENDOR.fit(
-        Ask(
-            request=wanted,
-            pod=pod_request,
-            constraint=pod_request.constraint(KEY),
-            node=NodeFacts("n1"),
-            cards=cards,
-            earlier=earlier,
-            room=room or QuotaRoom(),
-        )
-    )
-
-
-def chosen(answer: Grants | Misfit) -> list[str] | str:
-    return answer.text if isinstance(answer, Misfit) else [grant.uuid for grant in answer]
+    return VendorNode(VENDOR, cards, annotations=settings, **world).fit(asked or request())
 
 
 # -- admission
@@ -323,7 +301,7 @@ def test_a_card_whose_users_are_unknown_takes_no_pod_with_a_class(app_class: str
 
 
 def test_mutex_pods_do_not_join_others() -> None:
-    assert chosen(fit([card("a", {})], device_policy="mutex")) == "1/1 ExclusiveDeviceAllocateConflict"
+    assert chosen(fit([card("a", {})], policy="mutex")) == "1/1 ExclusiveDeviceAllocateConflict"
 
 
 def test_two_containers_of_a_pod_share_a_card_whatever_policy_it_had() -> None:
