@@ -30,7 +30,7 @@ from tessera.core.model.grants import Grant, Span
 from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.search.selection import Candidates, Refused, Selected, Selector
 from tessera.vendors.base import Switches
-from tessera.vendors.claims import ClaimAsk, read_claim, with_claims
+from tessera.vendors.claims.asks import ClaimAsk, read_claim, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire.resource_api import DRIVER, ResourceClaim

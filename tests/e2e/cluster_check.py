@@ -11,7 +11,8 @@ from tessera.core.ledger.ledger import Ledger, replay
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_QUOTAS, RESOURCE_SLICES
 from tessera.vendors.base import Switches
-from tessera.vendors.claims import claim_facts, pool_devices
+from tessera.vendors.claims.allocations import claim_facts
+from tessera.vendors.claims.pools import pool_devices
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import PodReader, claim_parts
 from tessera.vendors.registry import build_vendors

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from tessera.vendors.claims import PoolDevices, pool_devices
+from tessera.vendors.claims.pools import PoolDevices, pool_devices
 from tessera.wire.cel import Selector, compile_selector
 from tessera.wire.resource_api import API_VERSION, DRIVER, ResourceClaim, ResourceSlice
 from tests.e2e.control_plane import ControlPlane

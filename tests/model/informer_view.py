@@ -14,7 +14,8 @@ from tessera.core.ledger.holdings import PodFacts
 from tessera.core.ledger.ledger import Ledger, replay
 from tessera.core.model.devices import NodeFacts
 from tessera.vendors.base import Vendor
-from tessera.vendors.claims import PoolDevices, claim_facts, pool_devices, with_published
+from tessera.vendors.claims.allocations import claim_facts
+from tessera.vendors.claims.pools import PoolDevices, pool_devices, with_published
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import PodReader, claim_parts
 from tessera.wire.objects import Node, Pod, ResourceQuota

@@ -12,11 +12,8 @@ from tessera.core.model.requests import PodRequest
 from tessera.host.simulated.models import MODELS
 from tessera.node.fleet import Fleet
 from tessera.node.settings import AgentSettings
-from tessera.vendors.claims import (
-    allocation,
-    claim_grants,
-    with_claims,
-)
+from tessera.vendors.claims.allocations import allocation
+from tessera.vendors.claims.asks import claim_grants, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.resource_api import Allocation, ResourceClaim
 from tests.support import claims

@@ -21,7 +21,7 @@ from tessera.core.model.grants import Grants
 from tessera.scheduler.features.claims.book import WriteState
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
-from tessera.vendors.claims import claim_facts, shortfalls, with_parts
+from tessera.vendors.claims.allocations import claim_facts, shortfalls, with_parts
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.pod_reader import PodReader, claim_parts
 from tessera.wire.resource_api import (

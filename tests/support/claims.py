@@ -14,8 +14,8 @@ from tessera.node.dra.offers import Surrounding, offers, slice_contents
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable
 from tessera.node.settings import AgentSettings
-from tessera.vendors.claims import ClaimAsk, PoolDevice, PoolDevices, pool_devices, read_claim, with_published
-from tessera.vendors.claims.pools import MIB
+from tessera.vendors.claims.asks import ClaimAsk, read_claim
+from tessera.vendors.claims.pools import MIB, PoolDevice, PoolDevices, pool_devices, with_published
 from tessera.wire.node_config import Mode, NodeSettings
 from tessera.wire.resource_api import (
     DRIVER,

@@ -21,7 +21,8 @@ from tessera.kube.resources import RESOURCE_CLAIMS
 from tessera.scheduler.admission.claim_owners import NO_CLAIMS, ClaimOwner, Owner
 from tessera.scheduler.admission.pod_admission import admit
 from tessera.scheduler.requests.reader import PreparedRequest
-from tessera.vendors.claims import BadClaim, allocation, claim_grants
+from tessera.vendors.claims.allocations import allocation
+from tessera.vendors.claims.asks import BadClaim, claim_grants
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Metadata, OwnerReference
 from tessera.wire.resource_api import ClaimStatus, Consumer, ResourceClaim

@@ -28,7 +28,7 @@ from tessera.inspect.offline_cluster import InspectedCluster
 from tessera.inspect.slices import GrantedSlice, holder_slices, holder_title, user_names
 from tessera.scheduler.engine_view import ClaimView
 from tessera.vendors.base import Vendor
-from tessera.vendors.claims import BadClaim
+from tessera.vendors.claims.asks import BadClaim
 from tessera.wire import keys
 from tessera.wire.cel import AllOf
 from tessera.wire.objects import Pod, PodClaim

@@ -29,7 +29,8 @@ from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.requests.pod_claims import ClaimNotReady
 from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.vendors.base import Vendor
-from tessera.vendors.claims import BadClaim, ClaimAsk, PoolDevices
+from tessera.vendors.claims.asks import BadClaim, ClaimAsk
+from tessera.vendors.claims.pools import PoolDevices
 from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod
 from tessera.wire.pod_groups import PodGroup

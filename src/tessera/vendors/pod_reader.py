@@ -26,7 +26,7 @@ from tessera.core.model.requests import (
 from tessera.core.policies import POLICIES
 from tessera.vendors.annotation_values import Choice, comma_list, switch
 from tessera.vendors.base import Vendor
-from tessera.vendors.claims import read_claim_devices
+from tessera.vendors.claims.allocations import read_claim_devices
 from tessera.vendors.drafts import BadPod, BadRequest, Resources
 from tessera.wire import keys
 from tessera.wire.errors import WireError, quoted

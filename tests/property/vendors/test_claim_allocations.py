@@ -20,7 +20,13 @@ from tessera.node.dra.offers import offers
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
-from tessera.vendors.claims import claim_devices_text, claim_facts, read_claim_devices, shortfalls, with_parts
+from tessera.vendors.claims.allocations import (
+    claim_devices_text,
+    claim_facts,
+    read_claim_devices,
+    shortfalls,
+    with_parts,
+)
 from tessera.wire.resource_api import DRIVER, ResourceClaim
 from tests.support import claims
 from tests.support.claims import agent

@@ -18,7 +18,8 @@ from tessera.core.model.devices import MIG, NodeFacts
 from tessera.core.model.grants import Placement, spans_of
 from tessera.core.model.requests import Constraint, ContainerRequest, PodRequest, Request, Role
 from tessera.core.search.selection import Selected, Selector
-from tessera.vendors.claims import allocation, claim_facts, claim_grants, with_claims
+from tessera.vendors.claims.allocations import allocation, claim_facts
+from tessera.vendors.claims.asks import claim_grants, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.resource_api import Allocation, ResourceClaim
 from tests.support import strategies as some

@@ -17,14 +17,8 @@ from tessera.core.model.misfits import Misfit
 from tessera.core.search.advice import refusal_sentence
 from tessera.core.search.selection import Refused, Selector
 from tessera.node.fleet import Fleet
-from tessera.vendors.claims import (
-    BadClaim,
-    allocation,
-    claim_facts,
-    claim_grants,
-    read_claim,
-    with_claims,
-)
+from tessera.vendors.claims.allocations import allocation, claim_facts
+from tessera.vendors.claims.asks import BadClaim, claim_grants, read_claim, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.cel import AllOf
 from tessera.wire.resource_api import Allocation, ResourceClaim

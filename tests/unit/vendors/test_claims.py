@@ -13,14 +13,9 @@ from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.core.model.grants import Grant, Placement
 from tessera.core.model.misfits import Misfit
-from tessera.vendors.claims import (
-    BadClaim,
-    claim_facts,
-    is_our_class,
-    pool_devices,
-    read_claim,
-    with_claims,
-)
+from tessera.vendors.claims.allocations import claim_facts
+from tessera.vendors.claims.asks import BadClaim, is_our_class, read_claim, with_claims
+from tessera.vendors.claims.pools import pool_devices
 from tessera.vendors.drafts import BadPod
 from tessera.wire.resource_api import ResourceClaim
 from tests.support import claims

@@ -19,7 +19,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.usage import count_cores
 from tessera.scheduler.engine_view import ClaimView
 from tessera.vendors.base import Vendor
-from tessera.vendors.claims import BadClaim, is_our_class
+from tessera.vendors.claims.asks import BadClaim, is_our_class
 from tessera.vendors.mistakes import find_quota_mistakes
 from tessera.vendors.node_reader import quota_facts
 from tessera.vendors.pod_reader import ENDED, pod_request

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tessera.node.dra.offers import Offer
 from tessera.node.handover.assignments import Assignment, ObjectKey
 from tessera.node.modes.base import AllocationRefused
-from tessera.vendors.claims import consumed_amounts, whole_amounts
+from tessera.vendors.claims.allocations import consumed_amounts, whole_amounts
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire.errors import quoted
 from tessera.wire.pod_devices import DeviceEntry, MigAllocation

@@ -22,7 +22,7 @@ from tessera.kube.errors import BadName, KubeError, is_not_found
 from tessera.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from tessera.scheduler.admission.claim_templates import ClaimTemplates
 from tessera.scheduler.features.claims.book import ClaimBook
-from tessera.vendors.claims import ClaimSelectors, is_our_class, selector_fault
+from tessera.vendors.claims.asks import ClaimSelectors, is_our_class, selector_fault
 from tessera.wire.admission import Review
 from tessera.wire.objects import PodClaim
 from tessera.wire.resource_api import ClaimingPod, ClaimSpec, DeviceClass, ResourceClaim, ResourceClaimTemplate

@@ -19,7 +19,8 @@ from tessera.core.ledger.holdings import PodFacts
 from tessera.core.ledger.ledger import Ledger, facts_of
 from tessera.core.model.grants import Grants, Placement
 from tessera.core.model.requests import PodRequest
-from tessera.vendors.claims import ClaimAsk, shortfalls, with_parts
+from tessera.vendors.claims.allocations import shortfalls, with_parts
+from tessera.vendors.claims.asks import ClaimAsk
 from tessera.vendors.drafts import BadPod
 
 

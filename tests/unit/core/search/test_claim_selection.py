@@ -18,7 +18,7 @@ from tessera.core.search.preemption import Preemption
 from tessera.core.search.relocation import pin
 from tessera.core.search.selection import Selected, Selector
 from tessera.core.search.victims import PodTraits
-from tessera.vendors.claims import with_claims
+from tessera.vendors.claims.asks import with_claims
 from tessera.vendors.drafts import BadPod
 from tests.support.builders import vendors
 from tests.support.claims import ask, attribute, claim, exactly, publish

@@ -24,7 +24,9 @@ from enum import Enum
 from tessera.core.ledger.holders import GrantState
 from tessera.core.ledger.holdings import PodFacts
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, PodCycles
-from tessera.vendors.claims import BadClaim, ClaimAsk, PoolDevices, claim_facts, read_claim
+from tessera.vendors.claims.allocations import claim_facts
+from tessera.vendors.claims.asks import BadClaim, ClaimAsk, read_claim
+from tessera.vendors.claims.pools import PoolDevices
 from tessera.wire import keys
 from tessera.wire.resource_api import DRIVER, DeviceClass, ResourceClaim
 

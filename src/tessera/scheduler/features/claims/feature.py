@@ -25,7 +25,7 @@ from tessera.scheduler.pod_cycle import PodCycle
 from tessera.scheduler.queue.waker import WAKE_PAUSES
 from tessera.scheduler.requests.pod_claims import ClaimNotReady
 from tessera.scheduler.requests.reader import PreparedRequest
-from tessera.vendors.claims import claim_devices_text
+from tessera.vendors.claims.allocations import claim_devices_text
 from tessera.vendors.drafts import BadPod
 from tessera.wire import keys
 from tessera.wire.objects import Pod, Workload

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tessera.core.model.devices import NodeFacts
 from tessera.scheduler.features.claims.book import ClaimBook
 from tessera.scheduler.informers.handler import InformerHandler
-from tessera.vendors.claims import PoolDevices, pool_devices, with_published
+from tessera.vendors.claims.pools import PoolDevices, pool_devices, with_published
 from tessera.wire.resource_api import DRIVER, DeviceClass, ResourceClaim, ResourceSlice
 
 

@@ -14,7 +14,7 @@ from tessera.scheduler.features.claims.book import ClaimBook, ClaimRecord, Write
 from tessera.scheduler.pod_cycle import UNSEEN_TICKS
 from tessera.scheduler.requests.pod_claims import ClaimNotReady, ClaimUse, PodClaims
 from tessera.scheduler.requests.reader import PreparedRequest
-from tessera.vendors.claims import BadClaim, ClaimAsk, selectors_excess, with_claims
+from tessera.vendors.claims.asks import BadClaim, ClaimAsk, selectors_excess, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod, PodClaim
 from tessera.wire.resource_api import DRIVER

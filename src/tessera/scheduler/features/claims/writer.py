@@ -34,7 +34,9 @@ from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.scheduler.tenure import NOT_LEADING, TAKEN_OVER, Tenure
 from tessera.scheduler.versioned_write import NotSent, write_version
 from tessera.services.failpoints import Failpoint, failpoint
-from tessera.vendors.claims import BadClaim, PoolDevices, allocation, claim_grants
+from tessera.vendors.claims.allocations import allocation
+from tessera.vendors.claims.asks import BadClaim, claim_grants
+from tessera.vendors.claims.pools import PoolDevices
 from tessera.wire import keys
 from tessera.wire.resource_api import DRIVER, Allocation, ClaimStatus, Consumer, ResourceClaim
 
