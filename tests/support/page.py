@@ -24,7 +24,7 @@ class Page:
         self.state = LiveState(source)
         self.access = LoopbackAccess()
         self.access.listen_on(Address("127.0.0.1", PORT))
-        self.server = PageServer(self.state, self.access)
+        self.server = PageServer(self.state, self.access, guard=self.access.refuse_connection)
         self.routes = {(route.method, route.path): route for route in self.server.routes()}
 
     @property

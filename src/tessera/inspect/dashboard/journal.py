@@ -17,7 +17,7 @@ from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.dashboard.documents import NODES, TOTALS, WAITING, Key, encode, member, state_pieces
 from tessera.inspect.dashboard.nodes import NodeRenderer, ShownCluster
 from tessera.inspect.dashboard.pods import PodOrigin, WaitingPod, waiting_row
-from tessera.inspect.dashboard.steps import Pause, in_steps, paced
+from tessera.inspect.dashboard.steps import Pace, Pause, in_steps
 from tessera.inspect.dashboard.totals import Sums, count_slices
 from tessera.inspect.journal_filter import subject_of
 from tessera.inspect.render.journal import grants_text, reasons_text, record_text
@@ -26,21 +26,7 @@ from tessera.inspect.replay import Moment, Timeline
 from tessera.inspect.state import InspectionError, Json
 from tessera.kube.errors import KubeError
 from tessera.scheduler.journal import Journal
-from tessera.wire.journal import (
-    Bind,
-    Denied,
-    Evicted,
-    Gang,
-    NominationRecord,
-    Placed,
-    Record,
-    Refused,
-    Released,
-    SteppedDown,
-    TookOver,
-    Unfinished,
-    Woken,
-)
+from tessera.wire.journal import Decision, Gang, NominationRecord, Note, Placed, Record, Refused, Released
 
 MAX_RECORDS = 5_000
 """in one answer"""
@@ -49,20 +35,7 @@ KEPT_S = 300.0
 MAX_PODS = 2_000
 """that waited and are listed"""
 
-Happening = (
-    Placed
-    | Refused
-    | Unfinished
-    | Bind
-    | Denied
-    | Woken
-    | Released
-    | Evicted
-    | Gang
-    | NominationRecord
-    | TookOver
-    | SteppedDown
-)
+Happening = Decision | Note | NominationRecord
 """records that are news; the others are the state"""
 
 
@@ -109,10 +82,11 @@ class RunningReader:
         self._last: int | None = None
 
     async def records(self) -> AsyncGenerator[Record, None]:
-        read = self._journal.read(self._last, snapshot=self._last is None)
-        async for record in paced(read, self._pause):
+        pace = Pace(self._pause)
+        async for record in self._journal.read(self._last, snapshot=self._last is None):
             self._last = max(self._last or 0, record.sequence)
             yield record
+            await pace.step()
 
 
 class FollowedJournal(PageJournal):
@@ -178,17 +152,15 @@ def record_document(record: Happening) -> Json:
 
 
 async def happenings(records: Iterable[Record], pause: Pause, *, first: float, last: float) -> list[Happening]:
-    """In steps: a running scheduler keeps hundreds of thousands of records."""
+    """In steps: a running scheduler keeps hundreds of thousands of records. The end of a nomination has no name, and
+    follows from what the pod gets, or is told with another one."""
     return [
         record
         async for record in in_steps(records, pause)
-        if isinstance(record, Happening) and first <= record.time <= last and _is_news(record)
+        if isinstance(record, Happening)
+        and first <= record.time <= last
+        and not (isinstance(record, NominationRecord) and record.state is None)
     ]
-
-
-def _is_news(record: Happening) -> bool:
-    """The end of a nomination has no name, and follows from what the pod gets, or is told with another one."""
-    return not isinstance(record, NominationRecord) or record.state is not None
 
 
 async def history_of(

@@ -17,7 +17,7 @@ from tessera.http11.router import Route
 from tessera.inspect import sanitize
 from tessera.inspect.dashboard.journal import FollowedJournal, RunningReader
 from tessera.inspect.dashboard.pods import NO_ORIGIN, PodOrigin, WaitingPod, pod_origin
-from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer, ReviewedAccess
+from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PageSource, PodAnswer
 from tessera.inspect.dashboard.state import LiveState
 from tessera.inspect.dashboard.steps import Allowance, finish_in_steps, pause_for
@@ -95,7 +95,7 @@ class SchedulerPage(ServedPage):
 
     def routes(self, service: Service) -> list[Route]:
         state = LiveState(EngineSource(service, self), share=QUESTION_SHARE, background_share=BACKGROUND_SHARE)
-        self._server = PageServer(state, ReviewedAccess(AccessReview(service.client, get_on_path(PATH))))
+        self._server = PageServer(state, AccessReview(service.client, get_on_path(PATH)))
         journal = journal_routes(service.journal, AccessReview(service.client, get_on_path(JOURNAL_PATH)).refuse)
         return [*self._server.routes(), *journal]
 

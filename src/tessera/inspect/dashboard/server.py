@@ -60,7 +60,7 @@ from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.state import Closing, LiveState
 from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.state import InspectionError, Json
-from tessera.scheduler.access_review import CHALLENGE, AccessReview, bearer_token, error_response
+from tessera.scheduler.access_review import CHALLENGE, bearer_token, error_response
 from tessera.services.listener import Listener, find_foreign_page
 from tessera.services.value_types import Address
 
@@ -100,11 +100,8 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class PageAccess(Protocol):
-    """Decides who may see what."""
-
-    def refuse_connection(self, request: Request) -> Response | None:
-        """The refusal of a request that must not be answered at all, not even with a static file."""
-        ...
+    """Decides who may see data; `AccessReview` does for the callers of a cluster. The name under which they reach the
+    page does not matter there: without a token, which no other page knows, there is nothing to see."""
 
     async def refuse(self, request: Request) -> Response | None:
         """The refusal of a request for data; None if it is allowed."""
@@ -115,12 +112,17 @@ class PageAccess(Protocol):
         ...
 
 
+Guard = Callable[[Request], Response | None]
+"""the refusal of a request that must not be answered at all, not even with a static file"""
+
+
 class PageServer:
     """Answers requests about one state."""
 
-    def __init__(self, state: LiveState, access: PageAccess) -> None:
+    def __init__(self, state: LiveState, access: PageAccess, *, guard: Guard = lambda _: None) -> None:
         self._state = state
         self._access = access
+        self._guard = guard
         self._turn = asyncio.Semaphore(1)
         self._questions = 0
         self._trial_turn = asyncio.Semaphore(1)
@@ -270,7 +272,7 @@ class PageServer:
 
     def _route(self, method: str, path: str, answer: Answer, *, max_body_bytes: int = 0) -> Route:
         async def handle(request: Request) -> Response:
-            refusal = self._access.refuse_connection(request) or await self._access.refuse(request)
+            refusal = self._guard(request) or await self._access.refuse(request)
             if refusal is not None:
                 return refusal
             try:
@@ -297,7 +299,7 @@ class PageServer:
         same = Response(304, content_type=TYPES[file.suffix], headers=headers)
 
         def handle(request: Request) -> Response:
-            refusal = self._access.refuse_connection(request)
+            refusal = self._guard(request)
             if refusal is not None:
                 return refusal
             return same if request.headers.get(b"If-None-Match") == tag.encode() else found
@@ -366,23 +368,6 @@ class LoopbackAccess:
         return ""
 
 
-class ReviewedAccess:
-    """For callers of a cluster whom the apiserver allows it. The name under which they reach the page does not matter:
-    without a token, which no other page knows, there is nothing to see."""
-
-    def __init__(self, review: AccessReview) -> None:
-        self._review = review
-
-    def refuse_connection(self, request: Request) -> Response | None:
-        return None
-
-    async def refuse(self, request: Request) -> Response | None:
-        return await self._review.refuse(request)
-
-    def user_of(self, request: Request) -> str:
-        return self._review.user_of(request)
-
-
 HOST = "127.0.0.1"
 GRACE_S = 1.0
 
@@ -392,7 +377,7 @@ async def serve_page(source: PageSource, *, port: int = 0, now: Callable[[], flo
     """For as long as the block lasts; gives the address with its token. `now` is the time of what is shown. Raises
     InspectionError if the port is taken."""
     access = LoopbackAccess()
-    server = PageServer(LiveState(source, now=now), access)
+    server = PageServer(LiveState(source, now=now), access, guard=access.refuse_connection)
     listener = Listener(Address(HOST, port), server.routes(), headers=SECURITY_HEADERS, grace=GRACE_S)
     try:
         await listener.start()

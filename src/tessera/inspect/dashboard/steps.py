@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from tessera.inspect.state import InspectionError
@@ -47,44 +46,37 @@ class Allowance:
         await self._pause(spent)
 
 
-@asynccontextmanager
-async def one_step(pause: Pause) -> AsyncIterator[None]:
-    """A block of work that is done at once, with a pause after it."""
-    began = time.thread_time()
-    yield
-    await pause(time.thread_time() - began)
+class Pace:
+    """Pauses between slices of time. Processor time counts: on a busy machine the clock would make pauses longer and
+    longer."""
 
+    def __init__(self, pause: Pause) -> None:
+        self._pause = pause
+        self._began = time.thread_time()
 
-async def paced(records: AsyncIterator[T], pause: Pause) -> AsyncIterator[T]:
-    """The same for work that is done by a generator."""
-    began = time.thread_time()
-    async for record in records:
-        yield record
-        spent = time.thread_time() - began
+    async def step(self) -> None:
+        """Some more work was done."""
+        spent = time.thread_time() - self._began
         if spent > SLICE_S:
-            await pause(spent)
-            began = time.thread_time()
+            await self._pause(spent)
+            self._began = time.thread_time()
+
+
+async def in_steps(steps: Iterable[T], pause: Pause) -> AsyncIterator[T]:
+    """The same, with pauses."""
+    pace = Pace(pause)
+    for step in steps:
+        yield step
+        await pace.step()
 
 
 async def finish_in_steps(steps: Generator[None, None, T], pause: Pause) -> T:
     """The result of work that may pause."""
-    found: list[T] = []
-
-    def follow() -> Generator[None, None, None]:
-        found.append((yield from steps))
-
-    async for _ in in_steps(follow(), pause):
-        pass
-    return found[0]
-
-
-async def in_steps(steps: Iterable[T], pause: Pause) -> AsyncIterator[T]:
-    """The same, with pauses between slices of time. Processor time counts: on a busy machine the clock would make
-    pauses longer and longer."""
-    began = time.thread_time()
-    for step in steps:
-        yield step
-        spent = time.thread_time() - began
-        if spent > SLICE_S:
-            await pause(spent)
-            began = time.thread_time()
+    pace = Pace(pause)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await pace.step()

@@ -20,7 +20,7 @@ from tessera.core.search.gangs import describe_members
 from tessera.core.search.selection import Selected
 from tessera.inspect.dashboard.pods import WaitingPod, WaitingRow, waiting_row
 from tessera.inspect.dashboard.source import PageSource
-from tessera.inspect.dashboard.steps import Allowance, Pause, TooLong, finish_in_steps, one_step
+from tessera.inspect.dashboard.steps import Allowance, Pace, Pause, TooLong, finish_in_steps
 from tessera.inspect.dashboard.totals import SliceSize, count_slices
 from tessera.inspect.gang_status import GangStatus, gang_status
 from tessera.inspect.render.lines import count_of
@@ -105,15 +105,15 @@ class WaitingPods:
         await self._judge_gangs(pause)
 
     async def _judge_gangs(self, pause: Pause) -> None:
-        found: dict[str, tuple[Hashable, GangStatus]] = {}
+        pace, found = Pace(pause), dict[str, tuple[Hashable, GangStatus]]()
         for listed in list(self._gangs):
             uid, gang = row_uid(listed), self._source.view.gang(listed.namespace, listed.group.name)
             if gang is None:
                 continue  # Its members are gone since.
             state, known = self._state(gang), self._gang_answers.get(uid)
             if known is None or known[0] != state:
-                async with one_step(pause):
-                    known = state, gang_status(self._source.cluster, gang)
+                known = state, gang_status(self._source.cluster, gang)
+                await pace.step()
             found[uid] = known
         self._gang_answers = found
 
