@@ -264,16 +264,11 @@ async def test_the_scheduler_serves_its_page_to_callers_whom_the_apiserver_allow
     response = await page.ask("api/state", "ada")
     state = await response.json()
     assert (state["source"]["kind"], state["source"]["live"], granted(state)) == ("scheduler", True, {"n1": 0, "n2": 0})
-    for name in ("Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options", "Referrer-Policy"):
-        assert response.headers[name]
     assert (await page.ask("filter", method="POST")).status == 404
-
-
-@pytest.mark.parametrize("target", ["", "main.js", "api/state", "nothing", "healthz"])
-async def test_every_answer_has_the_security_headers(page: Served, target: str) -> None:
-    headers = (await page.ask(target)).headers
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert headers["X-Content-Type-Options"] == "nosniff"
+    for target in ("", "main.js", "api/state", "nothing", "healthz"):
+        headers = (await page.ask(target)).headers
+        assert "default-src 'none'" in headers["Content-Security-Policy"], target
+        assert headers["X-Content-Type-Options"] == "nosniff", target
 
 
 async def test_the_scheduler_answers_questions_without_changing_its_ledger(page: Served) -> None:

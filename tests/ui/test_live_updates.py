@@ -99,10 +99,3 @@ async def test_the_past_does_not_change(readers: Readers, served: ScriptedPage) 
     await served.send({"waiting": dict.fromkeys(served.cluster.waiting)})
     await viewer.page.get_by_role("button", name="Back to now").click()
     await viewer.until_text(".legend", "117 GiB")
-
-
-async def test_all_readers_see_the_same(readers: Readers, served: ScriptedPage) -> None:
-    viewers = [await readers.open(served, "view=waiting") for _ in range(3)]
-    await served.send(served.cluster.wait("vision", "train-4", why="is the newest"))
-    for viewer in viewers:
-        await viewer.until_text(".waiting-pod dd", "is the newest")

@@ -78,12 +78,3 @@ async def test_a_journey_through_the_page_of_a_live_cluster(readers: Readers, tm
 
         await cluster.plane.delete_pod("default", "first")
         await viewer.until_text("#details h3", "No slices: the card is free")
-
-
-async def test_a_reader_without_the_address_is_refused(readers: Readers, tmp_path: Path) -> None:
-    nodes = [SimulatedNode("n1", gpu_cards("n1", 1))]
-    async with product(nodes, tmp_path) as cluster, dashboard("--kubeconfig", str(cluster.plane.kubeconfig)) as address:
-        viewer = await readers.arrive(address.partition("#")[0])
-        viewer.allowed += ("Failed to load resource",)
-        await viewer.open()
-        await viewer.until_text(".empty", "Sign in")

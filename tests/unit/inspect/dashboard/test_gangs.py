@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from tessera.kube.resources import PODS
 from tessera.scheduler.engine_view import EngineView
 from tessera.scheduler.service import Service
 from tessera.wire import journal
+from tessera.wire.objects import Metadata, Pod
 from tests.support.builders import NOW, PodBuilder, cluster, gpu_pod, node
 from tests.support.cluster_states import state_of
 from tests.support.event_loops import in_fake_time
@@ -36,7 +38,7 @@ def of_snapshot(*pods: PodBuilder, cards: int = 2) -> Page:
     return Page(FixedSource(OfflineCluster(state_of([node("n1").gpus(cards, slots=1)], list(pods)))))
 
 
-def of_scheduler(world: World) -> Page:
+def of_scheduler(world: World, page: SchedulerPage | None = None) -> Page:
     service = SimpleNamespace(
         view=EngineView(world.engine),
         journal=SimpleNamespace(begin=0.0),
@@ -44,7 +46,7 @@ def of_scheduler(world: World) -> Page:
         unsynced=lambda: "",
         is_leader=True,
     )
-    return Page(EngineSource(cast("Service", service), SchedulerPage()))
+    return Page(EngineSource(cast("Service", service), page or SchedulerPage()))
 
 
 def members(count: int, size: int, **asks: int) -> list[PodBuilder]:
@@ -106,6 +108,23 @@ async def test_a_gang_is_judged_by_the_members_that_are_left() -> None:
 
 
 @in_fake_time
+async def test_a_gang_waits_no_shorter_when_the_member_that_waited_longest_is_gone() -> None:
+    state = state_of([node("n1").gpus(2, slots=1)], members(3, 3, gpu=1))
+    for number, pod in enumerate(state.pods):
+        pod["metadata"]["creationTimestamp"] = f"2025-11-16T20:00:{number:02}Z"
+    source = FixedSource(OfflineCluster(state))
+    waiting, created = WaitingPods(source), datetime(2025, 11, 16, 20, tzinfo=UTC).timestamp()
+    for _ in range(2):
+        waiting.refresh()
+        assert [row.since for row in waiting.rows.values()] == [created]
+        source.cluster.drop(PODS, "default/train-0")
+        source.pending.drop("default/train-0")
+    waiting.clear()
+    waiting.refresh()
+    assert [row.since for row in waiting.rows.values()] == [created + 1]
+
+
+@in_fake_time
 async def test_a_gang_that_is_bound_has_no_row_and_its_pods_name_it() -> None:
     here = cluster(node("n1").gpus(2, slots=1))
     pods = [here.start(one) for one in members(2, 2, gpu=1)]
@@ -140,6 +159,21 @@ async def test_the_scheduler_tells_its_own_reason_and_how_many_fit() -> None:
     assert (row["gang"]["fit"], row["gang"]["until"]) == (2, None)
     assert row["since"] == NOW
     await page.server.close()
+
+
+@in_fake_time
+async def test_a_gang_waits_since_its_members_were_created_whichever_process_decides() -> None:
+    world, page = World(machine("n1", cards=2)), SchedulerPage()
+    pods = gang(3)
+    world.create(*pods)
+    for number, pod in enumerate(pods):
+        world.filtered(pod)
+        metadata = Metadata(name=pod.name, creation_timestamp=f"1970-01-01T00:0{number + 1}:00Z")
+        page.refusals.add(f"uid-{pod.name}", Pod(metadata=metadata), NOW)
+    shown = of_scheduler(world, page)
+    (row,) = await judged(shown)
+    assert row["since"] == 60.0
+    await shown.server.close()
 
 
 @in_fake_time

@@ -102,7 +102,10 @@ async def test_all_copies_of_a_workload_are_tried(page: Page) -> None:
     status, found = await tried(page, pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 15_000}, "Deployment"))
     assert status == 200
     assert [one["fits"] for one in found["pods"]] == [True, True, False]
-    assert found["pods"][-1]["why"]
+    full = "not enough free memory on the card"
+    assert found["pods"][-1]["why"] == (
+        f"1 of 2 nodes: {full}; 1 of 2 nodes: an administrator closed the card to new pods; {full}"
+    )
     assert found["more"] == 2
 
 
