@@ -120,26 +120,28 @@ class Viewer:
     async def state(self) -> tuple[int, int, float]:
         """Version, compressed bytes, and the seconds that it took."""
         began = time.perf_counter()
-        document, size = await self._ask("state")
-        return document["version"], size, time.perf_counter() - began
+        data = await self._ask("state")
+        took = time.perf_counter() - began
+        return json.loads(gzip.decompress(data))["version"], len(data), took
 
     async def follow(self, version: int) -> None:
         while True:
-            news, size = await self._ask(f"state?since={version}")
-            now, version, self.received = time.perf_counter(), news["version"], self.received + size
+            data = await self._ask(f"state?since={version}")
+            now, news = time.perf_counter(), json.loads(gzip.decompress(data))
+            version, self.received = news["version"], self.received + len(data)
             if news["since"] is None:
                 raise Failure("a viewer had to start again")
             for node in news["nodes"].values():
                 for uid in node["pods"] if node is not None else ():
                     self.seen_at.setdefault(uid, now)
 
-    async def _ask(self, target: str) -> tuple[Any, int]:
+    async def _ask(self, target: str) -> bytes:
         headers = {**HEADERS, "Accept-Encoding": "gzip"}
         async with self.session.get(f"{self.url}/api/{target}", headers=headers, ssl=self.context) as response:
             data = await response.read()
         if response.status != 200:
             raise Failure(f"no state: {data[:300]!r}")
-        return json.loads(gzip.decompress(data)), len(data)
+        return data
 
 
 @asynccontextmanager

@@ -52,7 +52,6 @@ async def describe(nodes: int) -> DescribedCluster:
     return DescribedCluster(
         name="a large cluster",
         time=document["time"],
-        models=document["models"],
         pods=pods_of(document),
         nodes={name: {"name": name, **node} for name, node in document["nodes"].items()},
         waiting=document["waiting"],

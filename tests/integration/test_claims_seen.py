@@ -17,7 +17,7 @@ from tessera.inspect.checks import Severity
 from tessera.inspect.checks.ledger import check_claims
 from tessera.inspect.collector import collect
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
-from tessera.inspect.dashboard.nodes import CLAIM, NodeRenderer
+from tessera.inspect.dashboard.nodes import CLAIM, render_node
 from tessera.inspect.dashboard.questions import try_manifests
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.explanation import PodVerdict, explain
@@ -60,7 +60,7 @@ async def followed(cluster: DemoCluster) -> AsyncIterator[LiveSource]:
 
 def shown(source: PageSource, node: str) -> list[Any]:
     """The pods of a node as the page has them."""
-    document = NodeRenderer(source).render(node)
+    document = render_node(source, node)
     assert document is not None
     return list(json.loads(document.body)["pods"].values())
 

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 H100, A100, L4, ASCEND = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", "Ascend910B3"
 MEMORY = {H100: 81559, A100: 40960, L4: 23034, ASCEND: 65536}
 NOW = 1_763_324_000.0
-MODEL, STATE, SLICES, USED, BUSY, CLAIMS = 2, 7, 10, 11, 12, 13
+STATE, SLICES, USED, BUSY, CLAIMS = 7, 10, 11, 12, 13
 """places in a card"""
 
 
@@ -31,7 +31,6 @@ class DescribedCluster:
     version: int = 1
     problem: str = ""
     journal: Document | None = None
-    models: list[str] = field(default_factory=list)
     pods: dict[str, list[Any]] = field(default_factory=dict)
     nodes: dict[str, Document] = field(default_factory=dict)
     waiting: dict[str, Document] = field(default_factory=dict)
@@ -43,15 +42,13 @@ class DescribedCluster:
     def add_node(
         self, name: str, model: str, cards: int, *, mode: str = "hami-core", linked: int = 0, problem: str = ""
     ) -> None:
-        if model not in self.models:
-            self.models.append(model)
         memory = MEMORY.get(model, 16384)
         self.nodes[name] = {
             "name": name,
             "problem": problem,
             "cards": [
                 [
-                    *(index, f"GPU-{name}-{index}", self.models.index(model), mode, memory, 100, 10, ""),
+                    *(index, f"GPU-{name}-{index}", model, mode, memory, 100, 10, ""),
                     *(f"NVLink {index // linked}" if linked else "", index * 2 // max(cards, 1), []),
                     *((0, 0.0) if self.is_measured else (None, None)),
                 ]
@@ -200,7 +197,6 @@ class DescribedCluster:
                 "journal": self.journal,
                 "problem": self.problem,
             },
-            "models": self.models,
             "nodes": {},
             "waiting": {},
             **news,
@@ -212,7 +208,7 @@ class DescribedCluster:
         for node in self.nodes.values():
             for card in node["cards"]:
                 _, _, model, _, memory, cores, _, _, _, _, slices, *_ = card
-                one = by_model.setdefault(self.models[model], _sums())
+                one = by_model.setdefault(model, _sums())
                 one["cards"] += 1
                 _add(one["total"], memory, cores, 1.0)
                 for uid, granted, granted_cores, _, used, _, _ in slices:

@@ -1,6 +1,6 @@
 """The state of a cluster as one JSON document, and what of it is newer than a version.
 
-    {version, since, time, source, models, nodes: {name: node}, waiting: {uid: row}, totals}
+    {version, since, time, source, nodes: {name: node}, waiting: {uid: row}, totals}
 
 The whole state has no `since`. After a version, only the nodes and rows that changed are there, as they are now, and
 `totals` if it changed; null for what is gone. A viewer who does not take part for a while misses nothing but the states

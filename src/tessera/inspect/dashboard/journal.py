@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.dashboard.documents import NODES, TOTALS, WAITING, Key, encode, member, state_pieces
-from tessera.inspect.dashboard.nodes import NodeRenderer, ShownCluster
+from tessera.inspect.dashboard.nodes import ShownCluster, render_node
 from tessera.inspect.dashboard.pods import PodOrigin, WaitingPod, waiting_row
 from tessera.inspect.dashboard.steps import Pace, Pause, in_steps
 from tessera.inspect.dashboard.totals import Sums, count_slices
@@ -224,24 +224,23 @@ async def cluster_at(
 
 async def past_state(cluster: PastCluster, pause: Pause, *, source: Json) -> list[bytes]:
     """The state document of this moment, in pieces."""
-    renderer, sums, moment = NodeRenderer(cluster), Sums(), cluster.moment
+    sums, moment = Sums(), cluster.moment
     parts: list[tuple[Key, bytes | None]] = []
     async for name in in_steps(moment.ledger.node_names(), pause):
-        document = renderer.render(name)
+        document = render_node(cluster, name)
         if document is not None:
             sums.add(document.sums)
             parts.append(((NODES, name), document.body))
     refused = refused_then(cluster.timeline, moment, cluster.origin)
     asked = count_slices(pod.request for pod, _ in refused if pod.request is not None)
     waited = [moment.time - pod.origin.since for pod, _ in refused if pod.origin.since is not None]
-    parts.append((TOTALS, encode(sums.document(renderer.models.names, asked, waited))))
+    parts.append((TOTALS, encode(sums.document(asked, waited))))
     parts += (((WAITING, pod.uid), encode(waiting_row(pod, why))) for pod, why in refused[:MAX_PODS])
     head = {
         "version": 0,
         "since": None,
         "time": moment.time,
         "source": {**source, "live": False},
-        "models": renderer.models.names,
     }
     return state_pieces(head, ((key, member(key, body)) for key, body in parts))
 

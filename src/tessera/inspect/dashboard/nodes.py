@@ -16,7 +16,7 @@ claimed may be held by pods that leave.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tessera.core.fit.topology import linked_groups
@@ -24,10 +24,10 @@ from tessera.core.ledger.holders import GrantState, Holder, HolderKind, held_gan
 from tessera.core.ledger.holdings import Holding
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.devices import Device
-from tessera.core.model.node_info import Card
+from tessera.core.model.node_info import Card, NodeInfo
 from tessera.inspect.dashboard.documents import encode
 from tessera.inspect.dashboard.pods import PodOrigin
-from tessera.inspect.dashboard.totals import Sums, count_room
+from tessera.inspect.dashboard.totals import Share, Sums, count_room
 from tessera.inspect.slices import sorted_users
 from tessera.inspect.state import Json
 from tessera.inspect.usage import card_state, count_cores
@@ -77,89 +77,77 @@ class NodeDocument(NamedTuple):
     sums: Sums
 
 
-class ModelTable:
-    """The models of cards; documents refer to them by position."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._positions: dict[str, int] = {}
-
-    def position(self, name: str) -> int:
-        found = self._positions.get(name)
-        if found is None:
-            found = self._positions[name] = len(self.names)
-            self.names.append(name)
-        return found
+def render_node(shown: ShownCluster, name: str) -> NodeDocument | None:
+    """None if the node has neither cards nor a problem."""
+    view = shown.ledger.node(name)
+    return None if view is None else _Node(shown, name, view).document()
 
 
-class NodeRenderer:
-    """Renders nodes of one cluster."""
+class _Node:
+    """One node, while it is rendered."""
 
-    def __init__(self, shown: ShownCluster) -> None:
-        self.models = ModelTable()
+    def __init__(self, shown: ShownCluster, name: str, view: NodeInfo) -> None:
         self._shown = shown
-        self._groups: dict[str, tuple[Mapping[str, Device], dict[str, str]]] = {}
+        self._name = name
+        self._view = view
+        self._rules = shown.ledger.rules
+        self._devices = shown.ledger.devices(name)
+        self._sums = Sums()
+        self._pods: dict[str, list[Any]] = {}
+        """by uid"""
+        self._slices: dict[str, list[list[Any]]] = {}
+        """by card"""
 
-    def render(self, name: str) -> NodeDocument | None:
-        """None if the node has neither cards nor a problem."""
-        ledger = self._shown.ledger
-        view = ledger.node(name)
-        if view is None:
-            self._groups.pop(name, None)
-            return None
-        sums = Sums()
-        pods, slices = self._holders(name, sums)
-        groups, claims = self._groups_of(name), self._claims(name)
-        cards = [self._card(name, card, slices.get(card.device.uuid, ()), groups, sums) for card in view.cards]
-        for card, document in zip(view.cards, cards, strict=True) if claims else ():
+    def document(self) -> NodeDocument:
+        for entry in self._shown.ledger.pods_on(self._name):
+            if entry.holdings:
+                self._add_holder(entry)
+        for found in self._slices.values():
+            found.sort(key=lambda one: (-one[1], *self._pods[one[0]][:2], one[0]))
+        groups, claims, problem = nvlink_groups(self._devices), self._claims(), self._view.facts.problem
+        cards = [self._card(card, groups) for card in self._view.cards]
+        for card, document in zip(self._view.cards, cards, strict=True) if claims else ():
             document.append(claims.get(card.device.uuid, []))
-        if not view.facts.problem:
-            count_room(sums, view.cards, self.models.position, groups, ledger.rules)
-        return NodeDocument(encode({"problem": view.facts.problem, "cards": cards, "pods": pods}), sums)
+        if not problem:
+            count_room(self._sums, self._view.cards, groups, self._rules)
+        return NodeDocument(encode({"problem": problem, "cards": cards, "pods": self._pods}), self._sums)
 
-    def _holders(self, name: str, sums: Sums) -> tuple[Json, dict[str, list[list[Any]]]]:
-        """The node's pods by uid, and their slices by card."""
-        pods: dict[str, list[Any]] = {}
-        slices: dict[str, list[list[Any]]] = {}
-        for entry in self._shown.ledger.pods_on(name):
-            if not entry.holdings:
-                continue
-            facts, uid = entry.facts, entry.facts.uid
-            users = sorted_users(self._shown.users_of, facts) if kind_of(facts) is HolderKind.CLAIM else []
-            uids = [user.uid for user in users] or [uid]
-            pods[uid], waited = self._pod(entry, uids[0], [user.name for user in users])
-            if waited is not None:
-                sums.waits[waited] += 1
-            for uuid, holding in entry.holdings.items():
-                measured = self._shown.measurements.of_pods(uids, uuid) or NOT_MEASURED
-                self._count(name, facts.namespace, uuid, holding, measured, sums)
-                slices.setdefault(uuid, []).append(self._slice(uid, holding, measured))
-        for found in slices.values():
-            found.sort(key=lambda one: (-one[1], *pods[one[0]][:2], one[0]))
-        return pods, slices
-
-    def _pod(self, entry: Holder, uid: str, users: Sequence[str]) -> tuple[list[Any], int | None]:
-        """The document of what holds slices, and how many seconds it waited for them. `uid` is that of the pod that
-        uses them."""
-        facts, state = entry.facts, entry.state.value
-        if entry.state is GrantState.BOUND and self._shown.is_handing_over(facts.uid):
+    def _add_holder(self, entry: Holder) -> None:
+        """A pod, or what else holds slices, with its slices."""
+        facts, uid = entry.facts, entry.facts.uid
+        users = sorted_users(self._shown.users_of, facts) if kind_of(facts) is HolderKind.CLAIM else []
+        uids = [user.uid for user in users] or [uid]
+        origin, state = self._shown.origin(uids[0]), entry.state.value
+        if entry.state is GrantState.BOUND and self._shown.is_handing_over(uid):
             state = "handing-over"
-        kind, owner, since, created, gang = self._shown.origin(uid)
-        document = [facts.namespace, facts.name, kind, owner, state, since]
+        document = [facts.namespace, facts.name, origin.kind, origin.name, state, origin.since]
         if kind_of(facts) is HolderKind.CLAIM:
-            document[1:4] = [users[0] if users else facts.name, CLAIM, facts.name]
-        if gang:
-            document.append(gang)
-        elif holder := held_gang(facts):
-            document[2:] = ["Gang", holder, HELD, None, holder, self._shown.held_until(facts.uid)]
-        return document, max(int(since - created), 0) if since is not None and created is not None else None
+            document[1:4] = [users[0].name if users else facts.name, CLAIM, facts.name]
+        if origin.gang:
+            document.append(origin.gang)
+        elif gang := held_gang(facts):
+            document[2:] = ["Gang", gang, HELD, None, gang, self._shown.held_until(uid)]
+        self._pods[uid] = document
+        if origin.since is not None and origin.created is not None:
+            self._sums.waits[max(int(origin.since - origin.created), 0)] += 1
+        for uuid, holding in entry.holdings.items():
+            measured = self._shown.measurements.of_pods(uids, uuid) or NOT_MEASURED
+            self._add_slice(uid, facts.namespace, uuid, holding, measured)
 
-    def _claims(self, name: str) -> dict[str, list[Json]]:
+    def _add_slice(self, uid: str, namespace: str, uuid: str, holding: Holding, measured: Utilization) -> None:
+        use, device, cores = holding.use, self._devices[uuid], self._cores(holding)
+        profiles = "+".join(slot.profile for slot in holding.mig) if holding.mig else ""
+        found = [uid, use.memory, cores, use.slots, measured.memory_mib, measured.percent, profiles]
+        self._slices.setdefault(uuid, []).append(found)
+        share = share_of(use, device, self._rules.get(device.vendor))
+        self._sums.count_slice((namespace, device.model), Share(use.memory, cores, share), measured)
+
+    def _claims(self) -> dict[str, list[Json]]:
         """What nominated pods and gangs claim of the node's cards, by uuid: for whom, how much, until when, and which
         pods leave for it."""
         claims: dict[str, list[Json]] = {}
         ledger = self._shown.ledger
-        for nomination in ledger.nominations.on_node(name):
+        for nomination in ledger.nominations.on_node(self._name):
             facts = nomination.facts
             leaving = sorted(uid for uid in nomination.victims if ledger.pod(uid) is not None)
             for uuid, holding in nomination.holdings.items():
@@ -178,31 +166,17 @@ class NodeRenderer:
         return claims
 
     def _cores(self, holding: Holding) -> int:
-        return count_cores(self._shown.ledger.rules.get(holding.vendor), holding.use.cores)
+        return count_cores(self._rules.get(holding.vendor), holding.use.cores)
 
-    def _slice(self, uid: str, holding: Holding, measured: Utilization) -> list[Any]:
-        use = holding.use
-        profiles = "+".join(slot.profile for slot in holding.mig) if holding.mig else ""
-        return [uid, use.memory, self._cores(holding), use.slots, measured.memory_mib, measured.percent, profiles]
-
-    def _count(self, name: str, namespace: str, uuid: str, holding: Holding, measured: Utilization, sums: Sums) -> None:
-        device = self._shown.ledger.devices(name)[uuid]
-        share = share_of(holding.use, device, self._shown.ledger.rules.get(device.vendor))
-        key = namespace, self.models.position(device.model)
-        sums.count_slice(key, holding.use.memory, self._cores(holding), share, measured)
-
-    def _card(
-        self, name: str, card: Card, slices: Sequence[list[Any]], groups: Mapping[str, str], sums: Sums
-    ) -> list[Any]:
+    def _card(self, card: Card, groups: Mapping[str, str]) -> list[Any]:
         device = card.device
-        model = self.models.position(device.model)
-        cores = count_cores(self._shown.ledger.rules.get(device.vendor), device.cores)
-        sums.count_card(model, device.memory, cores)
-        measured = self._shown.measurements.cards.get((name, device.uuid), NOT_MEASURED)
+        cores = count_cores(self._rules.get(device.vendor), device.cores)
+        self._sums.count_card(device.model, device.memory, cores)
+        measured = self._shown.measurements.cards.get((self._name, device.uuid), NOT_MEASURED)
         return [
             device.index,
             device.uuid,
-            model,
+            device.model,
             device.mode,
             device.memory,
             cores,
@@ -210,18 +184,10 @@ class NodeRenderer:
             card_state(card),
             groups.get(device.uuid, ""),
             device.numa,
-            slices,
+            self._slices.get(device.uuid, ()),
             measured.memory_mib,
             measured.percent,
         ]
-
-    def _groups_of(self, name: str) -> dict[str, str]:
-        """NVLink groups by uuid; found again only when the node's registration has changed."""
-        devices = self._shown.ledger.devices(name)
-        known = self._groups.get(name)
-        if known is None or known[0] is not devices:
-            known = self._groups[name] = devices, nvlink_groups(devices)
-        return known[1]
 
 
 def nvlink_groups(devices: Mapping[str, Device]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from tessera.inspect.dashboard.documents import NODES, TOTALS, WAITING, Parts, compress, encode, state_pieces
-from tessera.inspect.dashboard.nodes import NodeRenderer
+from tessera.inspect.dashboard.nodes import render_node
 from tessera.inspect.dashboard.source import PageSource
 from tessera.inspect.dashboard.steps import in_steps, pause_for
 from tessera.inspect.dashboard.totals import Sums
@@ -72,7 +72,6 @@ class LiveState:
         self._loop = asyncio.get_running_loop()
         # Versions of two processes, or of two runs of one, must not be taken for each other.
         self.parts = Parts(int(now() * 1000))
-        self._renderer = NodeRenderer(source)
         self._sums = Sums()
         self._nodes: dict[str, Sums] = {}
         self.waiting = WaitingPods(source)
@@ -107,7 +106,7 @@ class LiveState:
     async def shapes(self) -> list[Json]:
         """How many more of the usual shapes fit."""
         async with self._awake():
-            return self._sums.room(self._renderer.models.names)
+            return self._sums.room()
 
     async def close(self) -> None:
         """End all waiting."""
@@ -127,7 +126,6 @@ class LiveState:
                 "since": since,
                 "time": self._now(),
                 "source": self.source.describe(),
-                "models": self._renderer.models.names,
             }
             pieces = state_pieces(head, self.parts.all() if since is None else self.parts.after(since))
             data = asyncio.create_task(asyncio.to_thread(compress, pieces))
@@ -203,7 +201,7 @@ class LiveState:
 
     async def _refresh(self) -> None:
         async for name in in_steps(self._changed_nodes(), pause_for(RENDER_SHARE)):
-            before, after = self._nodes.pop(name, None), self._renderer.render(name)
+            before, after = self._nodes.pop(name, None), render_node(self.source, name)
             if before is not None:
                 self._sums.add(before, -1)
             if after is not None:
@@ -215,7 +213,7 @@ class LiveState:
         if self._loop.time() - self._totals_at >= TOTALS_S:
             self._totals_at = self._loop.time()
             waited = self.waiting.waited(round(self._now()))
-            totals = self._sums.document(self._renderer.models.names, self.waiting.asked, waited)
+            totals = self._sums.document(self.waiting.asked, waited)
             self.parts.put(TOTALS, encode(totals))
         if self._problem != self.source.problem:
             self._problem = self.source.problem

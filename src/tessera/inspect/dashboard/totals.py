@@ -13,7 +13,7 @@ hold cards now, from creation to binding in whole seconds; `longest` also looks 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -59,8 +59,7 @@ class Share:
 class Shape(NamedTuple):
     """Something that people ask for."""
 
-    model: int
-    """position in the table of models"""
+    model: str
     kind: str
     size: int = 0
 
@@ -94,10 +93,10 @@ def count_slices(requests: Iterable[PodRequest]) -> Counter[SliceSize]:
 class Sums:
     """Of one node, or of all."""
 
-    cards: dict[int, Share] = field(default_factory=dict)
-    """by position of the model: what its cards have"""
-    granted: dict[tuple[str, int], Share] = field(default_factory=dict)
-    """by namespace and position of the model"""
+    cards: dict[str, Share] = field(default_factory=dict)
+    """by model: what its cards have"""
+    granted: dict[tuple[str, str], Share] = field(default_factory=dict)
+    """by namespace and model"""
     used: Counter[str] = field(default_factory=Counter)
     """by namespace: MiB that its containers use, as far as the monitor knows"""
     measured: int = 0
@@ -123,13 +122,12 @@ class Sums:
 
     # -- of one node
 
-    def count_card(self, model: int, memory: int, cores: int) -> None:
+    def count_card(self, model: str, memory: int, cores: int) -> None:
         self.cards.setdefault(model, Share()).add(Share(memory, cores, 1.0))
 
-    def count_slice(self, owner: tuple[str, int], memory: int, cores: int, share: float, measured: Utilization) -> None:
-        """`owner`: the namespace of its pod, and the position of the card's model."""
-        granted = Share(memory, cores, share)
-        self.held[SliceSize(memory, cores)] += 1
+    def count_slice(self, owner: tuple[str, str], granted: Share, measured: Utilization) -> None:
+        """`owner`: the namespace of its pod, and the card's model."""
+        self.held[SliceSize(granted.memory, granted.cores)] += 1
         self.granted.setdefault(owner, Share()).add(granted)
         if measured.memory_mib is not None:
             self.measured += 1
@@ -139,12 +137,12 @@ class Sums:
 
     # -- of all
 
-    def room(self, models: Sequence[str]) -> list[Json]:
+    def room(self) -> list[Json]:
         """How many more of the usual shapes fit, by model, the smallest first."""
         present = self._present()
         found = [(shape, count) for shape, count in self.shapes.items() if shape.model in present]
-        found.sort(key=lambda one: (models[one[0].model], _rank(one[0])))
-        return [{"shape": _name(shape, short_model(models[shape.model])), "count": count} for shape, count in found]
+        found.sort(key=lambda one: (one[0].model, _rank(one[0])))
+        return [{"shape": _name(shape), "count": count} for shape, count in found]
 
     def fragmented(self, asked: Counter[SliceSize]) -> SliceSize:
         """Free memory and cores of no use for what pods hold and, on top of that, ask for."""
@@ -160,9 +158,9 @@ class Sums:
         unfit *= number / sum(count for _, count in demand)
         return SliceSize(round(float(unfit @ memory)), round(float(unfit @ cores)))
 
-    def document(self, models: Sequence[str], asked: Counter[SliceSize], waiting: Iterable[float] = ()) -> Json:
+    def document(self, asked: Counter[SliceSize], waiting: Iterable[float] = ()) -> Json:
         """`asked` are the slices that waiting pods ask for, `waiting` the seconds that they have waited."""
-        by_model: dict[int, Share] = {}
+        by_model: dict[str, Share] = {}
         by_namespace: dict[str, Share] = {}
         total, granted = Share(), Share()
         for (namespace, model), share in self.granted.items():
@@ -186,18 +184,18 @@ class Sums:
             ],
             "byModel": [
                 {
-                    "model": models[model],
+                    "model": model,
                     "cards": round(self.cards[model].cards),
                     "granted": by_model.get(model, Share()).document,
                     "total": self.cards[model].document,
                 }
-                for model in sorted(self._present(), key=lambda model: models[model])
+                for model in self._present()
             ],
         }
 
-    def _present(self) -> set[int]:
+    def _present(self) -> list[str]:
         """The models that there are cards of now."""
-        return {model for model, share in self.cards.items() if share.cards > 0.5}
+        return sorted(model for model, share in self.cards.items() if share.cards > 0.5)
 
     def _used(self, memory: int) -> Json | None:
         """The monitor knows the memory of slices; cores and cards are those of the grants."""
@@ -241,16 +239,15 @@ def _add_counts(mine: Counter[Any], theirs: Mapping[Any, int], sign: int) -> Non
 def count_room(
     sums: Sums,
     cards: Sequence[Card],
-    position: Callable[[str], int],
     groups: Mapping[str, str],
     rules: Mapping[str, Rules],
 ) -> None:
     """Of a node that takes pods. `groups` are the NVLink groups by uuid, `rules` those of vendors."""
-    whole: dict[int, int] = {}
-    linked: Counter[tuple[int, str]] = Counter()
+    whole: dict[str, int] = {}
+    linked: Counter[tuple[str, str]] = Counter()
     sizes = Counter(groups.values())
     for card in cards:
-        device, model, is_open = card.device, position(card.device.model), not card_state(card)
+        device, model, is_open = card.device, card.device.model, not card_state(card)
         whole.setdefault(model, 0)
         if device.mode == MIG:
             _count_mig(sums, model, card, is_open)
@@ -280,7 +277,7 @@ def count_room(
         sums.shapes[Shape(model, "node", len(cards))] += whole[model] == len(cards)
 
 
-def _count_parts(sums: Sums, model: int, device: Device, free: FreePart, card: Card) -> None:
+def _count_parts(sums: Sums, model: str, device: Device, free: FreePart, card: Card) -> None:
     slots = device.slots - card.used if free.has_slot else 0
     for parts, _ in FRACTIONS:
         if device.slots < parts:
@@ -289,7 +286,7 @@ def _count_parts(sums: Sums, model: int, device: Device, free: FreePart, card: C
         sums.shapes[Shape(model, "part", parts)] += max(min(free.memory // memory, free.cores // share, slots), 0)
 
 
-def _count_mig(sums: Sums, model: int, card: Card, is_open: bool) -> None:
+def _count_mig(sums: Sums, model: str, card: Card, is_open: bool) -> None:
     for profile in card.device.mig_profiles:
         shape = Shape(model, profile.name)
         taken = [slot.placement for slot in card.mig]
@@ -306,7 +303,8 @@ def _rank(shape: Shape) -> tuple[int, int, str]:
     return kinds.get(shape.kind, 0), size, shape.kind
 
 
-def _name(shape: Shape, model: str) -> str:
+def _name(shape: Shape) -> str:
+    model = short_model(shape.model)
     match shape.kind:
         case "part":
             return f"{dict(FRACTIONS)[shape.size]} {model}"

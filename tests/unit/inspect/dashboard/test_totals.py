@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.core.ledger.ledger import Ledger
-from tessera.inspect.dashboard.nodes import NodeRenderer, ShownCluster
+from tessera.inspect.dashboard.nodes import ShownCluster, render_node
 from tessera.inspect.dashboard.pods import NO_ORIGIN, PodOrigin
 from tessera.inspect.dashboard.totals import SliceSize, Sums
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -44,14 +44,16 @@ class Shown(ShownCluster):
         return self._origins.get(uid, NO_ORIGIN)
 
 
-def summed(shown: ShownCluster) -> tuple[Sums, list[str]]:
-    """Of all nodes, with the models."""
-    renderer, sums = NodeRenderer(shown), Sums()
-    for name in shown.ledger.node_names():
-        document = renderer.render(name)
-        assert document is not None
-        sums.add(document.sums)
-    return sums, renderer.models.names
+def parts(shown: ShownCluster) -> list[Sums]:
+    """Of each node."""
+    return [found.sums for name in shown.ledger.node_names() if (found := render_node(shown, name)) is not None]
+
+
+def summed(shown: ShownCluster) -> Sums:
+    sums = Sums()
+    for part in parts(shown):
+        sums.add(part)
+    return sums
 
 
 def document(
@@ -60,8 +62,7 @@ def document(
     here = cluster(node("n1").gpus(2, memory=24_000))
     for name, namespace in (("a", "x"), ("b", "y"), ("c", "y")):
         here.observe(here.start(gpu_pod(name, mem=5_000, cores=10).called(name, namespace=namespace), ["n1"]))
-    sums, models = summed(Shown(here.ledger, used or {}, origins or {}))
-    return sums.document(models, Counter(), waiting)
+    return summed(Shown(here.ledger, used or {}, origins or {})).document(Counter(), waiting)
 
 
 def test_what_the_monitor_sees_is_summed_by_namespace() -> None:
@@ -112,8 +113,8 @@ def test_containers_of_a_pod_are_summed_per_card() -> None:
 
 
 def shapes(nodes: Sequence[NodeBuilder], pods: Sequence[PodBuilder] = ()) -> dict[str, int]:
-    sums, models = summed(Shown(OfflineCluster(state_of(nodes, pods)).ledger))
-    return {one["shape"]: one["count"] for one in sums.room(models)}
+    sums = summed(Shown(OfflineCluster(state_of(nodes, pods)).ledger))
+    return {one["shape"]: one["count"] for one in sums.room()}
 
 
 async def test_the_shapes_of_an_empty_node() -> None:
@@ -169,24 +170,21 @@ async def test_a_node_that_changes_takes_its_old_part_along() -> None:
         {"uid-a": Utilization(0, 0), "uid-b": Utilization(1)},
         {"uid-a": PodOrigin(since=9.0, created=1.0)},
     )
-    renderer, sums = NodeRenderer(shown), Sums()
-    parts = [document.sums for name in ("n1", "n2") if (document := renderer.render(name)) is not None]
-    for part in parts:
-        sums.add(part)
-    sums.add(parts[0], -1)
-    alone, models = Sums(), renderer.models.names
-    alone.add(parts[1])
-    assert sums.document(models, Counter()) == alone.document(models, Counter())
-    assert sums.room(models) == alone.room(models)
-    sums.add(parts[1], -1)
-    assert sums.document(models, Counter())["cards"] == 0
-    assert sums.room(models) == []
+    sums, alone = summed(shown), Sums()
+    first, second = parts(shown)
+    sums.add(first, -1)
+    alone.add(second)
+    assert sums.document(Counter()) == alone.document(Counter())
+    assert sums.room() == alone.room()
+    sums.add(second, -1)
+    assert sums.document(Counter())["cards"] == 0
+    assert sums.room() == []
 
 
 async def test_free_memory_is_fragmented_where_what_pods_ask_for_does_not_fit() -> None:
     nodes = [node("n1").gpus(2, memory=24_000)]
     held = cluster(*nodes).start(gpu_pod("p", mem=20_000, cores=10), ["n1"])
-    sums, _ = summed(Shown(OfflineCluster(state_of(nodes, [held])).ledger))
+    sums = summed(Shown(OfflineCluster(state_of(nodes, [held])).ledger))
     # The same again fits on the other card, but not on the 4000 MiB beside it.
     assert sums.fragmented(Counter()) == SliceSize(4_000, 90)
     # A pod that waits for more than any card has, and is half of the demand, can use neither.
@@ -194,6 +192,6 @@ async def test_free_memory_is_fragmented_where_what_pods_ask_for_does_not_fit() 
 
 
 async def test_nothing_is_fragmented_where_nothing_is_asked_for() -> None:
-    sums, _ = summed(Shown(OfflineCluster(state_of([node("n1").gpus(2)])).ledger))
+    sums = summed(Shown(OfflineCluster(state_of([node("n1").gpus(2)])).ledger))
     assert sums.fragmented(Counter()) == SliceSize(0, 0)
     assert Sums().fragmented(Counter({SliceSize(1, 1): 1})) == SliceSize(0, 0)

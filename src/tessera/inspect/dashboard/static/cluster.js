@@ -28,18 +28,18 @@ function readSlice(raw) {
   return { pod, memory, cores, slots, used, utilization, profile: profile ?? '' };
 }
 
-/** @param {any} raw @param {string} node @param {string[]} models @returns {Card} */
-function readCard(raw, node, models) {
+/** @param {any} raw @param {string} node @returns {Card} */
+function readCard(raw, node) {
   const [index, uuid, model, mode, memory, cores, slots, state, group, numa, slices, used, utilization, claims] = raw;
   return {
-    node, index, uuid, model: models[model] ?? 'unknown', mode, memory, cores, slots, state, group, numa,
+    node, index, uuid, model, mode, memory, cores, slots, state, group, numa,
     slices: slices.map(readSlice), used, utilization, claims: claims ?? [],
   };
 }
 
-/** @param {string} name @param {any} raw @param {string[]} models @returns {ClusterNode} */
-function readNode(name, raw, models) {
-  return { name, problem: raw.problem, cards: raw.cards.map((/** @type {any} */ card) => readCard(card, name, models)) };
+/** @param {string} name @param {any} raw @returns {ClusterNode} */
+function readNode(name, raw) {
+  return { name, problem: raw.problem, cards: raw.cards.map((/** @type {any} */ card) => readCard(card, name)) };
 }
 
 /** @param {string} uid @param {string} node @param {any} raw @returns {Pod} */
@@ -88,7 +88,7 @@ export class Cluster {
     // What the journal has is read when the reader asks for it.
     this.source = { ...document.source, journal: this.source.journal };
     this.totals = document.totals ?? this.totals;
-    for (const [name, node] of Object.entries(document.nodes)) this.#replaceNode(name, node, document.models, isFirst ? null : changes);
+    for (const [name, node] of Object.entries(document.nodes)) this.#replaceNode(name, node, isFirst ? null : changes);
     for (const [uid, row] of Object.entries(document.waiting)) {
       changes.waiting = true;
       if (row) this.waiting.set(uid, row);
@@ -97,8 +97,8 @@ export class Cluster {
     return changes;
   }
 
-  /** @param {string} name @param {any} raw  null if it is gone @param {string[]} models @param {Changes | null} changes */
-  #replaceNode(name, raw, models, changes) {
+  /** @param {string} name @param {any} raw  null if it is gone @param {Changes | null} changes */
+  #replaceNode(name, raw, changes) {
     const before = this.nodes.get(name);
     const known = new Set();
     for (const uid of before ? before.cards.flatMap((card) => card.slices.map((slice) => slice.pod)) : []) {
@@ -118,7 +118,7 @@ export class Cluster {
       else if (!known.has(uid) && !this.pods.has(uid)) changes?.placed.push(pod);
       this.pods.set(uid, pod);
     }
-    const node = readNode(name, raw, models);
+    const node = readNode(name, raw);
     if (changes) {
       const old = new Map(before?.cards.map((card) => [card.uuid, fingerprint(card)]));
       for (const card of node.cards) if (old.get(card.uuid) !== fingerprint(card)) changes.cards.add(cardKey(card));
