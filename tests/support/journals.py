@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from tessera.core.ledger.ledger import Ledger
 from tessera.inspect.replay import Difference, JournalReplay, ReplayCounts
 from tessera.scheduler.journal import Journal
-from tessera.wire.journal import Record, decode_record, encode_record
+from tessera.wire.journal import CandidateMask, Record, decode_record, encode_record
 
 
 def records_of(journal: Journal, since: int | None = None, *, snapshot: bool = True) -> list[Record]:
@@ -22,6 +24,14 @@ def decide_again(records: Iterable[Record]) -> tuple[ReplayCounts, Difference | 
     found = (replay.check(record) for record in records)
     difference = next((each for each in found if each is not None), None)
     return replay.counts, difference
+
+
+def named(mask: CandidateMask | None, order: Sequence[str]) -> list[str]:
+    """The nodes among the candidates of a decision, given those that were registered then."""
+    assert mask is not None
+    if mask.mask is None:
+        return list(order)
+    return [name for name, bit in zip(order, np.unpackbits(np.frombuffer(mask.mask, np.uint8)), strict=False) if bit]
 
 
 def replayed(records: Iterable[Record]) -> JournalReplay:

@@ -7,7 +7,6 @@ so it can be replayed alone. A decision stands before the change of the ledger t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import msgspec
@@ -53,20 +52,6 @@ class CandidateMask(Value, frozen=True):
     searched: bool = False
     """the list was only searched for the best nodes until one of them was found: `mask` leaves out those that it does
     not name, and has all other nodes. So the decision comes out the same; `count` is that of a list of this length"""
-
-    def names(self, order: Sequence[str]) -> list[str]:
-        """The candidates, given the names of the nodes in their order, with made-up names for the others.
-
-        Raises ValueError if the mask belongs to another number of nodes.
-        """
-        others = [f"unregistered-{number}" for number in range(self.others)]
-        if self.mask is None:
-            return [*order, *others]
-        if len(self.mask) != -(-len(order) // 8):
-            raise ValueError(f"a mask of {8 * len(self.mask)} bits for {len(order)} nodes")
-        bits = int.from_bytes(self.mask, "big") >> (-len(order) % 8)
-        last = len(order) - 1
-        return [*(name for place, name in enumerate(order) if bits >> (last - place) & 1), *others]
 
 
 # -- records

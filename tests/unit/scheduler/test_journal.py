@@ -38,7 +38,7 @@ from tests.support.builders import gpu_pod, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.features import preempt_for
 from tests.support.journalled_scheduler import JournalledWorld, happened, kinds, machine, only
-from tests.support.journals import assert_same_ledger, records_of, replayed
+from tests.support.journals import assert_same_ledger, named, records_of, replayed
 from tests.support.logs import captured
 from tests.support.stepwise_scheduler import using_downward_api
 
@@ -146,7 +146,7 @@ async def test_a_pod_that_is_placed_by_its_bind_is_recorded_as_such() -> None:
     [placed], [full, unknown] = only(world, Placed), only(world, Refused)
     assert (placed.at_bind, placed.node) == (True, "n2")
     assert full.at_bind
-    assert full.candidates.names(["n1", "n2"]) == ["n1"]
+    assert named(full.candidates, ["n1", "n2"]) == ["n1"]
     assert (unknown.reasons, unknown.candidates.others) == ({"node unregistered": 1}, 1)
     assert_same_ledger(replayed(records_of(world.journal)), world.ledger)
 
@@ -159,7 +159,7 @@ def test_only_what_a_search_did_not_find_is_left_out_of_a_list_that_was_searched
     assert world.chosen(gpu_pod("second", mem=1000), names) == "n0"
     _, placed = only(world, Placed)
     assert (placed.candidates.searched, placed.candidates.count) == (True, 8)
-    assert placed.candidates.names([f"n{i}" for i in range(9)]) == names
+    assert named(placed.candidates, [f"n{i}" for i in range(9)]) == names
     replayed(records_of(world.journal))
 
 

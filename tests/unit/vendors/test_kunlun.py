@@ -1,6 +1,9 @@
+"""Whole Kunlun cards, slices, and the links of a board that decide which go together."""
+
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -14,7 +17,7 @@ from tessera.core.model.node_info import Card
 from tessera.core.model.requests import Constraint, Request
 from tessera.vendors.base import ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Resources
-from tessera.vendors.kunlun import CARD_MEMORY, CHART, FAMILY, Kunlun, Vxpu
+from tessera.vendors.kunlun import CARD_MEMORY, CHART, COUNTS, FAMILY, Kunlun, Vxpu, bubbles, choose, seats
 from tests.support.vendor_cases import VendorNode, devices, mutated, node, taken, warnings
 
 XPU, VXPU, MEM = "kunlunxin.com/xpu", "kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory"
@@ -305,3 +308,112 @@ def test_quotas_on_slices(sliced: Vxpu) -> None:
         == "8/8 ResourceQuotaNotFit"
     )
     assert VendorNode(sliced, sliced_cards(), room=QuotaRoom(memory=2 * HALF)).indexes(**limits) == [0, 1]
+
+
+LEFT, RIGHT = {0, 1, 2, 3}, {4, 5, 6, 7}
+LINKS = [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
+GROUPS = [set(map(int, text)) for text in ("0145", "2367", "0246", "1357", "0347", "1256")]
+
+
+def by_the_book(count: int, free: set[int]) -> set[int] | None:
+    """The protocol's sentences, one after the other."""
+    if count == 8:
+        return free if free == LEFT | RIGHT else None
+    if count not in (1, 2, 4):
+        return None
+    left, right = sorted(free & LEFT), sorted(free & RIGHT)
+    if len(left) >= count or len(right) >= count:
+        for slots in range(count, 5):
+            number = [1, 3, 2, 4][slots - 1] if count % 2 else slots
+            if len(left) == number:
+                return set(left[:count])
+            if len(right) == number:
+                return set(right[:count])
+    if count == 2:
+        return next((pair for pair in LINKS if pair <= free), None)
+    contained = [group for group in GROUPS if group <= free]
+    if count == 4 and len(free) in (4, 5):
+        return contained[0] if contained else None
+    if count == 4 and len(free) == 6 and contained:
+        for group in contained:
+            rest = free - group
+            if rest in LINKS or rest <= LEFT or rest <= RIGHT:
+                return group
+        return contained[-1]
+    return None
+
+
+FREE_SETS = [set(chosen) for size in range(9) for chosen in combinations(range(8), size)]
+
+
+@pytest.mark.parametrize("count", range(10))
+def test_every_state_of_a_board_is_decided_by_the_book(count: int) -> None:
+    for free in FREE_SETS:
+        expected = by_the_book(count, free)
+        assert choose(count, sorted(free)) == (None if expected is None else tuple(sorted(expected))), free
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_choice_has_the_right_size_and_is_free(count: int) -> None:
+    for free in FREE_SETS:
+        chosen = choose(count, sorted(free))
+        assert chosen is None or (len(chosen) == count and set(chosen) <= free)
+
+
+def test_six_free_cards_leave_two_that_are_linked() -> None:
+    assert choose(4, [0, 1, 2, 4, 5, 6]) == (0, 1, 4, 5)
+    assert choose(4, [0, 1, 2, 5, 6, 7]) == (1, 2, 5, 6)
+
+
+def test_preference_decides_inside_a_wing_only() -> None:
+    assert choose(2, [3, 1, 0]) == (1, 3)
+    assert choose(1, [7, 6, 0]) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("count", "free", "expected"),
+    [
+        (2, [0, 1], (0, 1)),
+        (4, [0, 1, 2, 3], (0, 1, 2, 3)),
+        (8, [0, 1, 2, 3], None),
+        (2, [0, 12], None),
+        (2, [4, 12, 13], (12, 13)),
+        (2, [0, 4, 12, 13], (0, 4)),
+        (8, list(range(1, 16)), (8, 9, 10, 11, 12, 13, 14, 15)),
+        (1, [], None),
+        (1, [2**31 - 1], (2**31 - 1,)),
+    ],
+)
+def test_nodes_with_fewer_or_more_than_eight_cards(
+    count: int, free: list[int], expected: tuple[int, ...] | None
+) -> None:
+    assert choose(count, free) == expected
+
+
+def device(uuid: str, index: int) -> Device:
+    return Device(uuid, "XPU", index)
+
+
+def test_a_seat_is_the_index() -> None:
+    assert seats([device("b", 5), device("a", 0)]) == {"a": 0, "b": 5}
+
+
+def test_cards_with_equal_indexes_are_seated_by_rank() -> None:
+    assert seats([device("b", 0), device("c", 9), device("a", 0)]) == {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        (set(), 1),
+        ({0}, 3),
+        ({0, 1}, 2),
+        ({0, 1, 2, 3}, 1),
+        ({0, 1, 2, 3, 4}, 2),
+        ({0, 4}, 4),
+        ({0, 1, 2, 3, 4, 5, 6, 7}, 0),
+        ({8, 9, 10, 11}, 1),
+    ],
+)
+def test_how_ragged_the_use_of_a_board_is(used: set[int], expected: int) -> None:
+    assert bubbles(frozenset(used)) == expected

@@ -191,20 +191,6 @@ def test_rare_reasons_are_counted_together() -> None:
     assert counts[-1] == (OTHER_REASONS, 5)
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 64, 65])
-def test_a_mask_names_the_candidates(size: int) -> None:
-    order = [f"n{i:03}" for i in range(size)]
-    chosen = order[::3]
-    bits = "".join("1" if name in chosen else "0" for name in order)
-    padded = bits + "0" * (-size % 8)
-    mask = bytes(int(padded[i : i + 8], 2) for i in range(0, len(padded), 8))
-    others = ["unregistered-0", "unregistered-1"]
-    assert CandidateMask(len(chosen) + 2, mask, 2).names(order) == [*chosen, *others]
-    assert CandidateMask(size + 2, None, 2).names(order) == [*order, *others]
-    with pytest.raises(ValueError, match="bits"):
-        CandidateMask(size, mask + b"\0").names(order)
-
-
 def test_a_line_that_is_no_record_and_a_newer_format_are_errors() -> None:
     for line in (b"", b"{}", b'{"kind":"unheard-of"}', b'{"kind":"pla', b"\xff"):
         with pytest.raises(WireError):
