@@ -333,25 +333,22 @@ FOUND = (
 @example(FOUND[1], SHARED)
 @example(FOUND[2], SHARED)
 @given(steps, st.sampled_from([SHARED, WHOLE]))
-def test_what_is_handed_out_never_exceeds_a_card_and_what_fits_is_not_refused(
+@in_fake_time
+async def test_what_is_handed_out_never_exceeds_a_card_and_what_fits_is_not_refused(
     plan: list[Step], node: NodeSettings
 ) -> None:
-    @in_fake_time
-    async def live() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            life = Life(Path(folder), node)
-            await life.start(life.world)
-            try:
-                for step in plan:
-                    match step:
-                        case Bind():
-                            await life.bind(step)
-                        case Prepare():
-                            await life.prepare(step)
-                        case Act():
-                            await life.act(step)
-                    life.check()
-            finally:
-                await life.stop()
-
-    live()
+    with tempfile.TemporaryDirectory() as folder:
+        life = Life(Path(folder), node)
+        await life.start(life.world)
+        try:
+            for step in plan:
+                match step:
+                    case Bind():
+                        await life.bind(step)
+                    case Prepare():
+                        await life.prepare(step)
+                    case Act():
+                        await life.act(step)
+                life.check()
+        finally:
+            await life.stop()

@@ -47,71 +47,57 @@ def pods(admitted: Sequence[Plan]) -> list[Pod]:
 
 @examples(1.5)
 @given(plans(), st.randoms(use_true_random=True), st.booleans(), st.booleans())
-def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
+@in_fake_time
+async def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
     admitted: list[Plan], rng: random.Random, speaks: bool, rests: bool
 ) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(*pods(admitted), resources=speaks)
-        async with world.running():
-            kubelet = Kubelet(world, rng)
-            for plan in rng.sample(admitted, len(admitted)):
-                await kubelet.admit(plan, gives_up=False)
-                if rests:
-                    await world.at_rest(1)
-            assert kubelet.wrong == []
-            mixed = any(plan.uses_downward_api for plan in admitted) and not all(
-                plan.uses_downward_api for plan in admitted
-            )
-            hidden = not speaks or any(plan.inits for plan in admitted)
-            # Where kubelet does not say who holds what, a mixture may have to be refused.
-            assert kubelet.refused == [] or (mixed and hidden), kubelet.refused
-            for plan in admitted:
-                world.api.status(plan.name, "Running")
-            await world.at_rest()
-            if not kubelet.refused:
-                assert {world.api.phase(plan.name) for plan in admitted} <= {"success"}
-                assert world.events == []
-
-    check()
+    async with HandoverNode(*pods(admitted), resources=speaks).running() as world:
+        kubelet = Kubelet(world, rng)
+        for plan in rng.sample(admitted, len(admitted)):
+            await kubelet.admit(plan, gives_up=False)
+            if rests:
+                await world.at_rest(1)
+        assert kubelet.wrong == []
+        mixed = any(plan.uses_downward_api for plan in admitted) and not all(
+            plan.uses_downward_api for plan in admitted
+        )
+        hidden = not speaks or any(plan.inits for plan in admitted)
+        # Where kubelet does not say who holds what, a mixture may have to be refused.
+        assert kubelet.refused == [] or (mixed and hidden), kubelet.refused
+        for plan in admitted:
+            world.api.status(plan.name, "Running")
+        await world.at_rest()
+        if not kubelet.refused:
+            assert {world.api.phase(plan.name) for plan in admitted} <= {"success"}
+            assert world.events == []
 
 
 @examples(1.5)
 @given(plans(), st.randoms(use_true_random=True))
-def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan], rng: random.Random) -> None:
+@in_fake_time
+async def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan], rng: random.Random) -> None:
     # Init containers are not shown by kubelet, so what it gave up in them cannot be told.
     plain = [plan for plan in admitted if not plan.inits]
-
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(*pods(plain))
-        async with world.running():
-            kubelet = Kubelet(world, rng)
-            for plan in rng.sample(plain, len(plain)):
-                await kubelet.admit(plan, gives_up=rng.random() < 0.3)
-            assert kubelet.wrong == []
-
-    check()
+    async with HandoverNode(*pods(plain)).running() as world:
+        kubelet = Kubelet(world, rng)
+        for plan in rng.sample(plain, len(plain)):
+            await kubelet.admit(plan, gives_up=rng.random() < 0.3)
+        assert kubelet.wrong == []
 
 
 @examples(1.5)
 @given(plans(), st.integers(0, 3), st.randoms(use_true_random=True))
-def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
+@in_fake_time
+async def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
     admitted: list[Plan], answered: int, rng: random.Random
 ) -> None:
     """And nothing was written to the API, so that only kubelet can tell which containers were answered."""
     dependent = [plan for plan in admitted if not plan.uses_downward_api][:1]
-
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(*pods(dependent), inherited=True)
-        async with world.running():
-            kubelet = Kubelet(world, rng)
-            for plan in dependent:
-                await kubelet.admit(plan, answered=answered)
-            assert kubelet.wrong == []
-
-    check()
+    async with HandoverNode(*pods(dependent), inherited=True).running() as world:
+        kubelet = Kubelet(world, rng)
+        for plan in dependent:
+            await kubelet.admit(plan, answered=answered)
+        assert kubelet.wrong == []
 
 
 @examples(1)
@@ -119,20 +105,15 @@ def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
     st.lists(st.lists(st.sampled_from(SLICES), min_size=1, max_size=2), min_size=1, max_size=5),
     st.randoms(use_true_random=True),
 )
-def test_pods_that_never_should_be_bound_at_once_are_refused_rather_than_mixed_up(
+@in_fake_time
+async def test_pods_that_never_should_be_bound_at_once_are_refused_rather_than_mixed_up(
     shapes: list[list[str]], rng: random.Random
 ) -> None:
     admitted = [Plan(f"p{number}", tuple(shape), 0, False) for number, shape in enumerate(shapes)]
-
-    @in_fake_time
-    async def check() -> None:
-        world = HandoverNode(*pods(admitted))
-        async with world.running():
-            kubelet = Kubelet(world, rng)
-            for plan in rng.sample(admitted, len(admitted)):
-                await kubelet.admit(plan, gives_up=False)
-                if any(text.startswith(f"{plan.name}/") for text in kubelet.refused):
-                    world.api.status(plan.name, "Failed")
-            assert kubelet.wrong == []
-
-    check()
+    async with HandoverNode(*pods(admitted)).running() as world:
+        kubelet = Kubelet(world, rng)
+        for plan in rng.sample(admitted, len(admitted)):
+            await kubelet.admit(plan, gives_up=False)
+            if any(text.startswith(f"{plan.name}/") for text in kubelet.refused):
+                world.api.status(plan.name, "Failed")
+        assert kubelet.wrong == []

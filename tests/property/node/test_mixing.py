@@ -32,58 +32,46 @@ def plans(draw: st.DrawFn) -> list[Plan]:
 
 @examples(1)
 @given(plans(), st.randoms(use_true_random=True))
-def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
+@in_fake_time
+async def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
     coming: list[Plan], rng: random.Random
 ) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode().running() as world:
-            node = Node(world, coming, rng, patience=inf, behind=0.0)
-            await node.live()
-            assert (node.kubelet.wrong, node.kubelet.refused) == ([], [])
-            assert world.events == []
-
-    check()
+    async with HandoverNode().running() as world:
+        node = Node(world, coming, rng, patience=inf, behind=0.0)
+        await node.live()
+        assert (node.kubelet.wrong, node.kubelet.refused) == ([], [])
+        assert world.events == []
 
 
 @examples(1, derandomize=True)
 @given(plans(), st.randoms(use_true_random=True))
-def test_a_watch_that_is_behind_mixes_no_pods_up(coming: list[Plan], rng: random.Random) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode().running() as world:
-            node = Node(world, coming, rng, patience=inf, behind=WATCH_LAG_S * 0.75)
-            await node.live()
-            assert node.kubelet.wrong == []
-
-    check()
+@in_fake_time
+async def test_a_watch_that_is_behind_mixes_no_pods_up(coming: list[Plan], rng: random.Random) -> None:
+    async with HandoverNode().running() as world:
+        node = Node(world, coming, rng, patience=inf, behind=WATCH_LAG_S * 0.75)
+        await node.live()
+        assert node.kubelet.wrong == []
 
 
 @examples(1, derandomize=True)
 @given(plans(), st.randoms(use_true_random=True))
-def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mixed_up(
+@in_fake_time
+async def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mixed_up(
     coming: list[Plan], rng: random.Random
 ) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode().running() as world:
-            node = Node(world, coming, rng, patience=DOWNWARD_API_WAIT_S, behind=WATCH_LAG_S * 0.75)
-            await node.live()
-            assert node.kubelet.wrong == []
-
-    check()
+    async with HandoverNode().running() as world:
+        node = Node(world, coming, rng, patience=DOWNWARD_API_WAIT_S, behind=WATCH_LAG_S * 0.75)
+        await node.live()
+        assert node.kubelet.wrong == []
 
 
 @examples(1)
 @given(plans(), st.randoms(use_true_random=True))
-def test_a_scheduler_without_these_turns_may_see_refusals_but_no_wrong_slice(
+@in_fake_time
+async def test_a_scheduler_without_these_turns_may_see_refusals_but_no_wrong_slice(
     coming: list[Plan], rng: random.Random
 ) -> None:
-    @in_fake_time
-    async def check() -> None:
-        async with HandoverNode().running() as world:
-            node = Node(world, coming, rng, patience=0.0, behind=0.0)
-            await node.live()
-            assert node.kubelet.wrong == []
-
-    check()
+    async with HandoverNode().running() as world:
+        node = Node(world, coming, rng, patience=0.0, behind=0.0)
+        await node.live()
+        assert node.kubelet.wrong == []
