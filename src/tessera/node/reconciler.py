@@ -39,6 +39,7 @@ GAP_S = 0.25
 """between two rounds, whatever changes"""
 
 RETRY_S = 30.0
+"""between attempts to remove what an earlier configuration left"""
 
 Attempt = Callable[[Sequence[Assignment], Sequence[Assignment]], Awaitable[Mapping[str, str]]]
 """removes what no container needs, given all live assignments and those that existed at first. Returns what stays and

@@ -47,13 +47,13 @@ from tessera.host.nvml.mig import (
 from tessera.host.nvml.session import Binding, Handle, NvmlConnection, Session, load_binding, text_of
 from tessera.wire.errors import quoted
 
+log = structlog.get_logger(__name__)
+
 _UUID = re.compile(r"GPU(-[0-9a-fA-F]{8})(-[0-9a-fA-F]{4}){3}(-[0-9a-fA-F]{12})\Z", re.ASCII)
 
 SYSFS = Path("/sys")
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _ADDRESS = re.compile(r"([0-9A-F]{4,8})(:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7])\Z", re.ASCII | re.IGNORECASE)
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 

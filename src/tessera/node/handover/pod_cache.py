@@ -26,10 +26,10 @@ from tessera.wire.keys import DEVICE_CORDON, NODE_LOCK
 from tessera.wire.objects import Node, Pod
 from tessera.wire.registration import decode_node_lock
 
+log = structlog.get_logger(__name__)
+
 Annotations = Mapping[str, str | None]
 """None removes"""
-
-log = structlog.get_logger(__name__)
 
 READ_S = 3.0
 """deadline of a read from the API while kubelet waits"""

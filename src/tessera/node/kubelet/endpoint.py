@@ -28,6 +28,8 @@ from grpc import aio
 
 from tessera.wire.kubelet.methods import Method, Request, Response
 
+log = structlog.get_logger(__name__)
+
 AUTHORITY = "localhost"
 """kubelet accepts no other"""
 MAX_BYTES = 16 << 20
@@ -44,8 +46,6 @@ FAULTS = (aio.AioRpcError, aio.BaseError)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 LOOK_EVERY_S = 0.2
-
-log = structlog.get_logger(__name__)
 
 CHECK_S = 5.0
 """for the service to answer its own test call"""

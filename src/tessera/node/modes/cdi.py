@@ -39,6 +39,8 @@ from tessera.node.modes.device_lists import CDI_ALL, CDI_GPU, CDI_VENDOR, Device
 from tessera.node.settings import AgentSettings, Paths
 from tessera.vendors.nvidia.downward_api import VISIBLE
 
+log = structlog.get_logger(__name__)
+
 PROGRAM_FOLDER = "usr/bin"
 PROGRAMS = (
     "nvidia-cuda-mps-control",
@@ -66,8 +68,6 @@ FEATURE_NODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """patterns of device nodes by class"""
 FEATURE_MOUNTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"gds": ("/run/udev", "/etc/cufile.json")})
 Document = dict[str, Any]
-
-log = structlog.get_logger(__name__)
 
 FILE = "cdi.json"
 REMEMBERED = 2

@@ -38,6 +38,8 @@ from tessera.vendors.nvidia.backend import MigAllowance
 from tessera.wire.errors import WireError
 from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
 
+log = structlog.get_logger(__name__)
+
 _WORD = re.compile(r"[^\s-]+")
 _FAMILY = re.compile(r"[^\s-]*[0-9][^\s-]*")
 """the first word of a model with a number in it, e.g. `H100`"""
@@ -45,8 +47,6 @@ _FAMILY = re.compile(r"[^\s-]*[0-9][^\s-]*")
 NO_SHARING = "none"
 """the mode that hands over whole cards"""
 MAKER = "NVIDIA"
-
-log = structlog.get_logger(__name__)
 
 NVLINK_POINTS = 100
 """per NVLink"""

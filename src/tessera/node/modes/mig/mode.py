@@ -52,13 +52,14 @@ from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.objects import Pod
 from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations, encode_mig_allocations
 
+log = structlog.get_logger(__name__)
+
 TRIES = 10
+"""to complete an annotation, after conflicts and faults that pass"""
 PAUSES = Backoff(initial=0.1, cap=2.0)
 
 Write = Callable[[ObjectKey, Sequence[MigAllocation]], Awaitable[None]]
 """completes these reservations of a pod. Raises NotWritten"""
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
