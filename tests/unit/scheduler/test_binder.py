@@ -14,14 +14,13 @@ from tessera.scheduler.settings import NodeLockMode
 from tessera.scheduler.versioned_write import ATTEMPTS, PAUSES
 from tessera.wire import keys
 from tests.support.binding import FREE, HELD, KEY, POD, agent, node_of, ready, seconds
-from tests.support.builders import ALLOCATED, GPU, NOW, gpu_pod, node, pod
+from tests.support.builders import ALLOCATED, NOW, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
-from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
+from tests.support.fake_cluster import Step, lost_answer, never_sent, refused
 from tests.support.stepwise_scheduler import (
     RESERVATION,
     World,
     serving_downward_api,
-    uid,
     using_downward_api,
 )
 
@@ -249,10 +248,14 @@ async def test_a_pod_that_is_being_deleted_frees_its_card_at_once() -> None:
     assert world.agrees()
 
 
+@pytest.mark.parametrize("is_node_gone", [True, False])
 @in_fake_time
-async def test_a_node_that_is_gone_is_refused_and_nothing_is_written() -> None:
+async def test_a_node_or_a_card_that_is_gone_is_not_given_to_a_pod(is_node_gone: bool) -> None:
     world = ready()
-    world.api.delete_node("n1")
+    if is_node_gone:
+        world.api.delete_node("n1")
+    else:
+        world.api.add_node(serving_downward_api(node("n1").gpu("another-card")))
     world.watch()
     assert await world.bound(POD) == "node n1 lost its devices"
     assert (world.api.writes, world.state(POD)) == ([], None)
@@ -275,16 +278,6 @@ async def test_a_vendor_that_left_the_configuration_ends_the_reservation_of_its_
 
 
 @in_fake_time
-async def test_a_card_that_is_gone_is_not_given_to_a_pod() -> None:
-    world = ready(agent("n1", cards=1))
-    world.api.add_node(serving_downward_api(node("n1").gpu("another-card")))
-    world.watch()
-    assert await world.bound(POD) == "node n1 lost its devices"
-    assert (world.api.writes, world.state(POD)) == ([], None)
-    assert world.agrees()
-
-
-@in_fake_time
 async def test_a_reservation_that_expired_is_placed_again() -> None:
     world = ready()
     await asyncio.sleep(RESERVATION)
@@ -296,21 +289,15 @@ async def test_a_reservation_that_expired_is_placed_again() -> None:
 # -- answers that are no
 
 
+@pytest.mark.parametrize(("there", "error"), [("n1", ""), ("n2", "pod is bound to n2 already")])
 @in_fake_time
-async def test_a_pod_that_is_bound_here_already_is_a_success() -> None:
-    world = ready()
-    world.api.script("bind", Step(meanwhile=lambda: world.api.add_pod(POD.on("n1", "n1-0,NVIDIA,1000,10:;"))))
-    assert await world.bound(POD) == ""
-    assert world.agrees()
-
-
-@in_fake_time
-async def test_a_pod_that_is_bound_elsewhere_frees_its_cards_here() -> None:
+async def test_a_pod_that_another_client_binds_meanwhile_is_bound_there(there: str, error: str) -> None:
     world = ready(agent("n1"), agent("n2"))
-    world.api.script("bind", Step(meanwhile=lambda: world.api.add_pod(POD.on("n2", "n2-0,NVIDIA,1000,10:;"))))
-    assert await world.bound(POD) == "pod is bound to n2 already"
-    assert world.cards("n1") == FREE
+    elsewhere = POD.on(there, f"{there}-0,NVIDIA,1000,10:;")
+    world.api.script("bind", Step(meanwhile=lambda: world.api.add_pod(elsewhere)))
+    assert await world.bound(POD) == error
     assert world.agrees()
+    assert world.cards("n1") == (FREE if error else HELD)
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
@@ -378,20 +365,12 @@ async def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_ends
     assert world.agrees()
 
 
+@pytest.mark.parametrize("earlier", [0, ATTEMPTS - 1], ids=["the next attempt", "the last attempt"])
 @in_fake_time
-async def test_a_server_error_after_the_effect_is_found_even_with_the_last_attempt() -> None:
+async def test_a_server_error_after_the_effect_is_found_by_a_later_look(earlier: int) -> None:
     world = ready()
-    world.api.script("bind", *[refused(504)] * (ATTEMPTS - 1), Step(refused(504), done=True))
+    world.api.script("bind", *[refused(504)] * earlier, Step(refused(504), done=True))
     assert await world.bound(POD) == ""
-    assert world.agrees()
-
-
-@in_fake_time
-async def test_a_server_error_after_the_effect_is_found_by_the_next_attempt() -> None:
-    world = ready()
-    world.api.script("bind", Step(refused(500), done=True))
-    assert await world.bound(POD) == ""
-    assert world.api.calls == ["bind", "bind", "get_pod"]
     assert world.agrees()
 
 
@@ -494,21 +473,3 @@ async def test_a_bug_during_the_write_is_not_hidden_and_frees_nothing() -> None:
     with pytest.raises(ZeroDivisionError):
         await world.bound(POD)
     assert (world.state(POD), world.cycles.checked_out) == (GrantState.RESERVED, 0)
-
-
-# -- small things
-
-
-@in_fake_time
-async def test_the_fake_refuses_what_an_apiserver_refuses() -> None:
-    api = FakeCluster()
-    api.add_pod(POD)
-    with pytest.raises(KubeError, match="409"):
-        await api.bind("default", "p", uid="another", resource_version="1", node="n1", annotations={}, labels={})
-    with pytest.raises(KubeError, match="409"):
-        await api.bind("default", "p", uid=uid(POD), resource_version="0", node="n1", annotations={}, labels={})
-    await api.bind("default", "p", uid=uid(POD), resource_version="1", node="n1", annotations={GPU: "x"}, labels={})
-    with pytest.raises(KubeError, match="409"):
-        await api.bind("default", "p", uid=uid(POD), resource_version="2", node="n1", annotations={}, labels={})
-    with pytest.raises(KubeError, match="404"):
-        await api.annotate_pod("default", "missing", {})

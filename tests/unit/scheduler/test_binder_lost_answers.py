@@ -29,31 +29,23 @@ from tests.support.stepwise_scheduler import (
 # -- answers that are lost
 
 
+@pytest.mark.parametrize(
+    ("step", "calls"),
+    [
+        (Step(lost_answer(), done=True), ["bind", "get_pod"]),
+        (Step(lost_answer()), ["bind", "get_pod", "bind"]),
+        (Step(never_sent()), ["bind", "bind"]),
+    ],
+    ids=["took effect", "was lost before", "never left"],
+)
 @in_fake_time
-async def test_a_bind_that_took_effect_without_an_answer_is_found_and_not_repeated() -> None:
+async def test_a_bind_without_an_answer_is_looked_up_and_repeated_only_if_it_has_no_effect(
+    step: Step, calls: list[str]
+) -> None:
     world = ready()
-    world.api.script("bind", Step(lost_answer(), done=True))
+    world.api.script("bind", step)
     assert await world.bound(POD) == ""
-    assert world.api.calls == ["bind", "get_pod"]
-    assert world.cards() == HELD
-    assert world.agrees()
-
-
-@in_fake_time
-async def test_a_bind_that_was_lost_before_its_effect_is_sent_again() -> None:
-    world = ready()
-    world.api.script("bind", lost_answer())
-    assert await world.bound(POD) == ""
-    assert world.api.calls == ["bind", "get_pod", "bind"]
-    assert world.agrees()
-
-
-@in_fake_time
-async def test_a_bind_that_never_left_is_sent_again_without_looking() -> None:
-    world = ready()
-    world.api.script("bind", never_sent())
-    assert await world.bound(POD) == ""
-    assert world.api.calls == ["bind", "bind"]
+    assert (world.api.calls, world.cards()) == (calls, HELD)
     assert world.agrees()
 
 

@@ -12,29 +12,11 @@ from hypothesis import strategies as st
 from tessera.core.ledger.holders import GrantState
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.requests.reader import PreparedRequest
-from tessera.vendors.node_reader import node_facts
-from tessera.wire.objects import ResourceQuota, decode_object
-from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids, vendors
+from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod, uuids
+from tests.support.filtering import NOTHING, one_card, told, world
 from tests.support.stepwise_scheduler import RESERVATION, World, filter_body, uid, using_downward_api
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
-
-NOTHING = {
-    "Nodes": None,
-    "NodeNames": None,
-    "FailedNodes": None,
-    "FailedAndUnresolvableNodes": None,
-    "Error": "",
-}
-
-
-def world(*nodes: NodeBuilder) -> World:
-    return World(*(nodes or (node("n1").gpus(1), node("n2").gpus(1))))
-
-
-def one_card(name: str = "n1", **card: Any) -> NodeBuilder:
-    return node(name).gpus(1, **card)
-
 
 # -- pods that are not ours
 
@@ -346,65 +328,6 @@ def test_no_body_whatsoever_makes_the_filter_raise(body: bytes) -> None:
     assert set(answer) == set(NOTHING)
 
 
-# -- simulation
-
-
-def test_a_simulation_returns_the_best_given_node_as_it_was_written_and_has_no_effects() -> None:
-    cluster = world(one_card("n1", memory=1000))
-    template = one_card("new", memory=8000).manifest() | {"spec": {"taints": [{"x": 1.50}]}}
-    small = one_card("small", memory=10).manifest()
-    before = cluster.ledger.state()
-    asking = gpu_pod("p", mem=5000)
-    answer = cluster.asked(filter_body(asking, nodes=[small, template]))
-    assert answer == NOTHING | {"Nodes": {"metadata": {}, "items": [template]}}
-    raw = cluster.filter.answer(filter_body(asking, nodes=[small, template]))
-    assert b'"taints": [{"x": 1.5}]' in raw, "the node's own text, blanks included"
-    assert (cluster.ledger.state(), list(cluster.cycles), told(cluster)) == (before, [], [])
-    assert len(cluster.unschedulable) == 0
-
-
-def test_a_simulation_sees_the_given_nodes_as_empty() -> None:
-    cluster = world(one_card("n1", memory=8000))
-    cluster.create(gpu_pod("running").on("n1", "n1-0,NVIDIA,8000,0:;"))
-    answer = cluster.asked(filter_body(gpu_pod("p", mem=8000), nodes=[one_card("n1", memory=8000).manifest()]))
-    assert [item["metadata"]["name"] for item in answer["Nodes"]["items"]] == ["n1"]
-
-
-def test_a_simulation_keeps_the_pods_own_reservation() -> None:
-    cluster, asking = world(), gpu_pod("p")
-    cluster.chosen(asking)
-    cluster.asked(filter_body(asking, nodes=[one_card("new").manifest()]))
-    assert cluster.state(asking) is GrantState.RESERVED
-
-
-def test_a_simulation_without_a_fitting_node_says_why_for_each() -> None:
-    given_nodes = [
-        one_card("small", memory=10),
-        node("bare"),
-        node("odd").annotate(("hami.io/node-nvidia-register", "[")),
-    ]
-    answer = world().asked(filter_body(gpu_pod(mem=5000), nodes=[built.manifest() for built in given_nodes]))
-    assert answer == NOTHING | {
-        "FailedNodes": {
-            "small": "1/1 CardInsufficientMemory",
-            "bare": "node unregistered",
-            "odd": "node usage unavailable",
-        }
-    }
-
-
-def test_a_simulation_does_not_promise_what_the_quota_refuses() -> None:
-    cluster = world()
-    quota = {"metadata": {"name": "q", "namespace": "default"}, "spec": {"hard": {f"limits.{MEMORY}": 100}}}
-    _put_quota(cluster, quota)
-    answer = cluster.asked(filter_body(gpu_pod(mem=5000), nodes=[one_card("new").manifest()]))
-    assert answer["FailedNodes"] == {"new": "1/1 ResourceQuotaNotFit"}
-
-
-def _put_quota(cluster: World, document: dict[str, Any]) -> None:
-    cluster.quotas.put("default/q", decode_object(json.dumps(document), ResourceQuota))
-
-
 # -- recorded requests
 
 
@@ -468,28 +391,6 @@ def test_a_node_that_registers_later_is_found_in_a_list_that_was_sent_before() -
     assert cluster.chosen(gpu_pod("a"), ["late"]) == "late"
 
 
-# -- what people are told
-
-
-def told(cluster: World) -> list[tuple[str, bool, str]]:
-    placed = [(event.request.name, True, event.describe()) for event in cluster.reports.placed]
-    refused = [(event.request.name, False, event.describe()) for event in cluster.reports.refused if event.is_first]
-    return placed + refused
-
-
-def test_a_decision_is_told_with_the_nodes_it_was_chosen_from() -> None:
-    cluster = world(one_card("n1"), one_card("n2"), one_card("tiny", memory=1))
-    cluster.chosen(gpu_pod("p", mem=100), ["n1", "n2", "tiny", "stranger"])
-    text = "find fit node(n1), 2 nodes not fit, 2 nodes fit(n2:0.00,n1:0.00)"
-    assert told(cluster) == [("p", True, text)]
-
-
-def test_a_decision_can_be_told_briefly() -> None:
-    cluster = world()
-    cluster.chosen(gpu_pod("p", mem=1000))
-    assert cluster.reports.placed[0].describe_briefly() == "find fit node(n1), score 0.00"
-
-
 def test_the_candidates_that_are_sent_decide_and_not_those_of_earlier_requests() -> None:
     cluster = world(*(node(f"n{i}").gpus(2, memory=8000) for i in range(6)))
     for used in ("n0", "n1"):
@@ -500,57 +401,6 @@ def test_the_candidates_that_are_sent_decide_and_not_those_of_earlier_requests()
         assert answer["NodeNames"] == ["n2"]
     # As many bytes as before, but a better node is among them now.
     assert cluster.filtered(small.called("last"), ["n0", "n2", "n3", "n4"])["NodeNames"] == ["n0"]
-
-
-def test_a_refusal_is_told_once_with_its_reasons_and_the_nearest_card() -> None:
-    cluster = world(one_card("n1", memory=1000), one_card("n2", memory=3000))
-    for _ in range(3):
-        cluster.filtered(gpu_pod("p", mem=4000), ["n1", "n2", "stranger"])
-    assert told(cluster) == [
-        (
-            "p",
-            False,
-            "needs 4000 MiB; the most free on one card is 3000 of 3000 MiB on n2 (n2-0);"
-            " 2 of 3 nodes: not enough free memory on the card;"
-            " 1 of 3 nodes: no device plugin has registered cards on the node",
-        )
-    ]
-
-
-def test_a_refusal_without_a_near_card_is_told_by_its_reasons() -> None:
-    cluster = world(node("n1").gpu("n1-0", healthy=False))
-    cluster.filtered(gpu_pod("p"), ["n1"])
-    assert told(cluster) == [("p", False, "1 of 1 nodes: the card is unhealthy, or its use is uncertain")]
-
-
-def test_a_refusal_is_told_right_although_nodes_have_come_and_gone_since() -> None:
-    cluster = world(one_card("n1", memory=1000), one_card("n2", memory=3000))
-    cluster.filtered(gpu_pod("p", mem=4000), ["n1", "n2"])
-    cluster.ledger.forget_node("n1")
-    cluster.ledger.observe_node(node_facts(node("n0").gpu("n0-0", memory=3500).api(), vendors()))
-    ((_, _, text),) = told(cluster)
-    assert text.startswith("needs 4000 MiB; the most free on one card is 3000 of 3000 MiB on n2 (n2-0)")
-
-
-def test_every_refusal_is_reported_and_the_first_of_a_pod_as_that() -> None:
-    cluster = world()
-    for name in ("a", "a", "b"):
-        cluster.filtered(gpu_pod(name, gpu=9), ["n1"])
-    cluster.chosen(gpu_pod("c"), ["n1"])
-    assert [event.is_first for event in cluster.reports.refused] == [True, False, True]
-
-
-# -- refused pods are remembered
-
-
-def test_a_refused_pod_waits_until_it_is_placed() -> None:
-    cluster, asking = world(one_card(memory=1000)), gpu_pod("p", mem=4000)
-    cluster.filtered(asking)
-    assert uid(asking) in cluster.unschedulable
-    cluster.api.add_node(one_card("n2", memory=8000))
-    cluster.watch()
-    assert cluster.chosen(asking) == "n2"
-    assert len(cluster.unschedulable) == 0
 
 
 def test_the_reserved_placement_is_the_one_that_was_chosen() -> None:

@@ -10,11 +10,16 @@ import pytest
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import NODES, PODS
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 from tessera_lab.sandbox.api.server import ApiServer
+from tests.support.binding import POD
+from tests.support.builders import GPU
+from tests.support.event_loops import in_fake_time
+from tests.support.fake_cluster import FakeCluster
+from tests.support.stepwise_scheduler import uid
 
 
 @dataclass
@@ -121,3 +126,21 @@ async def test_a_node_that_changed_meanwhile_is_not_annotated(world: World) -> N
         await world.cluster.annotate_node("n1", {"lock": "yours"}, resource_version=version)
     assert caught.value.status == 409
     assert (await world.cluster.get_node("n1")).annotations["lock"] == "mine"
+
+
+# -- the fake of most tests
+
+
+@in_fake_time
+async def test_the_fake_refuses_what_an_apiserver_refuses() -> None:
+    api = FakeCluster()
+    api.add_pod(POD)
+    with pytest.raises(KubeError, match="409"):
+        await api.bind("default", "p", uid="another", resource_version="1", node="n1", annotations={}, labels={})
+    with pytest.raises(KubeError, match="409"):
+        await api.bind("default", "p", uid=uid(POD), resource_version="0", node="n1", annotations={}, labels={})
+    await api.bind("default", "p", uid=uid(POD), resource_version="1", node="n1", annotations={GPU: "x"}, labels={})
+    with pytest.raises(KubeError, match="409"):
+        await api.bind("default", "p", uid=uid(POD), resource_version="2", node="n1", annotations={}, labels={})
+    with pytest.raises(KubeError, match="404"):
+        await api.annotate_pod("default", "missing", {})
