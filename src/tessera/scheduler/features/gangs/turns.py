@@ -68,20 +68,20 @@ class GangOutlook:
 
     def fits(self, gang: Gang) -> bool:
         """Whether it is known that the gang would fit if all other pods were gone."""
-        return self._is_known(gang) and gang.outlook is not None and not gang.outlook.shortage
+        known = self._known(gang)
+        return known is not None and not known.shortage
 
     def shortage(self, gang: Gang) -> str:
         """Why it can never fit; empty if it can, or is not judged."""
-        return gang.outlook.shortage if self._is_known(gang) and gang.outlook is not None else ""
+        known = self._known(gang)
+        return "" if known is None else known.shortage
 
     def is_wanted(self, gang: Gang) -> bool:
         """Whether the gang is to be judged: it is complete, does not fit, and nothing is known of it."""
-        return (
-            gang.state is GangState.WAITING
-            and gang.fitting is not None
-            and not (self._is_known(gang) and gang.outlook is not None and self._now() < gang.outlook.until)
-            and gang.present >= gang.required
-        )
+        if gang.state is not GangState.WAITING or gang.fitting is None or gang.present < gang.required:
+            return False
+        known = self._known(gang)
+        return known is None or self._now() >= known.until
 
     async def judge(self, gangs: Sequence[Gang]) -> None:
         """One of these, of the namespace that has waited longest for it, unless the last judgement was a moment ago."""
@@ -114,9 +114,10 @@ class GangOutlook:
         if self._now() > self._not_before + VALID_S:
             self._cluster = None
 
-    def _is_known(self, gang: Gang) -> bool:
+    def _known(self, gang: Gang) -> Outlook | None:
+        """What was judged of it as it is now."""
         known = gang.outlook
-        return known is not None and known.state == self._state(gang)
+        return known if known is not None and known.state == self._state(gang) else None
 
     def _state(self, gang: Gang) -> Hashable:
         ledger = self._cycles.ledger
