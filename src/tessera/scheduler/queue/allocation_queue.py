@@ -15,6 +15,7 @@ node has a foreign plugin that needs the node lock, an active pod takes it too.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -73,7 +74,7 @@ class Ticket:
 
 def blocks(ahead: Ticket, behind: Ticket, now: float) -> bool:
     """Whether an Allocate that is meant for one of them could be taken for the other's. No pod waits for itself."""
-    if ahead.uid == behind.uid or not (ahead.depends_on_allocate or behind.depends_on_allocate):
+    if not (ahead.depends_on_allocate or behind.depends_on_allocate) or ahead.uid == behind.uid:
         return False
     if ahead.depends_on_allocate and behind.depends_on_allocate:
         return True
@@ -288,7 +289,8 @@ class AllocationQueue:
     def _advance(self, node: str) -> None:
         """Activate every waiting ticket that nothing ahead blocks."""
         queue, now = self._queues[node], self._time()
-        ahead = list(queue.active)
+        # The first dependent pod blocks all later ones, so that most are judged by one look.
+        ahead = deque(sorted(queue.active, key=lambda each: not each.depends_on_allocate))
         candidates, queue.waiting = queue.waiting, []
         for ticket in candidates:
             if any(blocks(each, ticket, now) for each in ahead):
@@ -296,7 +298,7 @@ class AllocationQueue:
             else:
                 self._activate(ticket)
                 ticket.end_wait()
-            ahead.append(ticket)
+            (ahead.appendleft if ticket.depends_on_allocate else ahead.append)(ticket)
         if not queue.active and not queue.waiting:
             del self._queues[node]
 
