@@ -144,18 +144,3 @@ def test_a_snapshots_form_is_no_name_of_a_file(
     assert set(tmp_path.iterdir()) == before
     result = run(("snapshot", "-o", "text"), files, charset="utf-8")
     assert (result.exit_code, "a snapshot has no form text" in result.output) == (2, True)
-
-
-@pytest.mark.parametrize("content", ["- 1\n", "a: [", "kind: Pod\n", "\x00", "!!python/object:os.system {}"])
-def test_a_file_that_is_no_snapshot_says_so(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(content)
-    result = CliRunner().invoke(main, ["top", "--snapshot", str(file)])
-    assert result.exit_code == 2
-    assert "create one with tessera snapshot -o FILE" in result.output
-
-
-def test_a_node_that_is_not_there_is_an_error_with_the_names_of_those_that_are(files: dict[str, str]) -> None:
-    result = run(("top", "--node", "n7"), files, charset="utf-8")
-    assert result.exit_code == 2
-    assert "no node is called n7; the cluster has n1" in result.output

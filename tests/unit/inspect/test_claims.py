@@ -13,19 +13,18 @@ import pytest
 from tessera.core.ledger.audit import audit
 from tessera.core.search.evaluation import UNITS_OF_A_CHECK
 from tessera.inspect import simulation
-from tessera.inspect.explanation import Explanation, PodVerdict, explain
+from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.manifests import read_claim_manifests, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import explanation_lines, simulation_lines
 from tessera.inspect.render.usage import cards_table
 from tessera.inspect.simulation import Simulation, simulate
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.usage import UsageFilter, card_usage, pod_usage, sum_usage
-from tessera.inspect.verdicts import Fits, FitsNowhere
 from tessera.wire.resource_api import DeviceClass, ResourceClaim
 from tests.support.builders import PodBuilder, gpu_pod, node, pod
 from tests.support.claim_scheduler import claiming, device_class, resource_claim, templated
 from tests.support.cluster_states import claim_objects, held, state_of
+from tests.support.explained import fits, refused, told
 
 BIG = node("n1").gpus(2, memory=20000)
 SMALL = node("n2").gpus(1, memory=8000)
@@ -43,18 +42,13 @@ def cluster(
     return OfflineCluster(state_of(nodes, pods, dra=dra))
 
 
-def told(found: Explanation) -> str:
-    return "\n".join(line.text for line in explanation_lines(found))
-
-
 # -- explain
 
 
 async def test_a_pod_with_a_claim_is_told_what_it_asks_for_and_where_it_fits() -> None:
     found = explain(cluster([claiming(pod("p"), "c")], [resource_claim("c", memory=12000, cores=30)]), "default/p")
     assert found.status is PodVerdict.FITS
-    assert isinstance(found.verdict, Fits)
-    assert found.verdict.node == "n1"
+    assert fits(found).node == "n1"
     assert "c: not allocated" in told(found)
     assert "1 NVIDIA card with 12000 MiB and 30 % of the cores" in told(found)
     assert "claim c, request gpu: card 1, 12000 MiB, 30 cores" in told(found)
@@ -65,8 +59,7 @@ async def test_a_pod_with_a_claim_that_fits_nowhere_is_told_the_nearest_card_and
     claims = [held(resource_claim("h"), "n1-0", owner, memory=18000), resource_claim("c", memory=20000, count=2)]
     found = explain(cluster([owner, claiming(pod("p"), "c")], claims), "default/p")
     assert found.status is PodVerdict.REFUSED
-    assert isinstance(found.verdict, FitsNowhere)
-    changes = [change.text for change in found.verdict.changes]
+    changes = [change.text for change in refused(found).changes]
     assert "claim c, request gpu: 2000 instead of 20000 MiB of memory would fit on n1" in changes
     assert "claim c, request gpu: 1 instead of 2 cards would fit on n1" in changes
 
@@ -125,8 +118,7 @@ async def test_a_classic_request_beside_an_allocated_claim_is_judged_on_its_node
     both = claiming(gpu_pod("p", mem=10000), "c")
     found = explain(cluster([both], [held(resource_claim("c"), "n2-0")]), "default/p")
     assert found.status is PodVerdict.REFUSED
-    assert isinstance(found.verdict, FitsNowhere)
-    assert [group.nodes for group in found.verdict.groups] == [("n2",), ("n1",)]
+    assert [group.nodes for group in refused(found).groups] == [("n2",), ("n1",)]
     assert "ResourceClaim c is allocated on node n2" in told(found)
 
 
@@ -239,8 +231,7 @@ async def test_copies_of_a_pod_with_a_template_are_placed_until_no_card_has_room
     assert found.fits_in_all == 7  # three on each of 20000 MiB, one on that of 8000
     assert found.stop is not None
     assert "needs 6000 MiB" in found.stop.text
-    text = "\n".join(line.text for line in simulation_lines(found))
-    assert "claim p-1-gpu gets card 1 (6000 MiB, 10 cores)" in text
+    assert "claim p-1-gpu gets card 1 (6000 MiB, 10 cores)" in told(found)
     # Only the requested copies stay, with what their claims hold.
     assert {found.key for found in world.view.claims()} == {"default/p-1-gpu", "default/p-2-gpu"}
     assert sum(card.memory_mib.used for card in card_usage(world)) == 12000

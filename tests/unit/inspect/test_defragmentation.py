@@ -12,14 +12,13 @@ from click.testing import CliRunner, Result
 
 from tessera.cli import main
 from tessera.inspect.defragmentation import plan_cards
-from tessera.inspect.explanation import explain
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.defragmentation import STAYS, plan_lines, plan_picture
-from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.snapshots import encode_snapshot
 from tessera.inspect.state import BudgetState, ClusterState
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import state_of
+from tests.support.explained import explained, told
 
 SVG = "{http://www.w3.org/2000/svg}"
 NODES = [node("n1").gpus(1, memory=80000), node("n2").gpus(1, memory=80000)]
@@ -45,17 +44,12 @@ def notebooks() -> tuple[PodBuilder, PodBuilder]:
     )
 
 
-def told(*pods: PodBuilder) -> str:
-    cluster = OfflineCluster(state(*pods))
-    return "\n".join(line.text for line in explanation_lines(explain(cluster, "default/p")))
-
-
 async def test_a_waiting_pod_is_told_which_move_would_help() -> None:
-    assert "fits after moving notebook-3 to n2" in told(*notebooks(), gpu_pod("p", mem=70000))
+    assert "fits after moving notebook-3 to n2" in told(explained(NODES, *notebooks(), gpu_pod("p", mem=70000)))
 
 
 async def test_a_waiting_pod_is_told_nothing_if_no_move_helps() -> None:
-    assert "Defragmentation" not in told(*notebooks(), gpu_pod("p", mem=90000))
+    assert "Defragmentation" not in told(explained(NODES, *notebooks(), gpu_pod("p", mem=90000)))
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""What `explain` says of a pod: placed, waiting, refused, invalid, and always what the scheduler would decide."""
+
 from __future__ import annotations
 
 import random
@@ -5,22 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
+from tessera.inspect.explanation import PodVerdict, explain, find_pod
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import explanation_lines, source_lines
+from tessera.inspect.render.explanation import source_lines
 from tessera.inspect.sanitize import Sanitizer
 from tessera.inspect.state import InspectionError
-from tessera.inspect.verdicts import Fits, FitsNowhere
-from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod, vendors
+from tessera.inspect.verdicts import Fits
+from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, vendors
 from tests.support.cluster_states import quota, state_of
+from tests.support.explained import explained, fits, refused, told
 from tests.support.stepwise_scheduler import World as SchedulerWorld
 from tests.support.stepwise_scheduler import serving_downward_api, using_downward_api
 
 HELD = "n1-0,NVIDIA,60000,30:;"
-
-
-def told(found: Explanation) -> str:
-    return "\n".join(line.text for line in explanation_lines(found))
 
 
 async def test_a_pending_pod_is_told_the_nearest_card_who_holds_it_and_what_would_fit() -> None:
@@ -29,15 +28,14 @@ async def test_a_pending_pod_is_told_the_nearest_card_who_holds_it_and_what_woul
     cluster = OfflineCluster(state_of([big, small], [holder, gpu_pod("p", mem=30000)]))
     found = explain(cluster, "default/p", cards=True)
     assert (found.status, found.is_good) == (PodVerdict.REFUSED, False)
-    assert isinstance(found.verdict, FitsNowhere)
     near = "needs 30000 MiB; the most free on one card is 20000 of 80000 MiB on n1 (n1-0)"
-    assert found.verdict.near_miss == near
-    assert found.verdict.event == f"{near}; 2 of 2 nodes: not enough free memory on the card"
-    assert [holder.text for holder in found.verdict.holders] == ["default/holder (60000 MiB, 30 cores)"]
-    assert [change.text for change in found.verdict.changes] == [
+    assert refused(found).near_miss == near
+    assert refused(found).event == f"{near}; 2 of 2 nodes: not enough free memory on the card"
+    assert [holder.text for holder in refused(found).holders] == ["default/holder (60000 MiB, 30 cores)"]
+    assert [change.text for change in refused(found).changes] == [
         "container c0: 20000 instead of 30000 MiB of memory would fit on n1"
     ]
-    assert [(card.node, card.asked, card.free, card.total) for card in found.verdict.cards] == [
+    assert [(card.node, card.asked, card.free, card.total) for card in refused(found).cards] == [
         ("n1", 30000, 20000, 80000),
         ("n2", 30000, 16000, 16000),
     ]
@@ -54,22 +52,15 @@ async def test_a_placed_pod_is_shown_with_its_slices_and_the_scores_of_its_choic
     found = explain(cluster, "default/p")
     assert (found.status, found.node) == (PodVerdict.PLACED, "n1")
     assert [(one.container, one.card, one.memory_mib, one.cores) for one in found.slices] == [("c0", "n1-0", 60000, 30)]
-    assert isinstance(found.verdict, Fits)
-    assert [one.node for one in found.verdict.best] == ["n1", "n2"]
-    assert [one.card for one in found.verdict.cards] == ["n1-1", "n1-0"]
+    assert [one.node for one in fits(found).best] == ["n1", "n2"]
+    assert [one.card for one in fits(found).cards] == ["n1-1", "n1-0"]
     assert cluster.ledger.state() == before, "looking changes nothing"
 
 
 async def test_a_pod_that_would_go_elsewhere_today_is_said_so() -> None:
     holder = gpu_pod("p", mem=60000, cores=30).on("n2", "n2-0,NVIDIA,60000,30:;")
-    found = explain(OfflineCluster(state_of([node("n1").gpus(2), node("n2").gpus(2)], [holder])), "default/p")
+    found = explained([node("n1").gpus(2), node("n2").gpus(2)], holder)
     assert "today it would go to n1:" in told(found)
-
-
-async def test_a_pod_that_fits_but_has_not_been_placed_is_told_where_it_would_go() -> None:
-    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod("p", mem=100)])), "default/p")
-    assert found.status is PodVerdict.FITS
-    assert "not placed yet; it fits on n1" in told(found)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +70,12 @@ async def test_a_pod_that_fits_but_has_not_been_placed_is_told_where_it_would_go
         (pod("p").container(), PodVerdict.NO_DEVICES, "requests no devices"),
         (gpu_pod("p").on("n1").ended(), PodVerdict.ENDED, "it holds no devices"),
         (gpu_pod("p").on("n1"), PodVerdict.UNACCOUNTED, "another scheduler placed it"),
+        (gpu_pod("p", mem=100), PodVerdict.FITS, "not placed yet; it fits on n1"),
         (gpu_pod("p", mem=100).terminating(), PodVerdict.FITS, "it is being deleted"),
     ],
 )
 async def test_every_other_state_of_a_pod_is_named(asking: PodBuilder, status: PodVerdict, words: str) -> None:
-    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking])), "default/p")
+    found = explained([node("n1").gpus(1)], asking)
     assert found.status is status
     assert words in told(found)
 
@@ -99,20 +91,13 @@ async def test_nodes_that_kube_scheduler_rules_out_are_no_candidates() -> None:
     state = state_of([node("n1").gpus(1), node("n2").gpus(1)], [gpu_pod("p", mem=100)])
     tainted = {**state.nodes[0], "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
     found = explain(OfflineCluster(replace(state, nodes=(tainted, state.nodes[1]))), "default/p")
-    assert isinstance(found.verdict, Fits)
-    assert found.verdict.node == "n2"
+    assert fits(found).node == "n2"
     assert [(group.reason, group.nodes) for group in found.kept_off] == [("node(s) had untolerated taint(s)", ("n1",))]
-
-
-async def test_a_namespace_over_its_quota_is_the_reason() -> None:
-    state = state_of([node("n1").gpus(1)], [gpu_pod("p", mem=3000)], quotas=[quota("default", {MEMORY: 1000})])
-    found = explain(OfflineCluster(state), "default/p")
-    assert "the namespace's quota has too little left" in told(found)
 
 
 async def test_a_node_whose_registration_cannot_be_read_says_so() -> None:
     broken = node("n1").annotate(("hami.io/node-nvidia-register", "[{"))
-    found = explain(OfflineCluster(state_of([broken], [gpu_pod("p", mem=3000)])), "default/p")
+    found = explained([broken], gpu_pod("p", mem=3000))
     assert "hami.io/node-nvidia-register" in told(found)
 
 
@@ -183,17 +168,15 @@ async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> 
             again = explain(OfflineCluster(state_of(nodes, placed)), f"{asking.namespace}/{asking.name}")
             assert (again.status, again.slices) == (PodVerdict.PLACED, found.verdict.slices)
         else:
-            assert isinstance(found.verdict, FitsNowhere)
-            texts = {name: group.reason for group in found.verdict.groups for name in group.nodes}
+            texts = {name: group.reason for group in refused(found).groups for name in group.nodes}
             assert answer["FailedNodes"] == texts
 
 
 async def test_a_pod_that_did_not_ask_for_mig_is_told_so_where_there_is_nothing_else() -> None:
     cut = node("n1").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
     for built in (gpu_pod("p", mem=4000), using_downward_api(gpu_pod("p", mem=4000))):
-        found = explain(OfflineCluster(state_of([cut], [built])), "default/p")
-        assert isinstance(found.verdict, FitsNowhere)
-        assert found.verdict.mode == found.verdict.event
+        found = explained([cut], built)
+        assert refused(found).mode == refused(found).event
         assert "only with the annotation nvidia.com/vgpu-mode: mig" in told(found)
         assert "no smaller request would fit" not in told(found)
 
@@ -201,9 +184,8 @@ async def test_a_pod_that_did_not_ask_for_mig_is_told_so_where_there_is_nothing_
 async def test_a_node_with_mig_cards_is_not_said_to_fit_a_pod_that_cannot_go_there() -> None:
     cut = node("n2").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
     large = gpu_pod("p", mem=60000)
-    found = explain(OfflineCluster(state_of([node("n1").gpus(2, memory=80000), cut], [large])), "default/p")
-    assert isinstance(found.verdict, Fits)
-    assert ([each.node for each in found.verdict.best], found.verdict.fitting) == (["n1"], 1)
+    found = explained([node("n1").gpus(2, memory=80000), cut], large)
+    assert ([each.node for each in fits(found).best], fits(found).fitting) == (["n1"], 1)
 
 
 async def test_a_member_is_told_where_its_gang_stands() -> None:
@@ -218,122 +200,116 @@ async def test_a_member_is_told_where_its_gang_stands() -> None:
     assert find_pod(cluster, "g", "default") == "default/g-0"
 
 
+def of_gang(name: str) -> PodBuilder:
+    return gpu_pod(name, mem=1000).in_gang("g", 3)
+
+
 @pytest.mark.parametrize(
-    ("exist", "gated", "text", "fits"),
+    ("members", "text", "fits"),
     [
-        (3, 0, "3 x 1 NVIDIA: all 3 members fit together", True),
-        (2, 0, "2 of 3 members exist", False),
-        (2, 1, "2 of 3 members exist, 1 more wait for their schedulingGates", False),
+        ([of_gang("p"), of_gang("q"), of_gang("r")], "3 x 1 NVIDIA (1000 MiB): all 3 members fit together", True),
+        ([of_gang("p"), of_gang("q")], "2 of 3 members exist", False),
+        (
+            [of_gang("p"), of_gang("q"), of_gang("r").gated()],
+            "2 of 3 members exist, 1 more wait for their schedulingGates",
+            False,
+        ),
+        (
+            [of_gang("p"), *(of_gang(name).on("n1", f"n1-{at},NVIDIA,1000,0:;") for at, name in enumerate("qr"))],
+            "2 of 3 members are bound; the rest: 1 x 1 NVIDIA (1000 MiB): all 1 members fit together",
+            True,
+        ),
     ],
 )
-async def test_the_state_of_a_gang_is_told_in_words(exist: int, gated: int, text: str, fits: bool) -> None:
-    members = [gpu_pod(f"g-{i}").in_gang("g", 3) for i in range(exist)]
-    members += [gpu_pod(f"late-{i}").in_gang("g", 3).gated() for i in range(gated)]
-    gang = explain(OfflineCluster(state_of([node("n1").gpus(4)], members)), "default/g-0").gang
+async def test_the_state_of_a_gang_is_told_in_words(members: list[PodBuilder], text: str, fits: bool) -> None:
+    gang = explained([node("n1").gpus(4)], *members).gang
     assert gang is not None
     assert (gang.text, gang.fits) == (text, fits)
 
 
-async def test_a_gang_that_is_bound_in_part_is_told_what_is_missing() -> None:
-    bound = gpu_pod("g-0", mem=1000).in_gang("g", 2).on("n1", "n1-0,NVIDIA,1000,0:;")
-    waiting = gpu_pod("g-1", mem=1000).in_gang("g", 2)
-    gang = explain(OfflineCluster(state_of([node("n1").gpus(1)], [bound, waiting])), "default/g-1").gang
-    assert gang is not None
-    assert gang.text == "1 of 2 members are bound; the rest: 1 x 1 NVIDIA (1000 MiB): all 1 members fit together"
+def picky(**wanted: str) -> PodBuilder:
+    named = {f"nvidia.com/{name.replace('_', '-')}": text for name, text in wanted.items()}
+    return gpu_pod("p", mem=100).annotate(*named.items())
 
 
-async def test_a_wrong_model_is_answered_with_the_models_that_there_are() -> None:
-    nodes = [node("n1").gpus(2, model="NVIDIA L4"), node("n2").gpus(1, model="NVIDIA A100")]
-    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/use-gputype", "T4"))
-    found = explain(OfflineCluster(state_of(nodes, [asking])), "default/p")
-    assert isinstance(found.verdict, FitsNowhere)
-    said = "no NVIDIA card is of a model with t4 in its name; there are 2 x NVIDIA L4, 1 x NVIDIA A100"
-    assert found.verdict.wishes == (said,)
-    assert found.verdict.event == said
+MODES = [node("n1").gpus(1, mode="mps", model="NVIDIA L4"), node("n2").gpus(1, mode="hami-core", model="NVIDIA T4")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asking", "said"),
+    [
+        (
+            [node("n1").gpus(2, model="NVIDIA L4"), node("n2").gpus(1, model="NVIDIA A100")],
+            picky(use_gputype="T4"),
+            "no NVIDIA card is of a model with t4 in its name; there are 2 x NVIDIA L4, 1 x NVIDIA A100",
+        ),
+        (
+            MODES,
+            picky(vgpu_mode="mps", use_gputype="T4"),
+            "the pod accepts the sharing mode mps,"
+            " and the NVIDIA cards of the models that it accepts are in 1 x hami-core",
+        ),
+        (
+            [node("n1").gpu("GPU-aaa1").gpu("GPU-bbb2"), node("n2").gpu("GPU-abc3")],
+            picky(use_gpuuuid="GPU-bbb9"),
+            "no NVIDIA card has the uuid GPU-bbb9; there are GPU-bbb2 (n1/1), GPU-aaa1 (n1/0), GPU-abc3 (n2/0)",
+        ),
+    ],
+    ids=["model", "sharing mode", "uuid: the most alike first"],
+)
+async def test_what_no_card_can_be_is_answered_with_what_there_is(
+    nodes: list[NodeBuilder], asking: PodBuilder, said: str
+) -> None:
+    found = explained(nodes, asking)
+    assert refused(found).wishes == (said,)
+    assert refused(found).event == said
     assert said in told(found)
-    assert "the pod does not accept this model (NVIDIA L4)" in told(found)
-    assert "sharing mode" not in told(found).split("Why not")[1]
 
 
 async def test_a_wrong_sharing_mode_is_told_apart_from_a_wrong_model() -> None:
-    nodes = [node("n1").gpus(1, mode="mps", model="NVIDIA L4"), node("n2").gpus(1, mode="hami-core", model="NVIDIA T4")]
-    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/vgpu-mode", "mps"), ("nvidia.com/use-gputype", "T4"))
-    found = explain(OfflineCluster(state_of(nodes, [asking])), "default/p")
-    assert isinstance(found.verdict, FitsNowhere)
-    assert found.verdict.wishes == (
-        "the pod accepts the sharing mode mps, and the NVIDIA cards of the models that it accepts are in 1 x hami-core",
-    )
-    assert {group.mismatch for group in found.verdict.groups} == {
-        "the pod does not accept this model (NVIDIA L4), or this sharing mode (hami-core)",
-    }
-
-
-async def test_a_wrong_uuid_is_answered_with_the_uuids_that_there_are_the_most_alike_first() -> None:
-    nodes = [node("n1").gpu("GPU-aaa1").gpu("GPU-bbb2"), node("n2").gpu("GPU-abc3")]
-    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/use-gpuuuid", "GPU-bbb9"))
-    found = explain(OfflineCluster(state_of(nodes, [asking])), "default/p")
-    assert isinstance(found.verdict, FitsNowhere)
-    assert found.verdict.wishes == (
-        "no NVIDIA card has the uuid GPU-bbb9; there are GPU-bbb2 (n1/1), GPU-aaa1 (n1/0), GPU-abc3 (n2/0)",
-    )
+    found = explained(MODES, picky(vgpu_mode="mps", use_gputype="T4"))
+    both = "the pod does not accept this model (NVIDIA L4), or this sharing mode (hami-core)"
+    assert {group.mismatch for group in refused(found).groups} == {both}
+    text = told(explained([node("n1").gpus(2, model="NVIDIA L4")], picky(use_gputype="T4")))
+    assert "the pod does not accept this model (NVIDIA L4)" in text
+    assert "sharing mode" not in text.split("Why not")[1]
 
 
 async def test_a_card_on_a_node_that_kube_scheduler_excludes_is_found_by_its_uuid() -> None:
-    closed = node("n2").gpu("GPU-abc3")
-    asking = gpu_pod("p", mem=100).annotate(("nvidia.com/use-gpuuuid", "GPU-abc3"))
-    state = state_of([node("n1").gpu("GPU-aaa1"), closed], [asking])
+    state = state_of([node("n1").gpu("GPU-aaa1"), node("n2").gpu("GPU-abc3")], [picky(use_gpuuuid="GPU-abc3")])
     next(n for n in state.nodes if n["metadata"]["name"] == "n2")["spec"] = {"unschedulable": True}
-    found = explain(OfflineCluster(state), "default/p")
-    assert isinstance(found.verdict, FitsNowhere)
-    assert found.verdict.wishes == (
-        "the card with the uuid GPU-abc3 is on n2, where kube-scheduler does not let the pod go",
-    )
+    found = refused(explain(OfflineCluster(state), "default/p"))
+    assert found.wishes == ("the card with the uuid GPU-abc3 is on n2, where kube-scheduler does not let the pod go",)
 
 
 async def test_more_cards_than_a_node_has_lists_the_nodes_with_the_most_first() -> None:
     nodes = [node(f"n{number}").gpus(cards) for number, cards in enumerate((1, 2, 8, 4, 8))]
-    found = explain(OfflineCluster(state_of(nodes, [gpu_pod("p", gpu=9, mem=100)])), "default/p")
-    assert isinstance(found.verdict, FitsNowhere)
-    (group,) = found.verdict.groups
+    found = explained(nodes, gpu_pod("p", gpu=9, mem=100))
+    (group,) = refused(found).groups
     assert group.nodes == ("n2", "n4", "n3", "n1", "n0")
     assert group.detail == "n2 has 8 of NVIDIA; n4 has 8 of NVIDIA; n3 has 4 of NVIDIA"
-    assert found.verdict.near_miss == "needs 9 cards that fit on one node; the most are 8 on n2"
+    assert refused(found).near_miss == "needs 9 cards that fit on one node; the most are 8 on n2"
 
 
 async def test_the_sentence_about_a_quota_has_its_numbers() -> None:
     holder = gpu_pod("holder", mem=60000, cores=30).on("n1", HELD)
     nodes = [node("n1").gpus(2, memory=80000)]
     limits = quota("default", {MEMORY: 70000})
-    found = explain(OfflineCluster(state_of(nodes, [holder, gpu_pod("p", mem=30000)], quotas=[limits])), "default/p")
-    assert isinstance(found.verdict, FitsNowhere)
-    assert "limits.nvidia.com/gpumem of namespace default leaves 10000 MiB: 20000 MiB too much" in found.verdict.event
+    found = explained(nodes, holder, gpu_pod("p", mem=30000), quotas=[limits])
+    assert "limits.nvidia.com/gpumem of namespace default leaves 10000 MiB: 20000 MiB too much" in refused(found).event
+    assert "the namespace's quota has too little left" in told(found)
 
 
-@pytest.mark.parametrize(
-    ("asking", "said"),
-    [
-        (
-            gpu_pod("p", mem=100).annotate(("nvidia.com/use-gputpye", "L4")),
-            "annotation nvidia.com/use-gputpye is unknown and has no effect; did you mean nvidia.com/use-gputype?",
-        ),
-        (
-            pod("p").container(limits={"nvidia.com/gpus": 1}),
-            "container c0: resource nvidia.com/gpus is unknown; did you mean nvidia.com/gpu?",
-        ),
-        (
-            gpu_pod("p", mem=100).annotate(("nvidia.com/vgpu-mode", "hamicore")),
-            'annotation nvidia.com/vgpu-mode: "hamicore" cannot be honoured: write "hami-core"',
-        ),
-    ],
-)
-async def test_mistakes_of_a_pod_are_told(asking: PodBuilder, said: str) -> None:
-    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking])), "default/p")
+async def test_mistakes_of_a_pod_are_told() -> None:
+    """Which ones there are: tests/unit/scheduler/test_honest_mistakes.py."""
+    found = explained([node("n1").gpus(1)], picky(use_gputpye="L4"))
+    said = "annotation nvidia.com/use-gputpye is unknown and has no effect; did you mean nvidia.com/use-gputype?"
     assert said in found.notes
     assert f"note: {said}" in told(found)
 
 
 async def test_a_request_that_cannot_be_meant_is_told_once() -> None:
-    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod("p", mem="2Gi")])), "default/p")
+    found = explained([node("n1").gpus(1)], gpu_pod("p", mem="2Gi"))
     assert told(found).count("2Gi") == 1
 
 

@@ -1,4 +1,4 @@
-"""What `explain` and `simulate pod --preempt` say about preemption."""
+"""What `explain` and `simulate pod --preempt` say about preemption, for pods and for gangs."""
 
 from __future__ import annotations
 
@@ -11,89 +11,143 @@ from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.preemption import with_priority
-from tessera.inspect.render.explanation import explanation_lines, simulation_lines
-from tessera.inspect.simulation import simulate
+from tessera.inspect.simulation import simulate, simulate_gangs
 from tessera.inspect.state import BudgetState, Setup
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.cluster_states import state_of
+from tests.support.explained import explained, told
 from tests.support.stepwise_scheduler import uid
 
-HELD = "n1-0,NVIDIA,60000,30:;"
+ONE = [node("n1").gpus(1, memory=80000)]
+TWO = [node("n1").gpus(1, slots=1), node("n2").gpus(1, slots=1)]
+OFF = Setup(flags={"preemption": "false"}, flags_from="a test")
 
 
-def holder(name: str = "holder") -> PodBuilder:
-    return gpu_pod(name, mem=60000, cores=30).on("n1", HELD)
-
-
-def told(*pods: PodBuilder, setup: Setup | None = None) -> str:
-    cluster = OfflineCluster(state_of([node("n1").gpus(1, memory=80000)], pods, setup=setup))
-    return "\n".join(line.text for line in explanation_lines(explain(cluster, "default/p")))
+def holder() -> PodBuilder:
+    return gpu_pod("holder", mem=60000, cores=30).on("n1", "n1-0,NVIDIA,60000,30:;")
 
 
 def waiting() -> PodBuilder:
     return gpu_pod("p", mem=30000).with_priority(100)
 
 
-async def test_a_pod_that_would_preempt_others_is_told_which() -> None:
-    assert "would preempt default/holder (priority 0) on n1" in told(holder(), waiting())
+def whole(number: int) -> PodBuilder:
+    return gpu_pod(f"holder-{number}").on(f"n{number}", f"n{number}-0,NVIDIA,81920,100:;")
 
 
-async def test_a_pod_that_waits_for_pods_that_leave_is_told_so() -> None:
-    assert "waits for default/holder (priority 0) on n1" in told(holder().terminating(), waiting())
+def members(first: int = 100) -> list[PodBuilder]:
+    """The pod that is asked about, and another one of its gang."""
+    return [gpu_pod("p").with_priority(100).in_gang("g", 2), gpu_pod("q").with_priority(first).in_gang("g", 2)]
+
+
+BOTH = "default/holder-1 (priority 0) and default/holder-2 (priority 0) on n1, n2"
 
 
 @pytest.mark.parametrize(
-    ("held", "pod", "why"),
+    ("nodes", "pods", "words"),
     [
-        (holder(), waiting().with_priority(100, policy="Never"), "its preemptionPolicy is Never"),
-        (holder().with_priority(100), waiting(), "no pod that holds devices has a lower priority than 100"),
+        (ONE, [holder(), waiting()], "would preempt default/holder (priority 0) on n1"),
+        (ONE, [holder().terminating(), waiting()], "waits for default/holder (priority 0) on n1"),
+        (TWO, [whole(1), whole(2), *members()], f"would preempt {BOTH}"),
+        (TWO, [whole(1).terminating(), whole(2).terminating(), *members()], f"waits for {BOTH}"),
+    ],
+    ids=["pod", "pod that waits", "gang", "gang that waits"],
+)
+async def test_who_would_preempt_others_is_told_which(nodes: Any, pods: list[PodBuilder], words: str) -> None:
+    text = told(explained(nodes, *pods))
+    assert words in text
+    assert text.count("would preempt") <= 1, "a gang preempts as a whole, not for the member alone"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "why"),
+    [
+        (ONE, [holder(), waiting().with_priority(100, policy="Never")], "its preemptionPolicy is Never"),
+        (ONE, [holder().with_priority(100), waiting()], "no pod that holds devices has a lower priority than 100"),
         (
-            holder().annotate(("tessera.io/preemptible", "false")),
-            waiting(),
+            ONE,
+            [holder().annotate(("tessera.io/preemptible", "false")), waiting()],
             "(not evicted: 1 with annotation tessera.io/preemptible is false)",
+        ),
+        (TWO, [whole(1), whole(2).with_priority(100), *members()], "with a priority below 100 makes all 2"),
+        (TWO, [whole(1), whole(2), *members(0)], "no pod that holds devices has a lower priority than 0"),
+        (
+            TWO,
+            [whole(1), whole(2), members()[0].with_priority(100, policy="Never"), members()[1]],
+            "the preemptionPolicy of a member is Never",
         ),
     ],
 )
-async def test_a_pod_that_preempts_none_is_told_why(held: PodBuilder, pod: PodBuilder, why: str) -> None:
-    text = told(held, pod)
+async def test_who_preempts_none_is_told_why(nodes: Any, pods: list[PodBuilder], why: str) -> None:
+    text = told(explained(nodes, *pods))
     assert "evicts no pod: " in text
     assert why in text
 
 
-async def test_a_cluster_without_preemption_says_so() -> None:
-    text = told(holder(), waiting(), setup=Setup(flags={"preemption": "false"}, flags_from="a test"))
-    assert "preemption is switched off" in text
+@pytest.mark.parametrize(("nodes", "pods"), [(ONE, [holder(), waiting()]), (TWO, [whole(1), whole(2), *members()])])
+async def test_a_cluster_without_preemption_says_so(nodes: Any, pods: list[PodBuilder]) -> None:
+    assert "preemption is switched off" in told(explained(nodes, *pods, setup=OFF))
+
+
+async def test_an_incomplete_gang_is_told_of_no_victims() -> None:
+    text = told(explained(TWO, whole(1), whole(2), members()[0]))
+    assert "1 of 2 members exist" in text
+    assert "preempt" not in text
+
+
+POD = """
+kind: Pod
+apiVersion: v1
+metadata: {name: p}
+spec:
+  priority: 100
+  containers: [{name: c, resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 30000}}}]
+"""
+JOB = """
+kind: Job
+apiVersion: batch/v1
+metadata: {name: train}
+spec:
+  parallelism: 2
+  template:
+    metadata: {annotations: {tessera.io/gang: train, tessera.io/gang-size: "2"}}
+    spec:
+      priority: 100
+      containers: [{name: c, image: x, resources: {limits: {nvidia.com/gpu: 1}}}]
+"""
 
 
 async def test_a_simulation_names_the_victims_of_the_first_copy_that_does_not_fit() -> None:
-    manifest = """
-    metadata: {name: p}
-    kind: Pod
-    apiVersion: v1
-    spec:
-      priority: 100
-      containers: [{name: c, resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 30000}}}]
-    """
-    cluster = OfflineCluster(state_of([node("n1").gpus(1, memory=80000)], [holder()]))
-    [pod] = read_manifests(manifest, file="-", namespace="default", count=None)
-    found = simulate(cluster, pod, preempt=True)
-    lines = "\n".join(line.text for line in simulation_lines(found))
-    assert "would preempt default/holder (priority 0) on n1" in lines
+    [pod] = read_manifests(POD, file="-", namespace="default", count=None)
+    found = simulate(OfflineCluster(state_of(ONE, [holder()])), pod, preempt=True)
+    assert "would preempt default/holder (priority 0) on n1" in told(found)
 
 
-async def budgeted(allowed: int, *pods: PodBuilder) -> str:
-    """What is told where one budget holds for the first pod."""
-    state = state_of([node("n1").gpus(1, memory=80000)], pods)
-    budget = BudgetState(allowed, frozenset({uid(pods[0])}))
-    cluster = OfflineCluster(replace(state, budgets={"default/guard": budget}))
-    return "\n".join(line.text for line in explanation_lines(explain(cluster, "default/p")))
+async def test_a_simulated_job_names_the_victims_of_the_whole_gang() -> None:
+    manifests = read_manifests(JOB, file="f", namespace="default", count=None)
+    cluster = OfflineCluster(state_of(TWO, [whole(1), whole(2)]))
+    [found] = simulate_gangs(cluster, manifests, preempt=True)
+    assert f"would preempt {BOTH}" in told(found)
+    [alone] = [simulate(cluster, manifest, preempt=True) for manifest in manifests]
+    assert alone.stop is not None
+    assert alone.stop.preemption is None
+    [plain] = simulate_gangs(cluster, manifests)
+    assert plain.preemption is None
 
 
-async def test_a_budget_that_was_read_decides_and_is_not_a_doubt_any_more() -> None:
-    assert (await budgeted(1, holder(), waiting())).endswith("would preempt default/holder (priority 0) on n1")
-    text = await budgeted(0, holder(), waiting())
-    assert "evicts no pod: " in text
-    assert "1 with PodDisruptionBudget default/guard allows no eviction" in text
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (1, ["would preempt default/holder (priority 0) on n1"]),
+        (0, ["evicts no pod: ", "1 with PodDisruptionBudget default/guard allows no eviction"]),
+    ],
+)
+async def test_a_budget_that_was_read_decides_and_is_not_a_doubt_any_more(allowed: int, words: list[str]) -> None:
+    budget = BudgetState(allowed, frozenset({uid(holder())}))
+    state = replace(state_of(ONE, [holder(), waiting()]), budgets={"default/guard": budget})
+    text = told(explain(OfflineCluster(state), "default/p"))
+    assert all(each in text for each in words)
+    assert "unless a PodDisruptionBudget keeps them" not in text
 
 
 CLASSES = (

@@ -7,11 +7,11 @@ import pytest
 from tessera.inspect.description import read_description
 from tessera.inspect.manifests import Manifest, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import simulation_lines
-from tessera.inspect.simulation import Simulation, simulate, simulate_gangs
+from tessera.inspect.simulation import simulate, simulate_gangs
 from tessera.inspect.state import InspectionError, Setup
 from tests.support.builders import NOW, cluster, gpu_pod, node
 from tests.support.cluster_states import quota, state_of
+from tests.support.explained import told
 
 CLUSTER = """
 nodes:
@@ -39,10 +39,6 @@ def manifest(count: int = 1, namespace: str = "default", name: str = "p", **limi
 
 def world() -> OfflineCluster:
     return OfflineCluster(read_description(CLUSTER, file="cluster.yaml", now=NOW, setup=Setup()))
-
-
-def told(found: Simulation) -> str:
-    return "\n".join(line.text for line in simulation_lines(found))
 
 
 async def test_one_pod_is_told_where_it_would_go_and_how_many_more_fit() -> None:

@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tessera.core.ledger.ledger import Ledger
-from tessera.inspect.explanation import Explanation, explain
+from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.documents import make_document
-from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
-from tessera.inspect.verdicts import Fits
 from tessera.wire import keys
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.cluster_states import plain, state_of
+from tests.support.explained import explained, fits, told
 
 FRAGMENTATION = "fragmentation"
 BY_FLAG = Setup(flags={"node-scheduler-policy": FRAGMENTATION, "gpu-scheduler-policy": FRAGMENTATION})
@@ -40,15 +39,6 @@ def on(name: str, size: int, card: str, *, cpu: str = "1") -> PodBuilder:
 
 def tenths(node_name: str, cards: int) -> list[PodBuilder]:
     return [on(f"t{number:02}", 10, f"{node_name}-{number % cards}", cpu="500m") for number in range(LEARN)]
-
-
-def fits(found: Explanation) -> Fits:
-    assert isinstance(found.verdict, Fits)
-    return found.verdict
-
-
-def told(found: Explanation) -> str:
-    return "\n".join(line.text for line in explanation_lines(found))
 
 
 def hosts(ledger: Ledger) -> list[int]:
@@ -91,7 +81,7 @@ async def test_programs_get_the_same_figures() -> None:
 
 
 async def test_other_policies_show_scores_and_expect_nothing() -> None:
-    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking()])), "default/p")
+    found = explained([node("n1").gpus(1)], asking())
     assert [one.growth for one in fits(found).best] == [None]
     assert found.expected is None
     assert "with scores: n1 (0.00)" in told(found)
@@ -106,7 +96,7 @@ async def test_nodes_that_lose_alike_are_decided_by_name() -> None:
 
 async def test_cards_show_what_the_card_policy_orders_them_by() -> None:
     pods = [on("h", 40, "n1-1"), asking(size=60)]
-    found = fits(explain(OfflineCluster(state_of([node("n1").gpus(2)], pods, setup=BY_FLAG)), "default/p"))
+    found = fits(explained([node("n1").gpus(2)], *pods, setup=BY_FLAG))
     assert found.cards_by_growth
     assert [one.card for one in found.cards] == ["n1-1", "n1-0"]
     assert found.cards[0].score < found.cards[1].score, "the rest of the card would be used up"
@@ -116,9 +106,7 @@ async def test_what_the_pods_of_the_cluster_teach_decides() -> None:
     nodes = [node("a").gpus(4), node("b").gpus(1)]
     full = replace(on("full", 45, "b-0"), uid="uid-full")
     few, many = ([*tenths("a", 4)[:number], full, asking(size=45)] for number in (LEARN - 2, LEARN))
-    guessed, learned = (
-        explain(OfflineCluster(state_of(nodes, pods, setup=BY_FLAG)), "default/p") for pods in (few, many)
-    )
+    guessed, learned = (explained(nodes, *pods, setup=BY_FLAG) for pods in (few, many))
     assert guessed.expected is not None
     assert learned.expected is not None
     assert (guessed.expected.learned_from, learned.expected.learned_from) == (0, LEARN)
@@ -142,7 +130,7 @@ async def test_what_the_pods_of_the_cluster_teach_decides() -> None:
 )
 async def test_pods_teach_once_somebody_was_asked_about_them(last: PodBuilder, counts: bool) -> None:
     pods = [*tenths("a", 4)[: LEARN - 1], last, asking()]
-    found = explain(OfflineCluster(state_of([node("a").gpus(4)], pods, setup=BY_FLAG)), "default/p")
+    found = explained([node("a").gpus(4)], *pods, setup=BY_FLAG)
     assert found.expected is not None
     assert found.expected.learned_from == (LEARN if counts else 0)
 
@@ -160,13 +148,13 @@ async def test_a_pod_that_waits_teaches_where_our_scheduler_refused_it(scheduler
 
 async def test_a_node_that_takes_each_container_alone_but_not_both_does_not_count_as_fitting() -> None:
     both = gpu_pod(percent=60, cores=60).container(gpu=1, percent=60, cores=60)
-    found = fits(explain(OfflineCluster(state_of([node("n1").gpus(2), node("n2").gpus(1)], [both])), "default/p"))
+    found = fits(explained([node("n1").gpus(2), node("n2").gpus(1)], both))
     assert (found.fitting, [one.node for one in found.best]) == (1, ["n1"])
 
 
 async def test_the_node_of_a_placed_pod_is_shown_however_far_from_the_best_it_is() -> None:
     nodes = [node(f"n{number}").gpus(1) for number in range(9)]
-    found = explain(OfflineCluster(state_of(nodes, [on("p", 50, "n8-0")], setup=BY_FLAG)), "default/p")
+    found = explained(nodes, on("p", 50, "n8-0"), setup=BY_FLAG)
     assert [(one.node, one.place) for one in fits(found).best] == [
         *((f"n{number}", number + 1) for number in range(5)),
         ("n8", 9),
