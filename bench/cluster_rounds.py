@@ -28,7 +28,7 @@ from tests.e2e.cluster import make_namespace
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.processes import Program
 from tests.e2e.replica import FromFiles, Replica
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tools.kubernetes import build
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from tessera.inspect.dashboard.questions import try_manifests
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import InspectionError
-from tests.support.large_states import large_state
+from tests.support.cluster_states import large_state
 
 Json = dict[str, Any]
 

@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from bench.measurement import HOST, progress
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 STOP_S = 5.0
 """between SIGTERM and SIGKILL"""

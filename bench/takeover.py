@@ -30,7 +30,7 @@ from tessera.kube.resources import NODES, PODS
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.processes import Program
 from tests.support.builders import node
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.product import gpu_pod
 from tests.support.stepwise_scheduler import serving_downward_api
 from tools.kubernetes import build

@@ -19,7 +19,7 @@ import yaml
 from tessera_lab.sandbox.api.kinds import Json
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import Program
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tools import chart
 from tools.generate import CHIP_SECTIONS, chart_vendors
 

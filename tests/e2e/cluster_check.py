@@ -24,7 +24,7 @@ from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera_lab.sandbox.nodes.node import A100_MEMORY, SimulatedNode
 from tessera_lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tests.support.claim_scheduler import holders
-from tests.support.visible_devices import in_visible_order
+from tests.support.ledger_replay import in_visible_order
 
 MIB = 2**20
 RESOURCES = ("gpu", "gpumem", "gpumem-percentage", "gpucores")

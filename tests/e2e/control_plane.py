@@ -22,7 +22,7 @@ import yaml
 
 from tests.e2e.processes import FEWER_COLLECTIONS, NotStarted, Program
 from tests.support.fork_server import ForkServer
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 Json = dict[str, Any]
 

@@ -36,7 +36,7 @@ from tests.e2e.processes import Program
 from tests.e2e.replica import LEASE, until
 from tests.e2e.tcp_proxy import TcpProxy, tcp_proxy
 from tests.support.builders import node as node_builder
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.product import gpu_pod
 from tests.support.stepwise_scheduler import serving_downward_api
 from tools.kubernetes import build

@@ -23,7 +23,7 @@ from tessera_lab.sandbox.api.kinds import Json
 from tests.e2e.cluster_check import Scrape
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import LOOK_S, ForkedProgram, Program
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 WAIT_S = 240.0
 """for something that takes a second on a quiet machine; it ends what hangs, and measures nothing"""

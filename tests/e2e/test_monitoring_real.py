@@ -35,7 +35,7 @@ from tests.e2e.conftest import Tell
 from tests.e2e.processes import Program
 from tests.support.agent import agent_node
 from tests.support.event_loops import on_uvloop
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.unit.monitor.builders import Slot, region
 from tools import chart
 from tools.kubernetes import build

@@ -22,8 +22,8 @@ from tessera.wire.registration import encode_registration_json
 from tessera_lab.sandbox.api.kinds import PODS
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import REGISTER, SimulatedNode, gpu_cards
+from tests.support.admission import patched
 from tests.support.commands import scheduler
-from tests.support.json_patches import patched
 from tests.support.scheduler_process import Caller, calling, trusting, write_pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -20,7 +20,7 @@ from tessera.vendors.claims.pools import PoolDevices, pool_devices
 from tessera.wire.cel import Selector, compile_selector
 from tessera.wire.resource_api import API_VERSION, DRIVER, ResourceClaim, ResourceSlice
 from tests.e2e.control_plane import ControlPlane
-from tests.support.cel_selectors import FAILED, FALSE, TRUE, C, G
+from tests.support.claims import FAILED, FALSE, TRUE, C, G
 
 Json = dict[str, Any]
 

@@ -13,8 +13,8 @@ from tessera.scheduler.features.moves.rounds import ANNOTATION, LEASE, RoundFigu
 from tessera.scheduler.settings import DefragSettings
 from tests.integration.test_defrag import DEPLOYMENTS, deployment, pod_of
 from tests.integration.test_filter_and_bind import node
-from tests.support.features import moves_of
 from tests.support.product import Product, gpu_pod, product
+from tests.support.stepwise_scheduler import moves_of
 
 SETTINGS = DefragSettings(
     lease_namespace=None,

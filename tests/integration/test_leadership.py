@@ -19,9 +19,8 @@ from tessera_lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera_lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderClient, ExtenderError
-from tests.support.features import claims_of
-from tests.support.product import Product, gpu_pod, leadership, product
-from tests.support.replica import Replica
+from tests.support.product import Product, Replica, gpu_pod, leadership, product
+from tests.support.stepwise_scheduler import claims_of
 
 LEASE = leadership("host-1")
 LOOK_S = 0.02

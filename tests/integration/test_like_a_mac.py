@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from tests.support import like_a_mac
+from tests.integration import like_a_mac
 
 PROGRAM = like_a_mac.__file__
 STORY_STEPS = 8

@@ -14,7 +14,7 @@ from tessera_lab.sandbox.api.server import ServerOptions
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.commands import OWN_PORTS, Command, scheduler
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.product import gpu_pod
 from tests.support.scheduler_process import Caller, calling, until
 

@@ -28,8 +28,7 @@ from tests.model import claims, device_usage, machines
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import LIMITS, Bindings
 from tests.model.informer_view import InformerView
-from tests.support.features import claims_of
-from tests.support.stepwise_scheduler import assert_cycles_match
+from tests.support.stepwise_scheduler import assert_cycles_match, claims_of
 
 
 class Checker:

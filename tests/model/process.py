@@ -18,8 +18,8 @@ from tests.model.bindings import Bindings
 from tests.model.checker import Checker
 from tests.model.lease import ModelLease
 from tests.model.tables import Informer
-from tests.support.features import claims_of
 from tests.support.journals import assert_same_ledger, records_of, replayed
+from tests.support.stepwise_scheduler import claims_of
 
 TICK = 15.0
 """seconds, as in the service"""

@@ -36,7 +36,7 @@ from tests.robustness.etcd_recorder import EtcdRecorder
 from tests.robustness.history import CalmBegan, Card, History, PodShown, RestReached, RunEnded, StormBegan
 from tests.robustness.machine import Machine
 from tests.robustness.nemesis import BreakableCluster, Nemeses
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 CLIENTS = 4
 STORM_S = 40.0

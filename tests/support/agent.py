@@ -14,28 +14,30 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from tessera.cli.grouped import read_file
 from tessera.host.cards import CardFacts
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import NODES
+from tessera.kube.resources import NODES, PODS
 from tessera.node.configuration import build_configuration
 from tessera.node.process import AgentProcess
 from tessera.node.settings import Configuration
+from tessera.services.settings_table import SettingsError
 from tessera.wire import keys
+from tessera.wire.keys import NODE_LOCK
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera_lab.sandbox.api.server import ServerOptions
 from tessera_lab.sandbox.control_plane import ControlPlane
-from tests.support.faulty_cards import FaultyCards
-from tests.support.kubelet.folders import plugins_folder
-from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources
-from tests.support.kubelet.scripted import ScriptedKubelet
-from tests.support.ports import free_ports
+from tests.support.cards import FaultyCards
+from tests.support.kubelet import ScriptedKubelet, ScriptedPodResources, plugins_folder, serving_pod_resources
+from tests.support.network import free_ports
 
 NODE = "node-a"
 TO_ALLOCATE, ALLOCATED = "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated"
@@ -291,3 +293,108 @@ async def agent_node(
         finally:
             if world.is_running:
                 assert await world.stop() == 0
+
+
+YAML = "device-config.yaml"
+JSON = "/config/config.json"
+
+Files = Mapping[str, str | OSError | UnicodeError]
+
+
+def reader(files: Files) -> Callable[[str], str]:
+    def read(path: str) -> str:
+        found = files.get(path, FileNotFoundError(2, "No such file or directory"))
+        if isinstance(found, str):
+            return found
+        raise found
+
+    return read
+
+
+def told(
+    *arguments: str,
+    yaml: str | None = None,
+    json: str | None = None,
+    files: Files | None = None,
+    environ: Mapping[str, str] | None = None,
+    **variables: str,
+) -> Configuration:
+    """What `name=value` arguments, variables and the two files make, on the node n1."""
+    flags = dict(argument.split("=", 1) for argument in arguments)
+    found: dict[str, Any] = {}
+    if yaml is not None:
+        found[YAML] = yaml
+        flags.setdefault("config-file", YAML)
+    if json is not None:
+        found[JSON] = json
+    known = {"NODE_NAME": "n1", **(environ or {}), **variables}
+    return build_configuration(flags, known, reader(found | dict(files or {})))
+
+
+def problems(*arguments: str, **given: Any) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        told(*arguments, **given)
+    return list(caught.value.problems)
+
+
+def node_json(**keys: Any) -> str:
+    """A node JSON with one entry for n1."""
+    return dumps({"nodeconfig": [{"name": "n1", **keys}]})
+
+
+REGISTER = "hami.io/node-nvidia-register"
+SCORES = "hami.io/node-nvidia-score"
+LOCKED_AT = "2026-11-15T10:00:00Z"
+AGENT = "tessera-device-plugin"
+
+
+async def registered(node: AgentNode, predicate: Callable[[list[Json]], object] = bool) -> list[Json]:
+    """The registered cards, as soon as they satisfy the predicate: the plain JSON objects."""
+
+    def found() -> list[Json] | None:
+        cards = loads(node.annotations().get(REGISTER) or "[]")
+        return cards if predicate(cards) else None
+
+    return await node.plane.wait_for(found, PATIENCE_S, what="such a registration") or []
+
+
+async def take_lock(node: AgentNode, pod: str) -> str:
+    """Locks the node for this pod."""
+    text = f"{LOCKED_AT},default,{pod}"
+    await node.plane.client.patch(NODES.path(name=NODE), {"metadata": {"annotations": {NODE_LOCK: text}}})
+    return text
+
+
+async def lock(node: AgentNode, pod: str) -> str:
+    """Locks the node for a waiting pod; returns once the agent has seen it."""
+    text = await take_lock(node, pod)
+    await node.until(
+        lambda: node.process.around.handover.pods.node_view.lock_text == text, what="the lock to be heard of"
+    )
+    return text
+
+
+async def bound(node: AgentNode, name: str, slices: Sequence[Sequence[DeviceEntry]], **more: Any) -> Json:
+    """A pod of `bound_pod`; returns once the agent has seen it."""
+    pod = await node.bound_pod(name, slices, **more)
+    pods = node.process.around.handover.pods
+    await node.until(lambda: pods.get(pod["metadata"]["uid"]), what=f"{name} to be heard of")
+    return pod
+
+
+async def unlocked(node: AgentNode) -> None:
+    await node.plane.wait_for(lambda: NODE_LOCK not in node.annotations(), PATIENCE_S, what="the lock to be gone")
+
+
+async def pod_ended(node: AgentNode, name: str, phase: str) -> None:
+    """Sets the phase that kubelet reports, not the phase of the handover."""
+    await node.plane.client.patch(f"{PODS.path('default', name)}/status", {"status": {"phase": phase}})
+
+
+def writes(node: AgentNode, path: str = "") -> list[tuple[str, str]]:
+    """Method and path of the agent's successful writes so far."""
+    return [
+        (seen.method, seen.path)
+        for seen in node.plane.server.journal
+        if seen.writes and seen.agent == AGENT and path in seen.path and seen.status == 200
+    ]

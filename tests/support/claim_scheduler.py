@@ -35,8 +35,7 @@ from tessera.wire.resource_api import (
     ResourceSlice,
 )
 from tests.support.builders import NodeBuilder, PodBuilder, node, pod
-from tests.support.features import claims_of
-from tests.support.stepwise_scheduler import World, assert_cycles_match, serving_downward_api
+from tests.support.stepwise_scheduler import World, assert_cycles_match, claims_of, serving_downward_api
 
 MIB = 2**20
 SCHEDULER = "hami-scheduler"

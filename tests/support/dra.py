@@ -30,7 +30,7 @@ from tessera.wire.kubelet import plugin_registration_pb2 as registration
 from tessera.wire.resource_api import API_VERSION, DRIVER
 from tessera_lab.sandbox.api.kinds import RESOURCE_SLICES as SLICE_KIND
 from tests.support.agent import NODE, PATIENCE_S, TWO_CARDS, AgentNode, Json, agent_node
-from tests.support.kubelet.folders import plugins_folder
+from tests.support.kubelet import plugins_folder
 
 CALL_S = 60.0
 

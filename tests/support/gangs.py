@@ -10,8 +10,13 @@ from tessera.core.ledger.ledger import Ledger
 from tessera.scheduler.features.gangs.accounts import FULL_S, HoldAccounts
 from tessera.scheduler.features.gangs.gang import GangState
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
-from tests.support.features import gangs_of
-from tests.support.stepwise_scheduler import World, assert_cycles_match, serving_downward_api, using_downward_api
+from tests.support.stepwise_scheduler import (
+    World,
+    assert_cycles_match,
+    gangs_of,
+    serving_downward_api,
+    using_downward_api,
+)
 
 PATIENCE = 20.0
 """seconds for which a plan waits for its members"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tessera.core.ledger.audit import BROKEN, audit
 from tessera.core.ledger.ledger import Ledger, replay
@@ -12,11 +12,20 @@ from tessera.scheduler.service import Service
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
+from tessera.wire.pod_devices import DeviceEntry
 from tessera_lab.sandbox.api.kinds import NODES, PODS, RESOURCE_QUOTAS
 from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera_lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
-from tests.support.visible_devices import in_visible_order
+
+
+def in_visible_order(granted: Sequence[DeviceEntry], visible: str) -> tuple[DeviceEntry, ...]:
+    """The granted slices in the order of NVIDIA_VISIBLE_DEVICES; unchanged if that names other cards."""
+    seen = visible.split(",")
+    if sorted(seen) != sorted(entry.uuid for entry in granted):
+        return tuple(granted)
+    return tuple(sorted(granted, key=lambda entry: seen.index(entry.uuid)))
+
 
 _LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")
 

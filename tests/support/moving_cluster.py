@@ -16,8 +16,7 @@ from tessera.scheduler.features.moves.rounds import Rounds
 from tessera.scheduler.settings import DefragSettings
 from tessera.wire.objects import Pod
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
-from tests.support.features import moves_of
-from tests.support.stepwise_scheduler import World, serving_downward_api
+from tests.support.stepwise_scheduler import World, moves_of, serving_downward_api
 
 CARD = 80_000
 DEFRAG = DefragSettings(

@@ -16,10 +16,12 @@ from tessera.wire.objects import (
     PodDisruptionBudget,
 )
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod
-from tests.support.features import gangs_of, pod_preemptors_of, preempt_for
 from tests.support.stepwise_scheduler import (
     World,
     assert_cycles_match,
+    gangs_of,
+    pod_preemptors_of,
+    preempt_for,
     serving_downward_api,
     uid,
     using_downward_api,

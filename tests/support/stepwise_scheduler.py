@@ -17,13 +17,23 @@ from tessera.core.ledger.audit import audit
 from tessera.core.ledger.holders import GrantState, HolderKind
 from tessera.core.ledger.ledger import replay
 from tessera.core.model.grants import Placement
+from tessera.core.search import finish
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.features.claims.feature import Claims
+from tessera.scheduler.features.gangs.feature import Gangs
+from tessera.scheduler.features.gangs.gang import Gang
+from tessera.scheduler.features.gangs.preemptor import gang_priority
+from tessera.scheduler.features.moves.feature import Moves
+from tessera.scheduler.features.preemption.feature import PodPreemption
+from tessera.scheduler.features.preemption.preemptor import PodPreemptors
 from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, UNSCHEDULABLE, CycleState
+from tessera.scheduler.preemption_loop import PreemptionLoop, Preemptor
 from tessera.scheduler.settings import NodeLockMode, Settings
 from tessera.scheduler.tenure import Tenure
+from tessera.scheduler.unschedulable_pods import UnschedulablePod
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
@@ -31,7 +41,6 @@ from tessera.vendors.pod_reader import PodReader
 from tessera.wire.keys import AGENT
 from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder
 from tests.support.fake_cluster import FakeCluster
-from tests.support.features import claims_of, gangs_of
 
 RESERVATION = 300.0
 TURN = 20.0
@@ -332,3 +341,39 @@ def assert_accounts_match(engine: Engine) -> None:
 def _show(sink: Any, key: str, found: Any) -> None:
     show: Callable[..., None] = sink.drop if found is None else sink.put
     show(*((key,) if found is None else (key, found)))
+
+
+def claims_of(engine: Engine) -> Claims:
+    return engine.feature(Claims)
+
+
+def gangs_of(engine: Engine) -> Gangs:
+    return engine.feature(Gangs)
+
+
+def tick_gangs(engine: Engine) -> None:
+    """What a tick does to gangs, at once."""
+    finish(engine.feature(Gangs)._tick())
+
+
+def moves_of(engine: Engine) -> Moves:
+    return engine.feature(Moves)
+
+
+def preemption_loop_of(engine: Engine) -> PreemptionLoop:
+    return engine.feature(PodPreemption).loop
+
+
+def pod_preemptors_of(engine: Engine) -> PodPreemptors:
+    return engine.feature(PodPreemption).pods
+
+
+def preemptor_of(engine: Engine, waiting: UnschedulablePod | Gang) -> Preemptor:
+    """A refused pod, or a gang, as the loop sees it."""
+    if isinstance(waiting, Gang):
+        return engine.feature(Gangs).preemptor(waiting, gang_priority(waiting) or 0)
+    return pod_preemptors_of(engine).of(waiting)
+
+
+async def preempt_for(engine: Engine, waiting: UnschedulablePod | Gang) -> None:
+    await preemption_loop_of(engine).preempt(preemptor_of(engine, waiting))

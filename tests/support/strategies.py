@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import assume
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 
 from tessera.core.fit.card_rules import SETTINGS
@@ -24,6 +24,15 @@ from tessera.vendors.pod_reader import pod_request
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.objects import Container, Metadata, Pod, PodSpec, ResourceRequirements
+
+LEAST = 6
+"""examples, however few the profile has"""
+
+
+def examples(times: float, **others: Any) -> settings:
+    """Settings with so many times the examples of the profile, cheap ones more and long lives fewer."""
+    return settings(max_examples=max(round(settings().max_examples * times), LEAST), **others)
+
 
 VENDORS: Mapping[str, Vendor] = build_vendors(None, Switches(ascend=True, iluvatar=True))
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 
 import tessera.inspect
-from tests.support.raw_server import Exchange, RawServer, ReceivedRequest
+from tests.support.network import Exchange, RawServer, ReceivedRequest
 from tests.ui.described_cluster import DescribedCluster, Document
 
 STATIC = Path(tessera.inspect.__file__).parent / "dashboard" / "static"

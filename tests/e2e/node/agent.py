@@ -15,7 +15,7 @@ from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.control_plane import ACCOUNT, NODE, NodeControlPlane
 from tests.e2e.node.kubelet import HOME
 from tests.e2e.processes import Program
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 CARDS = 16
 MODEL = "A100-SXM4-80GB"

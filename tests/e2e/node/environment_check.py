@@ -11,7 +11,7 @@ from tessera.wire.quantity import Whole, read
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera_lab.sandbox.objects import containers_of, key_of, uid_of
-from tests.support.visible_devices import in_visible_order
+from tests.support.ledger_replay import in_visible_order
 
 Environment = Mapping[str, str]
 Seen = Mapping[tuple[str, str], Environment]

@@ -18,7 +18,7 @@ from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tests.e2e.node.agent import PLUGINS
 from tests.e2e.node.control_plane import NodeControlPlane
-from tests.support.kubelet.streams import streaming
+from tests.support.kubelet import streaming
 
 SOCKET = "misleading.sock"
 MARK = "ANOTHER_PODS_ANSWER"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent import AgentNode, agent_node
-from tests.support.agent_api import bound
+from tests.support.agent import AgentNode, agent_node, bound
 
 PRELOAD = "/etc/ld.so.preload"
 

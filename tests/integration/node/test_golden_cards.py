@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.host.cards import Links, TopologyLevel
-from tests.support.agent import NODE, TWO_CARDS, agent_node
-from tests.support.agent_api import REGISTER, SCORES, registered
+from tests.support.agent import NODE, REGISTER, SCORES, TWO_CARDS, agent_node, registered
 from tests.support.logs import captured
 
 A100, H100 = "A100-SXM4-80GB", "H100"

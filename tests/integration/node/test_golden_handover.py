@@ -16,8 +16,18 @@ from tessera.node.handover import allocator, assembly, verifier
 from tessera.wire.keys import BIND_PHASE, NODE_LOCK
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices
 from tessera_lab.sandbox.api.faults import Fail, Hold
-from tests.support.agent import NODE, TO_ALLOCATE, AgentNode, agent_node
-from tests.support.agent_api import bound, lock, registered, take_lock, unlocked, writes
+from tests.support.agent import (
+    NODE,
+    TO_ALLOCATE,
+    AgentNode,
+    agent_node,
+    bound,
+    lock,
+    registered,
+    take_lock,
+    unlocked,
+    writes,
+)
 
 POD = r"/pods/p$"
 

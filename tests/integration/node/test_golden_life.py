@@ -13,8 +13,7 @@ from tessera.kube.backoff import Backoff
 from tessera.node.health import hardware_watch as watching
 from tessera.node.registration import registrar
 from tessera_lab.sandbox.api.faults import Fail
-from tests.support.agent import NODE, SPLIT, AgentNode, agent_node
-from tests.support.agent_api import registered
+from tests.support.agent import NODE, SPLIT, AgentNode, agent_node, registered
 
 
 def replicas(*uuids: str) -> set[str]:

@@ -16,8 +16,7 @@ from tessera.node.modes.mps import mode as mps
 from tessera.services import process as service_process
 from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Fail
-from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
-from tests.support.agent_api import REGISTER, registered
+from tests.support.agent import NODE, REGISTER, TWO_CARDS, AgentNode, agent_node, registered
 from tests.support.fake_mps import FakeMps, installed_mps
 from tests.support.logs import captured
 

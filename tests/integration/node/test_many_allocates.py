@@ -11,7 +11,8 @@ import pytest
 from tessera.node.modes import hami_core
 from tessera.node.modes.hami_core import DirRetention
 from tessera_lab.sandbox.objects import has_ended, name_of, node_of
-from tests.support.agent_cluster import Json, ScheduledNode, allocates, is_handed_over, past_the_webhook, scheduled_node
+from tests.support.agent import Json
+from tests.support.agent_cluster import ScheduledNode, allocates, is_handed_over, past_the_webhook, scheduled_node
 from tests.support.product import container, pod, sidecar
 
 CARDS = {"cards": [{"model": "A100-SXM4-80GB", "count": 8}]}

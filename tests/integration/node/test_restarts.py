@@ -28,8 +28,8 @@ from tessera.node.modes.hami_core import DirRetention
 from tessera.wire import keys
 from tessera_lab.sandbox.api.faults import Hold
 from tessera_lab.sandbox.objects import containers_of, node_of
-from tests.support.agent import AgentNode
-from tests.support.agent_cluster import Json, ScheduledNode, scheduled_node
+from tests.support.agent import AgentNode, Json
+from tests.support.agent_cluster import ScheduledNode, scheduled_node
 from tests.support.commands import Command, started
 from tests.support.product import container, gpu_pod, pod
 

@@ -13,8 +13,7 @@ from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import CardEvent, MigInstance
 from tessera.node import static_mig as resources
 from tessera.node.modes.device_lists import Capability, DeviceSpecs
-from tests.support.agent import SPLIT, AgentNode, agent_node
-from tests.support.agent_api import bound, registered, writes
+from tests.support.agent import SPLIT, AgentNode, agent_node, bound, registered, writes
 from tests.support.logs import captured
 
 CUT: dict[str, Any] = {"model": "H200", "mig": True, "numa": 1}

@@ -25,10 +25,8 @@ from tessera.wire.journal import (
     encode_record,
 )
 from tests.support import strategies as some
-from tests.support.examples import examples
-from tests.support.journals import decide_again
-from tests.support.recorded_cluster import RecordedCluster
-from tests.support.recorded_lives import lives, written
+from tests.support.journals import RecordedCluster, decide_again, lives, written
+from tests.support.strategies import examples
 
 FEWER = examples(1 / 4)
 """a life takes long to draw"""

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from tessera.inspect.render.journal import difference_lines
 from tessera.inspect.replay import Timeline
 from tessera.wire.journal import Placed, Refused
-from tests.support.examples import examples
-from tests.support.journals import decide_again
-from tests.support.recorded_cluster import RecordedCluster
-from tests.support.recorded_lives import lives, written
+from tests.support.journals import RecordedCluster, decide_again, lives, written
+from tests.support.strategies import examples
 
 
 def changed(draw: st.DrawFn, decision: Placed | Refused) -> Placed | Refused:

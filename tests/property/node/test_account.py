@@ -29,9 +29,9 @@ from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.resource_api import DRIVER, ResourceClaim
 from tests.support.event_loops import in_fake_time
-from tests.support.examples import examples
 from tests.support.handover_node import NODE, HandoverNode, bound
 from tests.support.sharing_modes import card
+from tests.support.strategies import examples
 
 MIB = 1 << 20
 CARDS = ("GPU-a", "GPU-b")

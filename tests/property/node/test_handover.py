@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
-from tests.support.examples import examples
 from tests.support.handover_node import HandoverNode, bound
 from tests.support.mixing import Kubelet, Plan
+from tests.support.strategies import examples
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1", "c/1/1 b/1/1")
 

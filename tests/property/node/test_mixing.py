@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tessera.node.handover.allocator import WATCH_LAG_S
 from tessera.scheduler.queue.allocation_queue import DOWNWARD_API_WAIT_S
 from tests.support.event_loops import in_fake_time
-from tests.support.examples import examples
 from tests.support.handover_node import HandoverNode
 from tests.support.mixing import Node, Plan
+from tests.support.strategies import examples
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1")
 

@@ -18,9 +18,8 @@ from tessera.vendors.downward_api import read_references
 from tessera.vendors.pod_reader import pod_request
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Pod
-from tests.support.admission import Document, pod, sample, vendors
-from tests.support.examples import examples
-from tests.support.json_patches import patched
+from tests.support.admission import Document, patched, pod, sample, vendors
+from tests.support.strategies import examples
 
 SAMPLES = [sample(name) for name in ("plain", "kubectl-gpu", "generateName", "deployment")]
 NAMES = sorted({name for vendor in vendors().values() for name in vendor.names.all})

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.scheduler.admission.json_patch import diff
-from tests.support.examples import examples
-from tests.support.json_patches import patched
+from tests.support.admission import patched
+from tests.support.strategies import examples
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(allow_nan=False), st.text(max_size=3))
 keys = st.one_of(st.sampled_from(["name", "a", "b/c", "d~e", ""]), st.text(max_size=3))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tessera.core.search import finish
 from tessera.scheduler.eviction.disruption_budgets import MAX_KEPT, NOT_MATCHED, DisruptionBudgets, Steps
 from tessera.wire.objects import DisruptionBudgetSpec, LabelRequirement, LabelSelector, Metadata, PodDisruptionBudget
-from tests.support.examples import examples
+from tests.support.strategies import examples
 
 KEYS, VALUES = "abc", "xyz"
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "")

@@ -14,7 +14,7 @@ from tessera.core.ledger.ledger import Ledger
 from tessera.core.model import arrays
 from tessera.scheduler.metrics.exposition import Exposition
 from tests.support import strategies as some
-from tests.support.examples import examples
+from tests.support.strategies import examples
 
 STEPS = 30
 

@@ -20,7 +20,7 @@ from tessera.scheduler.metrics.granted_time import GrantedTime, share_of
 from tessera.services.gpu_time import SeriesKey
 from tessera.wire.objects import Workload
 from tests.support import strategies as some
-from tests.support.examples import examples
+from tests.support.strategies import examples
 
 STEPS = 30
 WORKLOADS = st.sampled_from(

@@ -18,8 +18,7 @@ from tessera.scheduler.configuration import chart_sections
 from tessera.wire.journal import Placed, Refused
 from tests.support.builders import A100_40GB, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
-from tests.support.journalled_scheduler import JournalledWorld
-from tests.support.journals import assert_same_ledger, records_of, replayed
+from tests.support.journals import JournalledWorld, assert_same_ledger, records_of, replayed
 from tests.support.stepwise_scheduler import serving_downward_api, using_downward_api
 
 STEPS = 25

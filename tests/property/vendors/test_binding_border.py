@@ -17,7 +17,7 @@ from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Pod, decode_object
 from tests.support import strategies as some
-from tests.support.examples import examples
+from tests.support.strategies import examples
 
 NOW = 1_700_000_000.5
 

@@ -30,8 +30,8 @@ from tessera.vendors.claims.allocations import (
 from tessera.wire.resource_api import DRIVER, ResourceClaim
 from tests.support import claims
 from tests.support.claims import agent
-from tests.support.examples import examples
 from tests.support.sharing_modes import A, B, card
+from tests.support.strategies import examples
 
 MIG_CARD = card(A, 0, mig_capable=True, mig_profiles=MODELS["H200"].profiles)
 NODES: dict[str, tuple[Fleet, AgentSettings]] = {

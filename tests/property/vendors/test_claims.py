@@ -24,8 +24,8 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.resource_api import Allocation, ResourceClaim
 from tests.support import strategies as some
 from tests.support.claims import allocated, ask, attribute, claim, exactly, pool_of, publish
-from tests.support.examples import examples
-from tests.support.oracle import select_and_check
+from tests.support.oracles import select_and_check
+from tests.support.strategies import examples
 
 POOL = ("NVIDIA", "Biren")
 SELECTORS = (

@@ -17,7 +17,7 @@ from tests.support.builders import node
 from tests.support.cluster_states import state_of
 from tests.support.commands import started
 from tests.support.event_loops import in_real_time
-from tests.support.hostile_files import COMMANDS, TEXTS, archive_bomb, bomb, write_all
+from tests.unit.cli.hostile_files import COMMANDS, TEXTS, archive_bomb, bomb, write_all
 
 RESUME = COMMANDS[-1]
 HARMLESS = {("empty", RESUME)}

@@ -17,8 +17,7 @@ from tessera.inspect.snapshots import encode_snapshot
 from tessera.wire.journal import FORMAT, Placed, Record, encode_record
 from tests.support.builders import node
 from tests.support.cluster_states import state_of
-from tests.support.recorded_cluster import RecordedCluster
-from tests.support.recorded_story import recorded_story, trainer
+from tests.support.journals import RecordedCluster, recorded_story, trainer
 
 TABLE = r"""
 2023-11-14 UTC

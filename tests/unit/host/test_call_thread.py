@@ -14,9 +14,9 @@ from tessera.host.cards import CardError, CardEvent, CardFacts, ComputeMode, Fou
 from tessera.host.simulated.description import parse_description
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.settings import AgentSettings
+from tests.support.cards import FaultyCards
 from tests.support.event_loops import in_real_time
 from tests.support.fake_mps import A, FakeModes
-from tests.support.faulty_cards import FaultyCards
 from tests.support.logs import captured
 
 CARD = CardFacts("GPU-a", 0, "NVIDIA H200")

@@ -6,8 +6,7 @@ from tessera.inspect.render.journal import JournalTable
 from tessera.inspect.render.lines import printable
 from tessera.wire.journal import Refused
 from tests.support.builders import node
-from tests.support.recorded_cluster import RecordedCluster
-from tests.support.recorded_story import recorded_story, trainer
+from tests.support.journals import RecordedCluster, recorded_story, trainer
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

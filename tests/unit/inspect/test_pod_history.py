@@ -6,8 +6,7 @@ from tessera.inspect.pod_history import PodHistory, read_history
 from tessera.inspect.render.journal import history_lines
 from tessera.wire.journal import Record, Refused
 from tests.support.builders import gpu_pod, node
-from tests.support.recorded_cluster import RecordedCluster
-from tests.support.recorded_story import HOSTILE, recorded_story, trainer
+from tests.support.journals import HOSTILE, RecordedCluster, recorded_story, trainer
 
 
 async def stream(records: Iterable[Record]) -> AsyncIterator[Record]:

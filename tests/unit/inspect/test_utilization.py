@@ -14,7 +14,7 @@ from tessera.monitor.pods import SeenPod
 from tessera.services.exposition import Registry
 from tests.support.builders import NOW, PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
-from tests.support.raw_server import Answer, Exchange, RawServer, refusal, reply, silence
+from tests.support.network import Answer, Exchange, RawServer, refusal, reply, silence
 from tests.unit.monitor.builders import GPU_A, Slot, good, region
 
 METRICS = """

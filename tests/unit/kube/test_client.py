@@ -22,7 +22,7 @@ from tessera.kube.errors import (
 )
 from tessera.kube.resources import NODES, PODS
 from tests.support.event_loops import in_fake_time
-from tests.support.raw_server import (
+from tests.support.network import (
     Answer,
     Exchange,
     RawServer,

@@ -12,7 +12,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef, truncate
 from tests.support.event_loops import in_fake_time
-from tests.support.raw_server import Answer, RawServer, close_at_once, refusal, reply, silence
+from tests.support.network import Answer, RawServer, close_at_once, refusal, reply, silence
 
 EPOCH = 1_793_880_000.0
 """2026-11-05T12:00:00Z"""

@@ -13,7 +13,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import SinkError, UnreadableObjectError
 from tests.support.event_loops import in_fake_time
-from tests.support.raw_server import (
+from tests.support.network import (
     Answer,
     Exchange,
     RawServer,

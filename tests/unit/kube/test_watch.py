@@ -13,7 +13,7 @@ from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadResponse, Unreachable
 from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_S, SILENT_S
 from tests.support.event_loops import in_fake_time
-from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
+from tests.support.network import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):

@@ -10,7 +10,7 @@ from tessera.maintenance.cordon import ATTEMPTS, NamedCard, cordon, find_cards, 
 from tests.support.builders import CORDON, node
 from tests.support.cluster_states import state_of
 from tests.support.event_loops import in_fake_time
-from tests.support.raw_server import RawServer, refusal, reply
+from tests.support.network import RawServer, refusal, reply
 
 FIRST, SECOND = NamedCard("n1", 0, "n1-0"), NamedCard("n1", 1, "n1-1")
 

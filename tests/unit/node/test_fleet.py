@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tessera.node.fleet import MAX_DEVICES, Fleet, physical, preferred, replicas
 from tessera.wire.node_config import Mode, NodeSettings
-from tests.support.kubelet.cards import card, fleet, uuid
+from tests.support.kubelet import card, fleet, uuid
 
 A, B, C, D, E, F, G, H = EIGHT = tuple(uuid(number) for number in range(8))
 

@@ -10,7 +10,7 @@ from tessera.core.model.devices import MigPlacement
 from tessera.host.cards import MigInstance
 from tessera.node.fleet import CardState, Fleet, Replica
 from tessera.node.static_mig import resources_of
-from tests.support.mig_cards import A, B, card
+from tests.support.cards import A, B, card
 
 SMALL, MEDIA, HALF = 19, 20, 9
 """profiles of `mig_cards`"""

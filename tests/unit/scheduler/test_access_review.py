@@ -15,7 +15,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.scheduler import access_review
 from tessera.scheduler.access_review import AccessReview, get_on_path
-from tests.support.raw_server import Exchange, RawServer, reply
+from tests.support.network import Exchange, RawServer, reply
 
 USERS = {
     "of-ada": {"username": "ada", "groups": ["people", "system:authenticated"], "uid": "1", "extra": {"k": ["v"]}},

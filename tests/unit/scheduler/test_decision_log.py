@@ -10,7 +10,7 @@ import pytest
 from tessera.scheduler.decision_log import DecisionLog
 from tests.support.builders import gpu_pod, node
 from tests.support.event_loops import in_fake_time
-from tests.support.journalled_scheduler import JournalledWorld
+from tests.support.journals import JournalledWorld
 from tests.support.logs import Logs, captured
 from tests.support.stepwise_scheduler import serving_downward_api, using_downward_api
 

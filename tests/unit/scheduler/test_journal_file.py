@@ -20,8 +20,7 @@ from tessera.scheduler.journal_file import JournalFile
 from tessera.wire.journal import Placed, Record, Start, encode_record
 from tests.support.builders import gpu_pod, node
 from tests.support.event_loops import in_real_time
-from tests.support.journalled_scheduler import JournalledWorld
-from tests.support.journals import assert_same_ledger, replayed
+from tests.support.journals import JournalledWorld, assert_same_ledger, replayed
 from tests.support.logs import captured
 
 WAIT_S = 30.0

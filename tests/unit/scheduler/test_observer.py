@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tessera.scheduler.observer import FilterDecision, ObserverGroup, SchedulerObserver
 from tests.support.builders import gpu_pod, node
-from tests.support.journalled_scheduler import JournalledWorld
+from tests.support.journals import JournalledWorld
 from tests.support.stepwise_scheduler import serving_downward_api
 
 METHODS = [name for name in vars(SchedulerObserver) if name.startswith("on_")]

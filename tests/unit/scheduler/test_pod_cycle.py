@@ -18,8 +18,8 @@ from tessera.scheduler.requests.reader import PreparedRequest
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
-from tests.support.examples import examples
 from tests.support.stepwise_scheduler import RESERVATION, World, answering, assert_cycles_match, uid
+from tests.support.strategies import examples
 
 POD = gpu_pod("p", mem=1000)
 BOUND = POD.on("n1", "n1-0,NVIDIA,1000,0:;")

@@ -15,7 +15,7 @@ from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.node_info import Card
 from tessera.core.search.selection import Selected, Selector
 from tests.support import strategies as some
-from tests.support.examples import examples
+from tests.support.strategies import examples
 
 PODS = 6
 

@@ -12,7 +12,7 @@ from tessera.core.model.misfits import Misfit, Reason
 from tessera.core.model.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.search.selection import Refused, Selected, Selector
 from tests.support import strategies as some
-from tests.support.oracle import select_and_check
+from tests.support.oracles import select_and_check
 
 PLAIN = Device("plain", "NVIDIA", slots=10, memory=8192, mode=HAMI_CORE)
 CUT = Device(

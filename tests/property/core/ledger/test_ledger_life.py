@@ -35,7 +35,7 @@ from tessera.core.search import evaluation, selection
 from tessera.core.search.selection import Candidates, Refused, Selected, Selector
 from tests.support import strategies as some
 from tests.support.builders import expire
-from tests.support.oracle import select_and_check
+from tests.support.oracles import select_and_check
 
 UNKNOWN_NODE = "no-such-node"
 LIVES = settings(stateful_step_count=30)

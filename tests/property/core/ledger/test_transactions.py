@@ -22,7 +22,7 @@ from tessera.core.model.devices import NodeFacts
 from tessera.core.model.requests import HostRequest
 from tessera.core.search.selection import Selector
 from tests.support import strategies as some
-from tests.support.oracle import select_and_check
+from tests.support.oracles import select_and_check
 
 UIDS = tuple(f"pod-{i}" for i in range(5))
 HOSTS = st.builds(HostRequest, st.sampled_from((0, 500)), st.sampled_from((0, 1024)))

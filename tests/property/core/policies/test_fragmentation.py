@@ -24,8 +24,8 @@ from tessera.core.policies.fragmentation.growth import GROUP, UNSERVED
 from tessera.core.policies.fragmentation.waste import NO_DEMAND, SCARCE
 from tessera.core.search.selection import Refused, Selected, Selector
 from tests.support.builders import vendors
-from tests.support.examples import examples
-from tests.support.plain_emptiness import plain_emptiness
+from tests.support.oracles import plain_emptiness
+from tests.support.strategies import examples
 
 NVIDIA = "NVIDIA"
 MODELS = ("small", "large")

@@ -20,8 +20,8 @@ from tessera.core.policies.fragmentation.growth import GROUP, UNSERVED
 from tessera.core.policies.fragmentation.waste import NO_DEMAND, SCARCE
 from tessera.core.search.selection import Refused, Selector
 from tests.support.builders import vendors
-from tests.support.examples import examples
-from tests.support.plain_emptiness import plain_emptiness
+from tests.support.oracles import plain_emptiness
+from tests.support.strategies import examples
 
 MEMORY = 10_000
 """MiB of every card"""

@@ -21,7 +21,7 @@ from tessera.core.search.selection import Refused, Selected, Selector
 from tessera.scheduler.requests import candidate_lists
 from tessera.scheduler.requests.candidate_lists import CandidateList, CandidateLists
 from tests.support.builders import NodeBuilder, PodBuilder, cluster, gpu_pod, node
-from tests.support.oracle import check_decision
+from tests.support.oracles import check_decision
 
 REGISTERED = tuple(f"n{i}" for i in range(6))
 NAMES = (*REGISTERED, "x0", "x1")

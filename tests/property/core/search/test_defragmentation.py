@@ -28,9 +28,7 @@ from tessera.core.search.relocation import MovablePod
 from tessera.core.search.selection import Selected, Selector
 from tessera.core.search.victims import PodTraits
 from tests.support import strategies as some
-from tests.support.card_packing import PackedPod, fewest_moves
-from tests.support.instance_packing import PlacedInstance
-from tests.support.instance_packing import fewest_moves as fewest_instance_moves
+from tests.support.oracles import PackedPod, PlacedInstance, fewest_instance_moves, fewest_moves
 from tests.support.pod_book import PlainBook
 
 EXAMPLES = int(os.environ.get("DEFRAGMENTATIONS", "0"))

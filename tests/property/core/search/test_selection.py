@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.search.selection import Selected, Selector
 from tests.support import strategies as some
-from tests.support.examples import examples
-from tests.support.oracle import select_and_check
+from tests.support.oracles import select_and_check
+from tests.support.strategies import examples
 
 PODS = 5
 

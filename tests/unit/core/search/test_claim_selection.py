@@ -22,7 +22,7 @@ from tessera.vendors.claims.asks import with_claims
 from tessera.vendors.drafts import BadPod
 from tests.support.builders import vendors
 from tests.support.claims import ask, attribute, claim, exactly, publish
-from tests.support.oracle import select_and_check
+from tests.support.oracles import select_and_check
 from tests.support.pod_book import PlainBook
 
 MEMORY = 16_384

@@ -24,7 +24,7 @@ from tessera.host.cards import (
 from tessera.host.simulated.description import parse_description
 from tessera.host.simulated.hardware import simulated_hardware
 from tessera.wire.config_file import ConfigError
-from tests.support.faulty_cards import FaultyCards
+from tests.support.cards import FaultyCards
 from tests.support.logs import captured
 from tests.unit.host.conftest import Clock
 

@@ -8,7 +8,7 @@ import pytest
 
 from tessera_lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.contract.client import Client, client
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""

@@ -18,7 +18,7 @@ from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tessera_lab.sandbox.scheduling.loop import SchedulingLoop
 from tests.support.event_loops import in_fake_time, in_real_time
-from tests.support.scripted_extender import Json, ScriptedExtender
+from tests.unit.lab.sandbox.scripted_extender import Json, ScriptedExtender
 
 CARD = gpu_cards("n", 1)[0]
 

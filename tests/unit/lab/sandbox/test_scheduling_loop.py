@@ -18,7 +18,7 @@ from tessera_lab.sandbox.nodes.node import SimulatedNode
 from tessera_lab.sandbox.scheduling.extender_client import ExtenderClient, ExtenderError, Filtered
 from tessera_lab.sandbox.scheduling.loop import SchedulingLoop
 from tests.support.event_loops import in_fake_time, in_real_time
-from tests.support.scripted_extender import Json, ScriptedExtender, refuse
+from tests.unit.lab.sandbox.scripted_extender import Json, ScriptedExtender, refuse
 
 SAMPLES = Path(__file__).parents[3] / "samples" / "extender"
 

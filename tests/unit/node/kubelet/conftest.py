@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kubelet.folders import plugins_folder
+from tests.support.kubelet import plugins_folder
 
 
 @pytest.fixture

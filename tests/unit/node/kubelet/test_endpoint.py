@@ -15,9 +15,7 @@ from tessera.node.kubelet.endpoint import Endpoint, ServingError, SocketState, S
 from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.watched_value import WatchedValue
 from tests.support.event_loops import in_fake_time, on_uvloop
-from tests.support.kubelet.allocators import ScriptedAllocator
-from tests.support.kubelet.cards import fleet
-from tests.support.kubelet.folders import settings_in
+from tests.support.kubelet import ScriptedAllocator, fleet, settings_in
 
 FAR_OFF_S = 3600.0
 

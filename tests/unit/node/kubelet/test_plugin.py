@@ -21,10 +21,7 @@ from tessera.node.watched_value import WatchedValue
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.node_config import NodeSettings
 from tests.support.event_loops import on_uvloop
-from tests.support.kubelet.allocators import ScriptedAllocator
-from tests.support.kubelet.cards import fleet, uuid
-from tests.support.kubelet.folders import settings_in
-from tests.support.kubelet.scripted import ScriptedKubelet
+from tests.support.kubelet import ScriptedAllocator, ScriptedKubelet, fleet, settings_in, uuid
 from tests.support.logs import Logs, captured
 from tests.support.scheduler_process import until
 

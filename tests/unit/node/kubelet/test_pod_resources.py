@@ -10,7 +10,7 @@ from google.protobuf.json_format import ParseDict
 from tessera.node.kubelet.pod_resources import PodResourcesClient, PodResourcesError
 from tessera.wire.kubelet import pod_resources_pb2 as messages
 from tests.support.event_loops import on_uvloop
-from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources
+from tests.support.kubelet import ScriptedPodResources, serving_pod_resources
 
 SAMPLE = Path(__file__).parents[3] / "samples" / "kubelet" / "podresources.json"
 

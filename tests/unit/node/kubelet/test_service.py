@@ -22,10 +22,7 @@ from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tessera.wire.node_config import NodeSettings
 from tests.support.event_loops import on_uvloop
-from tests.support.kubelet.allocators import Script, ScriptedAllocator
-from tests.support.kubelet.cards import fleet, uuid
-from tests.support.kubelet.folders import plugins_folder, settings_in
-from tests.support.kubelet.streams import streaming
+from tests.support.kubelet import Script, ScriptedAllocator, fleet, plugins_folder, settings_in, streaming, uuid
 from tests.support.logs import captured
 
 A, B = uuid(0), uuid(1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tessera.scheduler.admission.json_patch import diff
-from tests.support.json_patches import patched
+from tests.support.admission import patched
 
 A, B, C, D, E = ({"name": name, "value": name.lower()} for name in "ABCDE")
 

@@ -16,6 +16,7 @@ from tests.support.admission import (
     Document,
     admitted,
     container,
+    patched,
     pod,
     refusal,
     sample,

@@ -13,8 +13,7 @@ from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import ResourceNames, Vendor
 from tessera.wire.admission import FORBIDDEN
-from tests.support.admission import SAMPLES, vendors
-from tests.support.json_patches import patched
+from tests.support.admission import SAMPLES, patched, vendors
 
 JSON = "application/json"
 

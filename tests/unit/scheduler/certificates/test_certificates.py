@@ -35,8 +35,8 @@ from tessera.scheduler.certificates.tls import (
     StoredSecret,
     StoredWebhook,
 )
-from tests.support.certificates import NAMES, NOW
 from tests.support.event_loops import in_fake_time
+from tests.support.network import NAMES, NOW
 
 
 @dataclass

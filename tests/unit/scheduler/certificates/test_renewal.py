@@ -32,7 +32,7 @@ from tessera.scheduler.certificates.authority import (
     signed_by,
     split_bundle,
 )
-from tests.support.certificates import NAMES, NOW, fresh, kept, renewal
+from tests.support.network import NAMES, NOW, fresh, kept, renewal
 
 
 def test_the_service_is_known_by_its_dns_name_and_the_loopback() -> None:

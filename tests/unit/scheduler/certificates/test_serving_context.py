@@ -18,7 +18,7 @@ from aiohttp import web
 
 from tessera.scheduler.certificates.authority import DAY, LEAF_S, BadCertificate, Pair, Renew, make_authority, renewed
 from tessera.scheduler.certificates.serving_context import CertificateFiles, ServingContext
-from tests.support.certificates import NAMES, NOW, fresh, renewal
+from tests.support.network import NAMES, NOW, fresh, renewal
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

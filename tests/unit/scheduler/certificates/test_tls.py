@@ -23,9 +23,9 @@ from tessera.scheduler.certificates.tls import (
     TlsError,
 )
 from tessera.scheduler.settings import SelfManaged, TlsFiles
-from tests.support.certificates import NOW, fresh
 from tests.support.event_loops import in_fake_time
 from tests.support.logs import captured
+from tests.support.network import NOW, fresh
 from tests.support.scheduler_process import write_pair
 
 NO_CLIENT = cast("KubeClient", None)

@@ -10,8 +10,8 @@ from tessera.kube.errors import KubeError
 from tessera.scheduler.pod_cycle import CycleState
 from tests.support.builders import node
 from tests.support.fake_cluster import Step, never_sent, not_found, refused
-from tests.support.features import preemption_loop_of, preemptor_of
 from tests.support.preemption import PreemptionCluster, budget, high, low, member
+from tests.support.stepwise_scheduler import preemption_loop_of, preemptor_of
 
 
 async def two_victims() -> PreemptionCluster:

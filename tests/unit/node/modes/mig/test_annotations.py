@@ -20,8 +20,8 @@ from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.pod_devices import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tessera_lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera_lab.sandbox.api.server import ApiServer
+from tests.support.cards import HALF, ONE
 from tests.support.event_loops import in_fake_time
-from tests.support.mig_cards import HALF, ONE
 
 PATH = PODS.path("default", "p")
 OTHER = replace(HALF, container=1)

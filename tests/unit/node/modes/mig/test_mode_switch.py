@@ -16,8 +16,8 @@ from tessera.node.modes.mig import mode_switch
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode_switch import retire_mig
 from tessera.node.modes.mig.records import boot_id
+from tests.support.cards import BOTH, HALF, ONE, A, B, ModelCard, Node, card, claim, ids
 from tests.support.logs import captured
-from tests.support.mig_cards import BOTH, HALF, ONE, A, B, ModelCard, Node, card, claim, ids
 
 NOT_USABLE = "a card cannot be used for MIG"
 PLAIN = replace(claim(ONE, pod="plain"), mig=())

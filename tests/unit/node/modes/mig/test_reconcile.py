@@ -14,8 +14,8 @@ from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.mode import Mig
 from tessera.wire.pod_devices import DeviceEntry
+from tests.support.cards import BOTH, HALF, ONE, A, B, Crash, Node, card, claim, reserve, serial
 from tests.support.logs import captured
-from tests.support.mig_cards import BOTH, HALF, ONE, A, B, Crash, Node, card, claim, reserve, serial
 
 TAKEN_OVER = "a MIG instance was adopted"
 NOT_TAKEN_OVER = "a MIG reservation names an instance that cannot be adopted"

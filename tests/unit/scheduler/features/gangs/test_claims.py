@@ -14,8 +14,8 @@ from tests.support.builders import PodBuilder, pod
 from tests.support.claim_scheduler import ClaimWorld, agent_node, claiming, device_class, templated
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
-from tests.support.features import gangs_of
 from tests.support.gangs import bind_all
+from tests.support.stepwise_scheduler import gangs_of
 
 BIG: dict[str, Any] = {"memory": 60000, "cores": 30}
 """two of it do not fit one card"""

@@ -14,9 +14,8 @@ from tessera.scheduler.features.gangs.gang import Gang, Member, MemberState
 from tessera.wire.pod_groups import PodGroup
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
-from tests.support.features import gangs_of
 from tests.support.gangs import bind_all, gang, held, machine, woken
-from tests.support.stepwise_scheduler import World, serving_downward_api, uid, using_downward_api
+from tests.support.stepwise_scheduler import World, gangs_of, serving_downward_api, uid, using_downward_api
 
 NODES = [f"n{i}" for i in range(6)]
 

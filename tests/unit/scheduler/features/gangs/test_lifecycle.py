@@ -10,11 +10,11 @@ from tessera.scheduler.features.gangs.gang import GangState
 from tests.support.builders import gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.features import gangs_of
 from tests.support.gangs import PATIENCE, STARVING, bind_all, gang, held, machine, nodes_of, state, woken
 from tests.support.stepwise_scheduler import (
     World,
     filter_body,
+    gangs_of,
     serving_downward_api,
     using_downward_api,
 )

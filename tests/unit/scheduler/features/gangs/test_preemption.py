@@ -17,11 +17,10 @@ from tessera.wire import keys
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, refused
-from tests.support.features import gangs_of, preempt_for, preemption_loop_of, tick_gangs
 from tests.support.gangs import bind_all, woken
 from tests.support.preemption import CARD, GRACE, TIMEOUT, GangCluster, budget, high, low
 from tests.support.preemption import important_gang as gang
-from tests.support.stepwise_scheduler import uid
+from tests.support.stepwise_scheduler import gangs_of, preempt_for, preemption_loop_of, tick_gangs, uid
 
 
 async def test_a_gang_is_bound_as_a_whole_where_its_victims_were() -> None:

@@ -18,11 +18,10 @@ from tessera.scheduler.features.gangs.gang import GangState
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import OK, Step
-from tests.support.features import gangs_of, preempt_for, preemption_loop_of
 from tests.support.gangs import woken
 from tests.support.preemption import GangCluster, high, low
 from tests.support.preemption import important_gang as gang
-from tests.support.stepwise_scheduler import uid
+from tests.support.stepwise_scheduler import gangs_of, preempt_for, preemption_loop_of, uid
 
 
 @pytest.fixture

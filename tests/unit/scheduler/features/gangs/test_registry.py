@@ -9,9 +9,8 @@ import pytest
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
 from tests.support.builders import gpu_pod
 from tests.support.event_loops import in_fake_time
-from tests.support.features import gangs_of
 from tests.support.gangs import bind_all, gang, held, machine, state
-from tests.support.stepwise_scheduler import World, uid, using_downward_api
+from tests.support.stepwise_scheduler import World, gangs_of, uid, using_downward_api
 
 
 @in_fake_time

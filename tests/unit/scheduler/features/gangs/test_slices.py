@@ -15,9 +15,8 @@ from tessera.scheduler.features.gangs.gang import GangState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
-from tests.support.features import gangs_of
 from tests.support.gangs import bind_all, gang, held, state, woken
-from tests.support.stepwise_scheduler import World, filter_body, serving_downward_api, using_downward_api
+from tests.support.stepwise_scheduler import World, filter_body, gangs_of, serving_downward_api, using_downward_api
 
 SIZE = 2 * MEMBERS_AT_ONCE + 2
 

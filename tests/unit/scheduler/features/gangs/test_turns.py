@@ -8,9 +8,8 @@ from dataclasses import replace
 from tessera.core.fit.quota import QuotaFacts
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
-from tests.support.features import gangs_of, tick_gangs
 from tests.support.gangs import STARVING, bind_all, gang, held, machine, nodes_of, woken
-from tests.support.stepwise_scheduler import World, using_downward_api
+from tests.support.stepwise_scheduler import World, gangs_of, tick_gangs, using_downward_api
 
 TURN = 600.0
 

@@ -14,10 +14,8 @@ from tessera.wire.moves import HeldCard, HeldInstance, MovePlace
 from tessera.wire.objects import Workload
 from tests.support.builders import A100_40GB, PodBuilder, gpu_pod, mig_profile, node
 from tests.support.event_loops import in_fake_time
-from tests.support.features import gangs_of, moves_of
-from tests.support.journalled_scheduler import JournalledWorld
-from tests.support.journals import assert_same_ledger, records_of, replayed
-from tests.support.stepwise_scheduler import World
+from tests.support.journals import JournalledWorld, assert_same_ledger, records_of, replayed
+from tests.support.stepwise_scheduler import World, gangs_of, moves_of
 
 CARD = 40_000
 JOB = Workload("default", "Job", "train")

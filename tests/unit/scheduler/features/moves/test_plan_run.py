@@ -14,8 +14,8 @@ from tessera.wire.moves import HeldCard, MoveAsked, MovePlace, MovesRequest, Mov
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.features import moves_of
 from tests.support.moving_cluster import LARGE, SMALL, MovingCluster, held, living
+from tests.support.stepwise_scheduler import moves_of
 
 
 def asked(pod: PodBuilder, source: str, target: str, *, step: int = 1, memory: int = 10_000) -> MoveAsked:

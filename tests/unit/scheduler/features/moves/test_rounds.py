@@ -19,8 +19,8 @@ from tessera.wire.objects import Metadata
 from tests.support.builders import PodBuilder, gpu_pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
-from tests.support.features import moves_of
 from tests.support.moving_cluster import LARGE, SMALL, WAITING, MovingCluster, held, living
+from tests.support.stepwise_scheduler import moves_of
 
 # -- rounds
 

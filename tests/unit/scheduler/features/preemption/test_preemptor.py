@@ -15,9 +15,8 @@ from tessera.wire import keys
 from tests.support.builders import PodBuilder, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.features import preempt_for, preemption_loop_of
 from tests.support.preemption import CARD, GRACE, TIMEOUT, PreemptionCluster, budget, high, low, member
-from tests.support.stepwise_scheduler import serving_downward_api, uid
+from tests.support.stepwise_scheduler import preempt_for, preemption_loop_of, serving_downward_api, uid
 
 
 async def test_a_pod_of_higher_priority_is_bound_where_its_victim_was() -> None:

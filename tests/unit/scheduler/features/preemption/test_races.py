@@ -16,9 +16,8 @@ from tessera.scheduler.features.preemption import feature
 from tests.support.builders import node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step
-from tests.support.features import preempt_for, preemption_loop_of, preemptor_of
 from tests.support.preemption import CARD, GRACE, TIMEOUT, PreemptionCluster, budget, high, low, member
-from tests.support.stepwise_scheduler import serving_downward_api
+from tests.support.stepwise_scheduler import preempt_for, preemption_loop_of, preemptor_of, serving_downward_api
 
 
 async def test_a_search_goes_on_when_a_node_with_more_cards_than_any_other_joins_while_it_pauses() -> None:

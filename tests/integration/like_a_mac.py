@@ -1,4 +1,4 @@
-"""Runs `tessera` as on a Mac: `python tests/support/like_a_mac.py top ...`.
+"""Runs `tessera` as on a Mac: `python tests/integration/like_a_mac.py top ...`.
 
 Takes away what Python has on Linux only, before anything else is imported, and everything below /proc and /sys. uvloop
 and grpc keep the real system: they are built for both.

@@ -1,6 +1,6 @@
 """Files that were made to exhaust or to crash the program that reads them, and every command that reads a file.
 
-    python -m tests.support.hostile_files FOLDER
+    python -m tests.unit.cli.hostile_files FOLDER
 
 tries each with each, in a process of its own with little memory and time, and counts how they end.
 """
@@ -142,7 +142,7 @@ def outcome(arguments: tuple[str, ...], files: Mapping[str, str]) -> tuple[str, 
 
 def main(folder: Path) -> None:
     from tessera.inspect.snapshots import encode_snapshot
-    from tests.support.large_states import large_state
+    from tests.support.cluster_states import large_state
 
     good = {"SNAPSHOT": str(folder / "good.json"), "POD": str(folder / "good.yaml")}
     Path(good["SNAPSHOT"]).write_bytes(encode_snapshot(large_state(nodes=2)))

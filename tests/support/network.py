@@ -1,22 +1,87 @@
-"""A scripted HTTP server on a raw socket: every response and every fault, byte for byte.
-
-Each request gets the next answer of the script, and the last one is repeated. It knows just enough of HTTP to read a
-request.
-"""
+"""Loopback: free ports, certificates for it, and a server on raw sockets whose every byte a test writes."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import random
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
+
+from tessera.scheduler.certificates.authority import Keep, Material, Renew, plan, renewed, service_names
+
+PORTS = range(20_000, 32_000)
+"""below the kernel's own choices for outgoing connections, which would take a port while its program restarts"""
+BLOCK = 100
+"""ports that one process of tests has to itself: others would take a port before its program listens"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that are free at this moment. One comes again only after all others: a program
+    may take its time until it listens."""
+    own = _own_ports()
+    chosen: list[int] = []
+    for _ in range(len(own)):
+        port = own[0]
+        own.rotate(-1)
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        chosen.append(port)
+        if len(chosen) == count:
+            return chosen
+    raise OSError("there is no free port")
+
+
+@cache
+def _own_ports() -> deque[int]:
+    """The process that has bound the first port of a block has the others."""
+    blocks = range(PORTS.start, PORTS.stop, BLOCK)
+    for first in random.sample(blocks, len(blocks)):
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", first))
+        except OSError:
+            held.close()
+            continue
+        atexit.register(held.close)
+        return deque(range(first + 1, first + BLOCK))
+    raise OSError("other tests use all ports")
+
+
+NOW = 1_700_000_000.0
+"""unix time in seconds"""
+NAMES = service_names("tessera", "gpu")
+
+
+def fresh(now: float = NOW, names: frozenset[str] = NAMES) -> Material:
+    """New certificates, as made without a Secret."""
+    return renewed(renewal(None, now, names), now=now, names=names)
+
+
+def kept(data: Mapping[str, bytes], now: float = NOW, names: frozenset[str] = NAMES) -> Keep:
+    step = plan(data, now=now, names=names)
+    assert isinstance(step, Keep), step
+    return step
+
+
+def renewal(data: Mapping[str, bytes] | None, now: float = NOW, names: frozenset[str] = NAMES, **other: Any) -> Renew:
+    step = plan(data, now=now, names=names, **other)
+    assert isinstance(step, Renew), step
+    return step
 
 
 @dataclass(frozen=True)

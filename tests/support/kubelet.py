@@ -1,7 +1,5 @@
-"""A kubelet as a device plugin sees it: it serves Register, calls the plugin back, and reads ListAndWatch.
-
-Like the real one, it deletes every socket in its folder at start, and closes the older stream of a plugin that
-registers again. Tests script its restarts, silences and refusals.
+"""A scripted kubelet on real sockets, and what a device plugin needs beside it: folders with short paths, cards, an
+allocator with scripted responses, and PodResources.
 """
 
 from __future__ import annotations
@@ -11,7 +9,9 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,10 +19,130 @@ from typing import Self
 import grpc
 from grpc import aio
 
+from tessera.core.model.devices import MigPlacement
+from tessera.host.cards import CardFacts, GpuInstanceProfile
+from tessera.node.fleet import CardState, Fleet, preferred
 from tessera.node.kubelet.endpoint import answering, open_channel, target, unary
+from tessera.node.modes.base import ContainerResponse
+from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
-from tests.support.kubelet.streams import streaming
+from tessera.wire.kubelet import pod_resources_pb2 as holdings
+from tessera.wire.kubelet.methods import Method, Request, Response
+from tessera.wire.node_config import NodeSettings
+
+DEFAULTS = NodeSettings()
+
+
+@contextmanager
+def plugins_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="plugins-") as folder:
+        yield Path(folder)
+
+
+def settings_in(folder: Path, node: NodeSettings = DEFAULTS, *, resource: str = "nvidia.com/gpu") -> AgentSettings:
+    """An agent whose kubelet is in this folder."""
+    paths = Paths(plugins=folder, kubelet_socket=folder / "kubelet.sock", pod_resources=folder / "pod-resources.sock")
+    return AgentSettings(node_name="node-a", node=node, resource=resource, paths=paths)
+
+
+def uuid(number: int) -> str:
+    return f"GPU-{number:08x}-207a-2038-9b45-23cac89cb67a"
+
+
+def card(number: int, *, numa: int | None = None, problem: str = "", instances: int = 0) -> CardState:
+    """`instances`: the most MIG instances it can have; 0 = no MIG."""
+    offer = GpuInstanceProfile("1g.18gb", 19, 1, 18_432, 16, instances, (MigPlacement(0, 1),))
+    offers = (offer,) if instances else ()
+    return CardState(CardFacts(uuid(number), number, "NVIDIA H200", numa=numa, mig_profiles=offers), problem)
+
+
+def fleet(count: int = 2, *, sick: frozenset[int] | set[int] = frozenset()) -> Fleet:
+    """`count` cards; those with numbers in `sick` are unhealthy."""
+    return Fleet(tuple(card(number, problem="xid 79" if number in sick else "") for number in range(count)))
+
+
+def streaming(
+    channel: aio.Channel, method: Method[Request, Response]
+) -> aio.UnaryStreamMultiCallable[Request, Response]:
+    return channel.unary_stream(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
+
+class ScriptedPodResources:
+    """`held`: device ids by (namespace, pod, container)."""
+
+    def __init__(self, resource: str = "nvidia.com/gpu") -> None:
+        self.resource = resource
+        self.held: dict[tuple[str, str, str], list[str]] = {}
+        self.response: holdings.ListPodResourcesResponse | None = None
+        """instead of `held`"""
+        self.silent = False
+        """whether it never answers"""
+
+    def _answer(self) -> holdings.ListPodResourcesResponse:
+        if self.response is not None:
+            return self.response
+        pods: dict[tuple[str, str], holdings.PodResources] = {}
+        for (namespace, pod, container), ids in self.held.items():
+            entry = pods.setdefault((namespace, pod), holdings.PodResources(name=pod, namespace=namespace))
+            # As kubelet does it: one entry for each device.
+            devices = [holdings.ContainerDevices(resource_name=self.resource, device_ids=[each]) for each in ids]
+            entry.containers.append(holdings.ContainerResources(name=container, devices=devices))
+        return holdings.ListPodResourcesResponse(pod_resources=pods.values())
+
+    async def list(
+        self,
+        _request: holdings.ListPodResourcesRequest,
+        _context: aio.ServicerContext[holdings.ListPodResourcesRequest, holdings.ListPodResourcesResponse],
+    ) -> holdings.ListPodResourcesResponse:
+        if self.silent:
+            await asyncio.Event().wait()
+        return self._answer()
+
+
+@asynccontextmanager
+async def serving_pod_resources(socket: Path, script: ScriptedPodResources) -> AsyncIterator[None]:
+    server = aio.server(
+        handlers=[
+            grpc.method_handlers_generic_handler(methods.POD_RESOURCES, dict([answering(methods.LIST, script.list)]))
+        ]
+    )
+    server.add_insecure_port(target(socket))
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+Script = Callable[[Sequence[Sequence[str]]], Awaitable[list[ContainerResponse]]]
+
+
+async def visible_devices(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
+    return [ContainerResponse(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)}) for ids in containers]
+
+
+class ScriptedAllocator:
+    """By default it returns the ids; it prefers the cards in `wanted`."""
+
+    def __init__(self, script: Script = visible_devices) -> None:
+        self.script = script
+        self.wanted: Sequence[str] | None = None
+        self.fault: Exception | None = None
+        """raised by `prefer`"""
+
+    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
+        return await self.script(containers)
+
+    def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:
+        if self.fault is not None:
+            raise self.fault
+        return preferred(self.wanted, available=available, must_include=must_include, count=count)
+
 
 WAIT_S = 60.0
 """before an event that never happens fails the test"""
