@@ -3,7 +3,7 @@
     python -m bench.page --check
     python -m bench.page --nodes 1000 --json
 
-The state is that of `tests/support/large_states.py`, made by the dashboard's own server code; changes are scripted.
+The state is that of `tests/support/cluster_states.py`, made by the dashboard's own server code; changes are scripted.
 Time counts from the arrival of the data's last byte, or from the sending of a change, until the map is painted. It
 needs what `make ui` needs, and says so if it is missing. Nothing leaves this machine.
 """
@@ -25,7 +25,7 @@ from bench.measurement import Budget, percentile, progress, table
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.dashboard.state import LiveState
 from tessera.inspect.offline_cluster import OfflineCluster
-from tests.support.large_states import large_state
+from tests.support.cluster_states import large_state
 from tests.support.page import pods_of
 from tests.ui.described_cluster import DescribedCluster
 from tests.ui.scripted_page import ScriptedPage

@@ -40,12 +40,11 @@ from tessera_lab.sandbox.control_plane import ControlPlane
 from tessera_lab.sandbox.nodes.node import SimulatedNode, gpu_cards
 from tests.support.builders import NOW, node
 from tests.support.builders import gpu_pod as builders_pod
+from tests.support.cluster_states import LARGE_NOW, large_state
 from tests.support.event_loops import in_real_time
-from tests.support.large_states import NOW as LARGE_NOW
-from tests.support.large_states import large_state
+from tests.support.journals import RecordedCluster
 from tests.support.page import merged, pods_of
 from tests.support.product import Product, gpu_pod, product
-from tests.support.recorded_cluster import RecordedCluster
 from tests.support.scheduler_process import LOOPBACK, until, write_pair
 
 US = "tessera-dashboard"

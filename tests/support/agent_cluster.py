@@ -21,8 +21,7 @@ from tessera.kube.client import STRATEGIC_PATCH
 from tessera.kube.resources import NODES, PODS
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
-from tessera.wire.mig import decode_mig_allocations
-from tessera.wire.pod_devices import decode_pod_devices
+from tessera.wire.pod_devices import decode_mig_allocations, decode_pod_devices
 from tessera_lab.sandbox.api.kinds import Json
 from tessera_lab.sandbox.nodes import kubelet
 from tessera_lab.sandbox.nodes.containers import container_environment

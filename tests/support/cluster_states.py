@@ -21,10 +21,9 @@ from tessera.inspect.state import ClaimObjects, ClusterState, Json, Setup
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire import keys
-from tessera.wire.claim_spec import DeviceClass
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera.wire.registration import encode_pair_scores, encode_registration_json
-from tessera.wire.resource_api import DRIVER, ResourceClaim
+from tessera.wire.resource_api import DRIVER, DeviceClass, ResourceClaim
 from tests.support.builders import NOW, NodeBuilder, PodBuilder, vendors
 from tests.support.claim_scheduler import MIB, device_class, published
 

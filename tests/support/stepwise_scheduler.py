@@ -20,6 +20,7 @@ from tessera.core.model.grants import Placement
 from tessera.core.search import finish
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.eviction.preemption_loop import PreemptionLoop, Preemptor
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.gang import Gang
@@ -30,10 +31,9 @@ from tessera.scheduler.features.preemption.preemptor import PodPreemptors
 from tessera.scheduler.features.registry import FEATURES
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, UNSCHEDULABLE, CycleState
-from tessera.scheduler.preemption_loop import PreemptionLoop, Preemptor
+from tessera.scheduler.queue.unschedulable_pods import UnschedulablePod
 from tessera.scheduler.settings import NodeLockMode, Settings
 from tessera.scheduler.tenure import Tenure
-from tessera.scheduler.unschedulable_pods import UnschedulablePod
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi

@@ -20,8 +20,7 @@ from tessera.node.handover.checkpoint import Checkpoint
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.kubelet import dra_pb2 as messages
 from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
-from tests.support.agent import ALLOCATED, Json
-from tests.support.agent_api import pod_ended
+from tests.support.agent import ALLOCATED, Json, pod_ended
 from tests.support.dra import ClaimNode, claim_node
 from tests.support.fake_mps import installed_mps
 

@@ -14,8 +14,7 @@ from tessera.core.model.devices import MigPlacement, MigSlot
 from tessera.node.handover import allocator
 from tessera.wire.keys import BIND_PHASE, MIG_ALLOCATIONS
 from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
-from tests.support.agent import AgentNode, agent_node
-from tests.support.agent_api import bound, lock, pod_ended
+from tests.support.agent import AgentNode, agent_node, bound, lock, pod_ended
 
 MODE = {"operatingmode": "mig"}
 CARDS = {"cards": [{"model": "H200", "count": 2}]}

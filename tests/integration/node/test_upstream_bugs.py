@@ -65,8 +65,7 @@ from tessera.host.cards import CardEvent
 from tessera.node.handover import assembly
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.pod_devices import MigAllocation, encode_mig_allocations
-from tests.support.agent import NODE, AgentNode, agent_node
-from tests.support.agent_api import Json, bound, registered, take_lock, unlocked, writes
+from tests.support.agent import NODE, AgentNode, Json, agent_node, bound, registered, take_lock, unlocked, writes
 from tests.support.logs import captured
 
 TESTS = Path(__file__).parents[2]

@@ -23,8 +23,8 @@ from tessera.node.handover.assignments import Assignment
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.mode import Mig, NotWritten
 from tessera.wire.pod_devices import MigAllocation
+from tests.support.cards import BOTH, H200, A, B, Crash, Node, claim, ids, reserve, serial
 from tests.support.event_loops import FakeTimeLoop
-from tests.support.mig_cards import BOTH, H200, A, B, Crash, Node, claim, ids, reserve, serial
 
 T = TypeVar("T")
 Place = tuple[str, int, int]

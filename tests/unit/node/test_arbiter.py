@@ -17,7 +17,7 @@ from tessera.node.registration.devices import registrable
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import MigAllocation
-from tests.support.mig_cards import H200
+from tests.support.cards import H200
 from tests.support.sharing_modes import H200_MIB, A, B, card, fleet, slice_of
 from tests.support.sharing_modes import claim as part
 

@@ -20,7 +20,7 @@ from tessera.node.settings import (
 from tessera.services.settings_table import Group
 from tessera.services.value_types import Address
 from tessera.vendors.nvidia.backend import MigAllowance
-from tests.support.agent_configuration import JSON, node_json, problems, told
+from tests.support.agent import JSON, node_json, problems, told
 
 
 def test_without_any_configuration_everything_has_its_default_and_that_is_said() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.node.configuration import LAST_GOOD as KEPT
 from tessera.node.configuration import save_last_good
-from tests.support.agent_configuration import JSON, YAML, Files, node_json, problems, told
+from tests.support.agent import JSON, YAML, Files, node_json, problems, told
 
 LAST_GOOD = "/var/lib/tessera/node-config.json"
 

@@ -12,7 +12,7 @@ from tessera.wire.cel import AllOf, Selector, compile_selector
 from tessera.wire.cel.functions import FUNCTIONS, METHODS, BadPattern, matches
 from tessera.wire.cel.syntax import MAX_LENGTH, MAX_PARTS
 from tessera.wire.cel.values import Meter
-from tests.support.cel_selectors import FAILED, FALSE, TRUE, G
+from tests.support.claims import FAILED, FALSE, TRUE, G
 
 DRIVER = "gpu.tessera.io"
 CARD = Published(

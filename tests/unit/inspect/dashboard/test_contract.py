@@ -12,8 +12,8 @@ import pytest
 from tessera.inspect.dashboard.source import RecordedSource
 from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
 from tests.support.builders import NOW, gpu_pod, node
+from tests.support.journals import RecordedCluster
 from tests.support.page import Page, decoded, pods_of
-from tests.support.recorded_cluster import RecordedCluster
 from tests.ui.described_cluster import small_cluster
 from tests.ui.scripted_page import ScriptedPage
 

@@ -24,10 +24,10 @@ from tests.support.builders import NOW, PodBuilder, cluster, gpu_pod, node
 from tests.support.cluster_states import state_of
 from tests.support.event_loops import in_fake_time
 from tests.support.gangs import gang, machine
+from tests.support.journals import RecordedCluster
 from tests.support.page import Page, decoded, pods_of
 from tests.support.preemption import GangCluster, low
 from tests.support.preemption import important_gang as important
-from tests.support.recorded_cluster import RecordedCluster
 from tests.support.stepwise_scheduler import World, serving_downward_api, using_downward_api
 
 PLAN_ENDS = NOW + 20

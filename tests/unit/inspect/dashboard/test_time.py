@@ -14,8 +14,8 @@ from tessera.inspect.dashboard.source import RecordedSource, read_records
 from tessera.inspect.state import InspectionError
 from tessera.wire import journal
 from tests.support.builders import NOW, gpu_pod, node
+from tests.support.journals import RecordedCluster
 from tests.support.page import Page, decoded, pods_of
-from tests.support.recorded_cluster import RecordedCluster
 
 
 def recorded() -> RecordedCluster:

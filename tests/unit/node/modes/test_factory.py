@@ -23,7 +23,7 @@ from tessera.node.registration.devices import registrable
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.node_config import CardModes, Mode, NodeSettings
 from tessera.wire.pod_devices import MigAllocation
-from tests.support.mig_cards import BOTH, ONE, A, B, ModelHardware, card, claim, ids
+from tests.support.cards import BOTH, ONE, A, B, ModelHardware, card, claim, ids
 from tests.support.sharing_modes import C, put_files, settings, slice_of
 from tests.support.sharing_modes import claim as shares
 

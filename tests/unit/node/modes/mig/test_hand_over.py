@@ -21,8 +21,8 @@ from tessera.node.modes.mig.instances import profile_for
 from tessera.node.modes.mig.mode import WRITE_S, NotWritten
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.pod_devices import DeviceEntry, MigAllocation
+from tests.support.cards import BOTH, H200, HALF, ONE, A, B, Inline, Node, card, claim, ids, reserve, serial
 from tests.support.event_loops import in_fake_time, in_real_time
-from tests.support.mig_cards import BOTH, H200, HALF, ONE, A, B, Inline, Node, card, claim, ids, reserve, serial
 
 T = TypeVar("T")
 
