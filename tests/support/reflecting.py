@@ -14,7 +14,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector
-from tests.support.raw_server import (
+from tests.support.network import (
     Answer,
     RawServer,
     reply,

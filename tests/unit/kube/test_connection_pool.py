@@ -18,7 +18,7 @@ from tessera.kube.connection_pool import KEEP_ALIVE_S
 from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import ApiError, BadName, Unreachable
 from tests.support.event_loops import in_fake_time
-from tests.support.raw_server import Answer, Exchange, RawServer, raw, refusal, reply, silence
+from tests.support.network import Answer, Exchange, RawServer, raw, refusal, reply, silence
 
 THING = "/api/v1/namespaces/team/pods/a"
 BODY = b'{"name":"a"}'

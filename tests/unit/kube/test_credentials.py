@@ -24,7 +24,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.credentials import ClientPair, ExecPlugin, Pem, PluginSettings, TlsSettings, TokenFile
 from tessera.kube.errors import AccessError, ApiError, Unreachable
 from tests.support.event_loops import in_fake_time, in_real_time
-from tests.support.raw_server import RawServer, refusal, reply
+from tests.support.network import RawServer, refusal, reply
 
 
 class Thing(msgspec.Struct):

@@ -18,7 +18,7 @@ from tessera.kube.connection_pool import create_probed_socket
 from tessera.kube.credentials import FixedHeaders, Pem, TlsSettings
 from tessera.kube.errors import Unreachable
 from tests.support.event_loops import in_fake_time, in_real_time, on_uvloop
-from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply
+from tests.support.network import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply
 
 THING = "/api/v1/namespaces/team/pods/a"
 

@@ -15,8 +15,7 @@ from tessera.wire.journal import (
     Start,
 )
 from tests.support.builders import gpu_pod
-from tests.support.journalled_scheduler import JournalledWorld, machine, only
-from tests.support.journals import assert_same_ledger, records_of, replayed
+from tests.support.journals import JournalledWorld, assert_same_ledger, machine, only, records_of, replayed
 from tests.support.stepwise_scheduler import filter_body
 
 # -- the ring

@@ -20,6 +20,7 @@ from tests.support.admission import (
     Document,
     admitted,
     container,
+    patched,
     pod,
     refusal,
     surprises,
@@ -27,7 +28,6 @@ from tests.support.admission import (
     vendors,
     verdict,
 )
-from tests.support.json_patches import patched
 
 NO_INJECTION: dict[str, Any] = {"injects_downward_api": False}
 

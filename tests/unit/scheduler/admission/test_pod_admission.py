@@ -16,7 +16,6 @@ from tests.support.admission import (
     Document,
     admitted,
     container,
-    patched,
     pod,
     refusal,
     sample,
