@@ -32,11 +32,11 @@ from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.registry import build_vendors
 from tessera.wire import journal
-from tessera.wire.journal import CandidateMask, Record, decode_record, encode_record
+from tessera.wire.journal import CandidateMask, Record, SnapshotEnd, decode_record, encode_record
 from tessera.wire.journal_values import PodAsk, PodRef, grants_of
 from tests.support import strategies as some
 from tests.support.builders import NOW, NodeBuilder, PodBuilder, gpu_pod, node, vendors
-from tests.support.stepwise_scheduler import World
+from tests.support.stepwise_scheduler import World, serving_downward_api
 
 
 class RecordedCluster:
@@ -247,10 +247,29 @@ class JournalledWorld(World):
         vendors.update(build_vendors(settings.device_sections, settings.switches))
         self.journal.restart(settings)
         self.engine.forget_vendors()
-        for name, each in self.api.nodes.items():
-            self.nodes.put(name, each)
+        for name, found in self.api.nodes.items():
+            self.nodes.put(name, found)
         for key, pod in self.api.pods.items():
             self.pods.put(key, pod)
+
+
+def machine(name: str, cards: int = 1, **card: Any) -> NodeBuilder:
+    return serving_downward_api(node(name).gpus(cards, **card))
+
+
+def kinds(records: list[Record]) -> list[str]:
+    return [type(record).__name__ for record in records]
+
+
+def happened(world: JournalledWorld) -> list[Record]:
+    """What follows the state at the beginning."""
+    records = records_of(world.journal)
+    end = next(place for place, record in enumerate(records) if isinstance(record, SnapshotEnd))
+    return records[end + 1 :]
+
+
+def only(world: JournalledWorld, kind: type[Any]) -> list[Any]:
+    return [record for record in happened(world) if isinstance(record, kind)]
 
 
 HOSTILE = "bad-\x1b[31mred\x07"

@@ -13,8 +13,6 @@ from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
-from tessera.scheduler.features.gangs.preemptor import gang_priority
-
 from tessera.core.ledger.audit import audit
 from tessera.core.ledger.holders import GrantState, HolderKind
 from tessera.core.ledger.ledger import replay
@@ -26,6 +24,7 @@ from tessera.scheduler.eviction.preemption_loop import PreemptionLoop, Preemptor
 from tessera.scheduler.features.claims.feature import Claims
 from tessera.scheduler.features.gangs.feature import Gangs
 from tessera.scheduler.features.gangs.gang import Gang
+from tessera.scheduler.features.gangs.preemption import gang_priority
 from tessera.scheduler.features.moves.feature import Moves
 from tessera.scheduler.features.preemption.feature import PodPreemption
 from tessera.scheduler.features.preemption.preemptor import PodPreemptors
