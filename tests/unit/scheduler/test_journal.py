@@ -36,11 +36,19 @@ from tessera.wire.journal import (
 )
 from tests.support.builders import gpu_pod, pod
 from tests.support.event_loops import in_fake_time
-from tests.support.features import preempt_for
-from tests.support.journalled_scheduler import JournalledWorld, happened, kinds, machine, only
-from tests.support.journals import assert_same_ledger, named, records_of, replayed
+from tests.support.journals import (
+    JournalledWorld,
+    assert_same_ledger,
+    happened,
+    kinds,
+    machine,
+    named,
+    only,
+    records_of,
+    replayed,
+)
 from tests.support.logs import captured
-from tests.support.stepwise_scheduler import using_downward_api
+from tests.support.stepwise_scheduler import preempt_for, using_downward_api
 
 # -- what is recorded
 
