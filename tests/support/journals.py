@@ -6,7 +6,7 @@ with names that are found again in texts; random lives of a scheduler are for pr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -168,6 +168,14 @@ class RecordedCluster:
         """A record with a number of its own, or part of a snapshot."""
         self._sequence += own
         self.records.append(kind(time=self.now, sequence=self._sequence, **fields))
+
+
+def named(mask: CandidateMask | None, order: Sequence[str]) -> list[str]:
+    """The nodes among the candidates of a decision, given those that were registered then."""
+    assert mask is not None
+    if mask.mask is None:
+        return list(order)
+    return [name for name, bit in zip(order, np.unpackbits(np.frombuffer(mask.mask, np.uint8)), strict=False) if bit]
 
 
 def records_of(journal: Journal, since: int | None = None, *, snapshot: bool = True) -> list[Record]:
