@@ -35,6 +35,7 @@ from tessera.services.value_types import (
     FlagKind,
     ValueType,
     choice,
+    matching,
     one_of,
     optional,
     parse_number,
@@ -51,9 +52,10 @@ MAX_SCALING = 1000.0
 """times; more is a slip of the pen, and would not fit where registered sizes go"""
 RESOURCE_NAME = "nvidia.com/gpu"
 
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z", re.ASCII)
+_VERSION = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+-]{0,63})?\Z", re.ASCII)
+"""part of a file name, so nothing that leads out of a folder; or empty"""
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]{0,63}\Z", re.ASCII)
-_MAX_PREFIX = 253
+"""the beginning of an annotation's key, up to the slash or a little further"""
 
 
 class DeviceListStrategy(Enum):
@@ -113,20 +115,6 @@ def _parse_scaling(text: str) -> float:
     return value
 
 
-def _parse_version(text: str) -> str:
-    """Part of a file name, so nothing that leads out of a folder. Empty = none."""
-    if text and not _VERSION.match(text):
-        raise ValueError(f"expected a version such as v2.10.0, found {quoted(text)}")
-    return text
-
-
-def _parse_prefix(text: str) -> str:
-    """The beginning of an annotation's key, up to the slash or a little further."""
-    if len(text) > _MAX_PREFIX or not _PREFIX.match(text):
-        raise ValueError(f"expected a domain and a slash such as cdi.k8s.io/, found {quoted(text)}")
-    return text
-
-
 def _parse_discovery(text: str) -> InventoryKind:
     if text == "tegra":
         raise ValueError("integrated Tegra GPUs are not served; leave it out, or write nvml")
@@ -141,8 +129,8 @@ STRATEGIES: ValueType[frozenset[DeviceListStrategy]] = ValueType(
 ONLY_ENVVAR = frozenset({DeviceListStrategy.ENVVAR})
 ID_STRATEGY = choice(DeviceIdStrategy)
 SCALING = ValueType("NUMBER", _parse_scaling)
-PREFIX = ValueType("PREFIX", _parse_prefix)
-VERSION = ValueType("VERSION", _parse_version)
+PREFIX = ValueType("PREFIX", matching(_PREFIX, "a domain and a slash such as cdi.k8s.io/", str))
+VERSION = ValueType("VERSION", matching(_VERSION, "a version such as v2.10.0", str))
 DISCOVERED = ValueType("auto|nvml", _parse_discovery)
 MIG_STRATEGY = one_of({word: word for word in ("none", "single", "mixed")})
 SOME_RESOURCE = ValueType("RESOURCE", lambda text: RESOURCE.parse(text) or RESOURCE_NAME)

@@ -136,6 +136,17 @@ class ValueType(Generic[T]):
 # -- parsers
 
 
+def matching(pattern: re.Pattern[str], expected: str, make: Callable[[str], T]) -> Callable[[str], T]:
+    """Reads a text of this form, and at most as long as a DNS name."""
+
+    def parse(text: str) -> T:
+        if len(text) > _MAX_DNS_NAME or not pattern.match(text):
+            raise ValueError(f"expected {expected}, found {quoted(text)}")
+        return make(text)
+
+    return parse
+
+
 def parse_text(text: str) -> str:
     if not text.strip():
         raise ValueError("expected a text, found nothing")
@@ -158,10 +169,9 @@ def parse_switch(text: str) -> bool:
     return value
 
 
-def parse_whole(text: str) -> int:
-    if not _WHOLE.match(text):
-        raise ValueError(f"expected a whole number, found {quoted(text)}")
-    return int(text)
+parse_whole = matching(_WHOLE, "a whole number", int)
+parse_number = matching(_NUMBER, "a number", float)
+parse_dns_name = matching(_DNS_NAME, "a name of lower-case letters, digits, - and .", str)
 
 
 def parse_between(least: int, most: int) -> Callable[[str], int]:
@@ -173,12 +183,6 @@ def parse_between(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
-
-
-def parse_number(text: str) -> float:
-    if not _NUMBER.match(text):
-        raise ValueError(f"expected a number, found {quoted(text)}")
-    return float(text)
 
 
 def parse_bytes(text: str) -> int:
@@ -209,12 +213,6 @@ def parse_resource(text: str) -> str:
     problem = resource_name_problem(text)
     if problem:
         raise ValueError(problem)
-    return text
-
-
-def parse_dns_name(text: str) -> str:
-    if len(text) > _MAX_DNS_NAME or not _DNS_NAME.match(text):
-        raise ValueError(f"expected a name of lower-case letters, digits, - and ., found {quoted(text)}")
     return text
 
 
