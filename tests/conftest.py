@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Tests with agents in their process start programs by fork, and no child uses gRPC before it executes one. gRPC's
 # handlers for forks close what its threads wait for ("epoll_wait error: Bad file descriptor"), and a server died of it.
@@ -34,6 +34,8 @@ settings.register_profile(
     print_blob=True,
 )
 settings.register_profile("brief", settings.get_profile("steady"), max_examples=8)
+# For tools.mutation: it asks whether a property fails, and not for the smallest example.
+settings.register_profile("mutants", settings.get_profile("steady"), phases=(Phase.explicit, Phase.generate))
 settings.register_profile(
     "thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )

@@ -5,9 +5,10 @@
     python -m tools.mutation --sample 50           50 mutants of each module, evenly spread
 
 A mutant that no test notices is a survivor: a missing test, or a change that no caller can see. The second kind is
-listed with its reason in tools/mutation_equivalent.txt. Each mutant runs in a forked process that imports the changed
-source in place of the file; nothing on disk changes. A mutant that takes much longer than the tests usually do counts
-as caught.
+listed with its reason in tools/mutation_equivalent.txt. Tests are collected once for all modules that the same tests
+guard, and run once to learn which of them call which function. Each mutant is a fork of that process, in which the
+functions and classes of the module get the code of the changed source; the tests that call the changed function run,
+the fastest first. Nothing on disk changes. A mutant that takes much longer than its tests usually do counts as caught.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ import argparse
 import ast
 import importlib
 import os
+import pickle
 import signal
 import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from enum import EnumType
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
+from types import FunctionType, ModuleType
+from typing import Any, TextIO
 
+import coverage
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,23 +43,25 @@ CAUGHT_AT_LEAST = 0.95
 PATIENCE = 4.0
 """times the usual duration of the tests, after which a mutant is stuck"""
 LEAST_PATIENCE_S = 20.0
+SHORTEST = 20
+"""lines of a module of the core that is in the table; shorter ones say what a folder is for"""
 
-PRELOADED = ("aiohttp", "msgspec", "numpy", "structlog")
-"""imported once, before the forks"""
+CORE_MODULES = sorted(
+    each.relative_to(SOURCES).with_suffix("").as_posix()
+    for each in (SOURCES / "core").rglob("*.py")
+    if len(each.read_text(encoding="utf-8").splitlines()) > SHORTEST
+)
+CORE = ("unit/core", "property/core/policies", "property/core/search/test_candidate_sets.py",
+        "property/core/search/test_near_misses.py", "property/core/search/test_advice.py",
+        "property/core/search/test_gangs.py", "property/core/search/test_defragmentation.py",
+        "property/core/ledger/test_found_by_properties.py", "property/core/ledger/test_transactions.py",
+        "unit/scheduler/requests/test_demand_tracker.py", "unit/scheduler/features/preemption",
+        "unit/scheduler/features/gangs/test_preemption.py", "unit/scheduler/requests/test_host_resources.py",
+        "unit/inspect/test_explanation.py", "unit/inspect/test_preemption.py")  # fmt: skip
+"""without the longest properties: a survivor costs the whole run of its tests"""
 
 GUARDED_BY: Mapping[str, Sequence[str]] = {
-    "core/ledger/ledger": ("unit/core/ledger", "unit/core/fit/test_quota.py", "unit/core/fit/test_sharing_rules.py",
-                           "unit/core/search/test_mig_selection.py"),
-    "core/fit/fit": ("unit/core/fit", "unit/core/model/test_grants.py", "unit/core/search/test_selection.py"),
-    "core/fit/card_rules/pods_per_card": ("unit/core/fit/test_pods_per_card.py",
-                                          "property/core/fit/test_card_rules.py"),
-    "core/ledger/transaction": ("property/core/ledger/test_transactions.py",),
-    "core/model/arrays": ("unit/core/model", "unit/core/ledger", "unit/core/fit", "unit/core/policies",
-                          "unit/core/search/test_mig_selection.py", "unit/core/search/test_selection.py",
-                          "unit/scheduler/requests/test_host_resources.py"),
-    "core/ledger/holders": ("unit/core/ledger/test_holders.py", "unit/core/ledger/test_ledger.py"),
-    "core/ledger/nominations": ("unit/core/ledger", "unit/scheduler/features/preemption"),
-    "core/search/node_victims": ("unit/scheduler/features/preemption", "unit/inspect/test_preemption.py"),
+    **dict.fromkeys(CORE_MODULES, CORE),
     "scheduler/features/preemption/preemptor": ("unit/scheduler/features/preemption",
                                                 "unit/scheduler/eviction/test_evictor.py"),
     "scheduler/eviction/preemption_loop": ("unit/scheduler/eviction/test_preemption_loop.py",
@@ -64,7 +73,6 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
     "scheduler/eviction/evictor": ("unit/scheduler/eviction/test_evictor.py", "unit/scheduler/features/preemption"),
     "scheduler/eviction/victim_book": ("unit/scheduler/eviction/test_victim_book.py",
                                        "unit/scheduler/features/preemption"),
-    "core/search/gang_trial": ("unit/core/search/test_gang_trial.py",),
     "scheduler/features/gangs/gang": ("unit/scheduler/features/gangs/test_gang.py",),
     "scheduler/binder": ("unit/scheduler/test_binder.py", "unit/scheduler/test_binder_lost_answers.py",
                          "unit/scheduler/test_binder_turns.py", "unit/scheduler/test_binder_versions.py",
@@ -236,26 +244,153 @@ class Mutation(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-class ChangedModule(MetaPathFinder, InspectLoader):
-    """Finds one module in a text instead of its file, also where its package imports it."""
+# -- a changed module in place of the one that was imported
 
-    def __init__(self, name: str, source: str) -> None:
-        self._name = name
-        self._source = source
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname == self._name else None
-
-    def get_source(self, fullname: str) -> str:
-        return self._source
+PLAIN = (bool, int, float, str, type(None))
 
 
-def run_tests(name: str, source: str, tests: Sequence[str]) -> int:
+def change(module: ModuleType, source: str) -> None:
+    """Give the functions and classes of a module the code of another source. They stay the same objects, so whatever
+    imported them is changed as well."""
+    new: dict[str, Any] = {"__name__": module.__name__, "__file__": module.__file__, "__package__": module.__package__}
+    exec(compile(source, str(module.__file__), "exec"), new)
+    _change_members(module, vars(module), new, of=module.__name__)
+
+
+def _change_members(owner: object, old: Mapping[str, Any], new: Mapping[str, Any], *, of: str) -> None:
+    for name, now in list(new.items()):
+        was = old.get(name)
+        if isinstance(was, type) and isinstance(now, type):
+            if was.__module__ == of and was is not owner:
+                _change_members(was, vars(was), vars(now), of=of)
+                if isinstance(was, EnumType) and isinstance(now, EnumType):
+                    for member in was.__members__:
+                        _change_values(vars(was[member]), vars(now[member]))
+        elif isinstance(owner, type) and not name.startswith("__") and isinstance(was, PLAIN) and was != now:
+            setattr(owner, name, now)
+        else:
+            function, fresh = _function(was), _function(now)
+            is_own = isinstance(owner, type) or function is None or function.__module__ == of
+            if function is not None and fresh is not None and is_own:
+                _change_function(function, fresh)
+                getattr(was, "cache_clear", int)()
+
+
+def _function(found: Any) -> FunctionType | None:
+    """What is behind a property, a decorator that keeps what it wraps, or a method of a class."""
+    if isinstance(found, property):
+        found = found.fget
+    elif isinstance(found, cached_property):
+        found = found.func
+    found = getattr(found, "__func__", found)
+    while hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    return found if isinstance(found, FunctionType) else None
+
+
+def _change_function(old: FunctionType, new: FunctionType) -> None:
+    # What surrounds it may be used no more, and a function takes only code with as many variables of that.
+    old.__code__ = new.__code__.replace(co_freevars=old.__code__.co_freevars)
+    pairs = zip(old.__defaults__ or (), new.__defaults__ or (), strict=True)
+    old.__defaults__ = tuple(now if isinstance(now, PLAIN) else was for was, now in pairs) or None
+    for name, value in (new.__kwdefaults__ or {}).items():
+        if isinstance(value, PLAIN) and old.__kwdefaults__ is not None:
+            old.__kwdefaults__[name] = value
+
+
+def _change_values(old: Any, new: Mapping[str, Any]) -> None:
+    for name, value in list(old.items()):
+        if name not in new:
+            del old[name]
+        elif not name.startswith("_") and isinstance(value, PLAIN):
+            old[name] = new[name]
+
+
+# -- the tests
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What one test does without a mutation."""
+
+    item: pytest.Item
+    took_s: float
+    lines: Mapping[str, frozenset[int]]
+    """that it runs, by file of the modules"""
+
+
+class Trials:
+    """A plugin of pytest: instead of running each test once, it tries all mutants of some modules."""
+
+    def __init__(self, try_all: Callable[[Sequence[Reached]], None], files: frozenset[str]) -> None:
+        self._try_all = try_all
+        self._files = files
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise pytest.UsageError("tests cannot be collected")
+        self._try_all(self._reach(session))
+        return True
+
+    def _reach(self, session: pytest.Session) -> list[Reached]:
+        """Run all tests once, in a fork, so that the mutants find nothing that they left."""
+        with TemporaryFile() as answer:
+            child = os.fork()
+            if child == 0:
+                answer.write(pickle.dumps(self._run_all(session)))
+                answer.flush()
+                os._exit(0)
+            os.waitpid(child, 0)
+            answer.seek(0)
+            found = pickle.loads(answer.read())
+        if not found:
+            raise pytest.UsageError("tests fail without a mutation")
+        return [Reached(item, *each) for item, each in zip(session.items, found, strict=True)]
+
+    def _run_all(self, session: pytest.Session) -> list[tuple[float, dict[str, frozenset[int]]]]:
+        for file in self._files:
+            change(_module(file), Path(file).read_text(encoding="utf-8"))
+        took, measured = [], coverage.Coverage(data_file=None, include=sorted(self._files), config_file=False)
+        measured.start()
+        for number, (item, after) in enumerate(_in_order(session.items)):
+            measured.switch_context(str(number))
+            start = time.monotonic()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            took.append(time.monotonic() - start)
+        measured.stop()
+        if session.testsfailed:
+            return []
+        lines: list[dict[str, set[int]]] = [{} for _ in took]
+        for file in self._files:
+            for line, tests in measured.get_data().contexts_by_lineno(file).items():
+                for test in filter(None, tests):
+                    lines[int(test)].setdefault(file, set()).add(line)
+        frozen = ({file: frozenset(some) for file, some in each.items()} for each in lines)
+        return list(zip(took, frozen, strict=True))
+
+
+def _in_order(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
+    return zip(items, [*items[1:], None], strict=True)
+
+
+def _module(file: str) -> ModuleType:
+    return importlib.import_module(".".join(Path(file).relative_to(SOURCES.parent).with_suffix("").parts))
+
+
+def run_tests(name: str, source: str, tests: Sequence[pytest.Item]) -> int:
     """Starts the tests in a fork, with this text as the module, and answers its process id."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        _run_tests(name, source, tests)
+        try:
+            change(_module(str(SOURCES / f"{name}.py")), source)
+            for item, after in _in_order(tests):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                if item.session.testsfailed:
+                    os._exit(1)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
     return child
 
 
@@ -270,18 +405,6 @@ def end(child: int) -> None:
     os.waitpid(child, 0)
 
 
-def _run_tests(name: str, source: str, tests: Sequence[str]) -> None:
-    """In the child; does not return."""
-    try:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
-        os.dup2(nothing, 2)
-        sys.meta_path.insert(0, ChangedModule(f"tessera.{name.replace('/', '.')}", source))
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]) != 0)
-    except BaseException:
-        os._exit(1)
-
-
 def listed_as_equivalent() -> dict[tuple[str, str], str]:
     """The reasons by module and mutant, from lines `module | line of the source | change | reason`."""
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
@@ -289,16 +412,37 @@ def listed_as_equivalent() -> dict[tuple[str, str], str]:
     return {(row[0], " | ".join(row[1:-1])): row[-1] for row in rows}
 
 
-def survivors(name: str, mutants: Sequence[Mutant], jobs: int) -> Iterator[Mutant]:
+def functions(source: str) -> dict[int, int]:
+    """By line, the first line of the outermost function or method around it."""
+    found: dict[int, int] = {}
+    waiting: list[ast.stmt] = list(ast.parse(source).body)
+    for node in waiting:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            found.update(dict.fromkeys(range(first, (node.end_lineno or first) + 1), first))
+        elif isinstance(node, ast.ClassDef):
+            waiting += node.body
+    return found
+
+
+def survivors(name: str, mutants: Sequence[Mutant], reached: Sequence[Reached], jobs: int) -> Iterator[Mutant]:
     """The mutants of a module that its tests do not notice; several are tried at a time."""
-    tests = [str(ROOT / "tests" / each) for each in GUARDED_BY[name]]
-    source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
-    limit_s = max(LEAST_PATIENCE_S, PATIENCE * usual_duration(name, source, tests))
+    file = str(SOURCES / f"{name}.py")
+    outermost = functions(Path(file).read_text(encoding="utf-8"))
+    callers: dict[int, list[Reached]] = {}
+    for each in sorted(reached, key=lambda each: each.took_s):
+        for line in {outermost.get(line, 0) for line in each.lines.get(file, ())}:
+            callers.setdefault(line, []).append(each)
+    everywhere = {each.item.nodeid: each for some in callers.values() for each in some}
+    callers[0] = sorted(everywhere.values(), key=lambda each: each.took_s)
     waiting, running = deque(mutants), dict[int, tuple[Mutant, float]]()
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.popleft()
-            running[run_tests(name, mutant.source, tests)] = mutant, time.monotonic() + limit_s
+            tests = callers.get(outermost.get(mutant.line, 0), [])
+            limit_s = max(LEAST_PATIENCE_S, PATIENCE * sum(each.took_s for each in tests))
+            child = run_tests(name, mutant.source, [each.item for each in tests])
+            running[child] = mutant, time.monotonic() + limit_s
         for child, (mutant, deadline) in list(running.items()):
             failed = tests_fail(child)
             if failed is None and time.monotonic() > deadline:
@@ -311,53 +455,85 @@ def survivors(name: str, mutants: Sequence[Mutant], jobs: int) -> Iterator[Mutan
         time.sleep(0.01)
 
 
-def usual_duration(name: str, source: str, tests: Sequence[str]) -> float:
-    start = time.monotonic()
-    _, status = os.waitpid(run_tests(name, source, tests), 0)
-    if status:
-        raise SystemExit(f"mutation: the tests of {name} fail without a mutation")
-    return time.monotonic() - start
+def try_modules(chosen: Sequence[tuple[str, Sequence[Mutant]]], jobs: int, out: TextIO) -> bool:
+    """Collect the tests that guard these modules, which are the same for all, and try their mutants. False if one
+    catches too few."""
+    good = True
+
+    def try_all(reached: Sequence[Reached]) -> None:
+        nonlocal good
+        for name, mutants in chosen:
+            start, alive = time.monotonic(), 0
+            for mutant in survivors(name, mutants, reached, jobs):
+                alive += 1
+                print(f"  survived: {name}.py:{mutant.line}: {mutant}", file=out, flush=True)
+            share = 1 - alive / len(mutants)
+            good = good and share >= CAUGHT_AT_LEAST
+            listed = sum(module == name for module, _ in listed_as_equivalent())
+            took = f"{time.monotonic() - start:.0f} s"
+            caught = f"{len(mutants) - alive} of {len(mutants)} caught ({share:.1%})"
+            print(f"{name}: {caught}, {listed} equivalent, {took}", file=out, flush=True)
+
+    trials = Trials(try_all, frozenset(str(SOURCES / f"{name}.py") for name, _ in chosen))
+    tests = [str(ROOT / "tests" / each) for each in GUARDED_BY[chosen[0][0]]]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    return pytest.main([*options, *tests], plugins=[trials]) == pytest.ExitCode.OK and good
+
+
+def in_fork(chosen: Sequence[tuple[str, Sequence[Mutant]]], jobs: int) -> bool:
+    """In a process of its own, since tests are collected once in each."""
+    with TemporaryFile("w+") as log:
+        child = os.fork()
+        if child == 0:
+            out = os.fdopen(os.dup(1), "w")
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            try:
+                good = try_modules(chosen, jobs, out)
+            except BaseException:
+                traceback.print_exc()
+                good = False
+            sys.stdout.flush()
+            os._exit(not good)
+        _, status = os.waitpid(child, 0)
+        log.seek(0)
+        said = log.read()
+    if "no tests ran" not in said:
+        print(said)
+    return status == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation", description="Changes one thing at a time and looks whether a test notices."
     )
-    parser.add_argument(
-        "modules", nargs="*", help=f"folders or modules of {', '.join(GUARDED_BY)}; MODULE:LINE for one line"
-    )
+    known = ", ".join(GUARDED_BY)
+    parser.add_argument("modules", nargs="*", help=f"folders, or some of {known}; MODULE:LINE for one line")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tried at a time (%(default)s)")
     parser.add_argument("--sample", type=int, default=0, help="mutants per module, evenly spread; 0 = all")
     arguments = parser.parse_args()
-    chosen_modules: list[str] = []
-    for chosen in arguments.modules:
+    lines: dict[str, int] = {}
+    for chosen in arguments.modules or GUARDED_BY:
         name, _, line = chosen.partition(":")
         below = [each for each in GUARDED_BY if each.startswith(f"{chosen}/")]
         if not below and (name not in GUARDED_BY or not (line.isdecimal() or chosen == name)):
-            parser.error(f"{chosen} is not FOLDER, MODULE or MODULE:LINE; modules are {', '.join(GUARDED_BY)}")
-        chosen_modules += below or [chosen]
-    for each in PRELOADED:
-        importlib.import_module(each)
-    equivalent, failed = listed_as_equivalent(), False
-    for chosen in chosen_modules or GUARDED_BY:
-        name, _, line = chosen.partition(":")
+            parser.error(f"{chosen} is not FOLDER, MODULE or MODULE:LINE; modules are {known}")
+        lines.update(dict.fromkeys(below, 0) or {name: int(line or 0)})
+    os.environ.setdefault("HYPOTHESIS_PROFILE", "mutants")
+    equivalent, work = listed_as_equivalent(), []
+    for name, at in lines.items():
         mutants = Mutation((SOURCES / f"{name}.py").read_text(encoding="utf-8")).found
-        mutants = [each for each in mutants if not line or each.line == int(line)]
-        mutants = [each for each in mutants if (name, str(each)) not in equivalent]
+        mutants = [each for each in mutants if at in (0, each.line) and (name, str(each)) not in equivalent]
         if not mutants:
-            parser.error(f"{chosen} has nothing to change, or only what is listed in {EQUIVALENT.name}")
+            parser.error(f"{name} has nothing to change, or only what is listed in {EQUIVALENT.name}")
         if 0 < arguments.sample < len(mutants):
             mutants = [mutants[number * len(mutants) // arguments.sample] for number in range(arguments.sample)]
-        start, alive = time.monotonic(), 0
-        for mutant in survivors(name, mutants, max(arguments.jobs, 1)):
-            alive += 1
-            print(f"  survived: {name}.py:{mutant.line}: {mutant}", flush=True)
-        share = 1 - alive / max(len(mutants), 1)
-        failed = failed or share < CAUGHT_AT_LEAST
-        listed = sum(module == name for module, _ in equivalent)
-        took = f"{time.monotonic() - start:.0f} s"
-        print(f"{name}: {len(mutants) - alive} of {len(mutants)} caught ({share:.1%}), {listed} equivalent, {took}")
-    return int(failed)
+        work.append((name, mutants))
+    groups: dict[Sequence[str], list[tuple[str, Sequence[Mutant]]]] = {}
+    for name, mutants in work:
+        groups.setdefault(GUARDED_BY[name], []).append((name, mutants))
+    results = [in_fork(group, max(arguments.jobs, 1)) for group in groups.values()]
+    return int(not all(results))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import sys
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from tools.mutation import GUARDED_BY, ROOT, SOURCES, Mutation, listed_as_equivalent
+from tools.mutation import GUARDED_BY, ROOT, SOURCES, Mutation, change, functions, listed_as_equivalent
 
 
 def changes(source: str) -> list[str]:
@@ -51,6 +54,90 @@ def test_one_thing_is_changed_at_a_time(source: str, expected: list[str]) -> Non
 )
 def test_what_only_people_and_type_checkers_read_is_left_alone(source: str) -> None:
     assert changes(source) == []
+
+
+MODULE = """
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, cached_property
+from typing import NamedTuple
+
+class Kind(Enum):
+    ONE = 1
+    def __init__(self, number):
+        self.wide = number > 5
+
+class Base:
+    limit = 1
+    def __init__(self):
+        self.made = 1
+
+class Derived(Base):
+    def __init__(self):
+        super().__init__()
+    @property
+    def one(self):
+        return 1
+    @cached_property
+    def two(self):
+        return 1
+    @staticmethod
+    def three():
+        return 1
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    size: int = 1
+
+class Row(NamedTuple):
+    length: int = 1
+
+@cache
+def known():
+    return 1
+
+def plain(number=1, *, other=1, kind=Kind.ONE):
+    return number + other + (kind is Kind.ONE)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "seen"),
+    [
+        ("number > 5", "number >= 1", lambda found: found["Kind"].ONE.wide),
+        ("limit = 1", "limit = 2", lambda found: found["Derived"].limit == 2),
+        ("self.made = 1", "self.made = 2", lambda found: found["Derived"]().made == 2),
+        ("super().__init__()", "pass", lambda found: not hasattr(found["Derived"](), "made")),
+        ("def one(self):\n        return 1", "def one(self): return 2", lambda found: found["Derived"]().one == 2),
+        ("def two(self):\n        return 1", "def two(self): return 2", lambda found: found["Derived"]().two == 2),
+        ("def three():\n        return 1", "def three(): return 2", lambda found: found["Derived"].three() == 2),
+        ("size: int = 1", "size: int = 2", lambda found: found["Record"]().size == 2),
+        ("length: int = 1", "length: int = 2", lambda found: found["Row"]().length == 2),
+        ("def known():\n    return 1", "def known():\n    return 2", lambda found: found["known"]() == 2),
+        ("number=1", "number=2", lambda found: found["plain"]() == 4),
+        ("other=1", "other=2", lambda found: found["plain"]() == 4),
+        ("number + other", "number - other", lambda found: found["plain"]() == 1),
+    ],
+)
+def test_what_was_imported_from_a_module_changes_with_it(
+    old: str, new: str, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("changed_module")
+    module.__file__ = "changed_module.py"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(MODULE, vars(module))
+    imported = dict(vars(module))
+    assert imported["known"]() == 1
+    change(module, MODULE)
+    assert not seen(imported)
+    assert MODULE.count(old) == 1
+    change(module, MODULE.replace(old, new))
+    assert seen(imported)
+
+
+def test_a_line_belongs_to_the_outermost_function_with_its_decorators() -> None:
+    source = "a = 1\nclass A:\n  b = 2\n  @property\n  def c(self):\n    def d():\n      return 1\n    return d\n"
+    assert functions(source) == dict.fromkeys((4, 5, 6, 7, 8), 4)
 
 
 def test_every_module_and_every_test_of_the_table_is_there() -> None:
