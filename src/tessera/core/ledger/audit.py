@@ -8,7 +8,7 @@ foreign scheduler or a changed registration can cause, or that it would once nom
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
@@ -53,19 +53,18 @@ def overcommitments(ledger: Ledger, node: str, uuids: Iterable[str]) -> Iterator
     """What is too much on some cards of a node, now or once nominations are bound."""
     view = ledger.node(node)
     cards = {card.device.uuid: card for card in view.cards} if view is not None else {}
-    now: State = [(entry.facts, entry.holdings) for entry in ledger.pods_on(node)]
+    pods = [(entry.facts, entry.holdings) for entry in ledger.pods_on(node)]
     claims = [(claim.facts, claim.holdings) for claim in ledger.nominations.on_node(node)]
-    victims = ledger.nominations.victims_on(node)
-    later: State = [*(each for each in now if each[0].uid not in victims), *claims]
+    states = _states(pods, claims, ledger.nominations.victims_on(node))
     for uuid in uuids:
         card = cards[uuid]
-        for state in (now, later) if claims else (now,):
+        for state in states:
             yield from _overcommitments(ledger, card.device, state, core_masks=_has_core_masks(ledger, card))
 
 
 def _audit_node(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
     devices = {card.device.uuid: card.device for card in view.cards}
-    claims, victims = ledger.nominations.on_node(view.name), ledger.nominations.victims_on(view.name)
+    claims = ledger.nominations.on_node(view.name)
     pods = [(entry.facts, entry.holdings) for entry in ledger.pods_on(view.name)]
     held: dict[str, dict[str, Holding]] = {}
     for facts, charged in (*pods, *((claim.facts, claim.holdings) for claim in claims)):
@@ -73,10 +72,8 @@ def _audit_node(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
         if fresh != charged:
             yield AuditFinding(BROKEN, view.name, "", f"pod {facts.uid} is charged {charged}, not {fresh}")
     now: State = [(facts, held[facts.uid]) for facts, _ in pods]
-    later: State = [
-        *((facts, holding) for facts, holding in now if facts.uid not in victims),
-        *((claim.facts, held[claim.facts.uid]) for claim in claims),
-    ]
+    claimed = [(claim.facts, held[claim.facts.uid]) for claim in claims]
+    states = _states(now, claimed, ledger.nominations.victims_on(view.name))
     for card in view.cards:
         uuid, core_masks = card.device.uuid, _has_core_masks(ledger, card)
         expected = _expected(now, claims, held, uuid, core_masks=core_masks)
@@ -84,7 +81,7 @@ def _audit_node(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
         if shown != expected:
             text = f"card shows {tuple(shown)}, its pods hold {tuple(expected)}"
             yield AuditFinding(BROKEN, view.name, uuid, text)
-        for state in (now, later) if claims else (now,):
+        for state in states:
             for text in _overcommitments(ledger, card.device, state, core_masks=core_masks):
                 yield AuditFinding(OVERCOMMITTED, view.name, uuid, text)
     yield from _audit_arrays(ledger, view)
@@ -112,6 +109,10 @@ def _whole_cards(ledger: Ledger, pod: PodFacts, devices: Mapping[str, Device]) -
 
 State = Sequence[tuple[PodFacts, Mapping[str, Holding]]]
 """what pods hold now; or later, when nominations are bound and their victims gone"""
+
+
+def _states(pods: State, claims: State, victims: Set[str]) -> tuple[State, ...]:
+    return (pods, [*(each for each in pods if each[0].uid not in victims), *claims]) if claims else (pods,)
 
 
 def _has_core_masks(ledger: Ledger, card: Card) -> bool:
