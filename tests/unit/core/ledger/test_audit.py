@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tessera.core.ledger.audit import BROKEN, OVERCOMMITTED, AuditFinding, audit
+from tessera.core.ledger.audit import BROKEN, OVERCOMMITTED, AuditFinding, audit, overcommitments
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, Cluster, cluster, gpu_pod, node, pod
 
 
@@ -41,6 +41,13 @@ def test_more_than_a_card_has_is_overcommitted(allocated: str, text: str) -> Non
     assert audit(one.ledger) == [AuditFinding(OVERCOMMITTED, "n1", "G", text)]
 
 
+def test_two_pods_on_a_card_of_one_slot_are_overcommitted() -> None:
+    one = cluster(node().gpu("G", slots=1)).observe(
+        gpu_pod("first").on("n1", "G,NVIDIA,10,0:;"), gpu_pod("second").on("n1", "G,NVIDIA,10,0:;")
+    )
+    assert texts(one, OVERCOMMITTED) == ["2 of 1 slots granted"]
+
+
 def test_a_whole_card_that_is_shared_is_overcommitted() -> None:
     one = cluster(node().gpu("G", cores=200)).observe(
         gpu_pod("whole").on("n1", "G,NVIDIA,10,100:;"), gpu_pod("beside").on("n1", "G,NVIDIA,10,0:;")
@@ -71,6 +78,31 @@ def test_mig_instances_on_one_place_are_overcommitted() -> None:
         gpu_pod(name).on("n1", "M,NVIDIA,4864,14:;").annotate((MIG_ALLOCATIONS, reserved)) for name in ("a", "b")
     ]
     assert texts(cluster(card).observe(*holders), OVERCOMMITTED) == ["MIG instances overlap"]
+
+
+@pytest.mark.parametrize(("claimed", "expected"), [(81_920, []), (81_921, ["81921 of 81920 MiB granted"])])
+def test_what_is_nominated_must_fit_once_its_victims_have_left(claimed: int, expected: list[str]) -> None:
+    one = cluster(node().gpu("G")).observe(gpu_pod("victim").on("n1", "G,NVIDIA,81920,0:;"))
+    one.ledger.nominate(gpu_pod("nominee").on("n1", f"G,NVIDIA,{claimed},0:;").facts(), frozenset({"uid-victim"}))
+    assert list(overcommitments(one.ledger, "n1", ["G"])) == texts(one, OVERCOMMITTED) == expected
+    assert texts(one, BROKEN) == []
+
+
+def test_a_card_of_one_core_is_shared_by_pods_without_cores_only() -> None:
+    one = cluster(node().gpu("G", cores=1)).observe(
+        gpu_pod("whole").on("n1", "G,NVIDIA,10,1:;"), gpu_pod("beside").on("n1", "G,NVIDIA,10,0:;")
+    )
+    assert texts(one, OVERCOMMITTED) == ["a container that has the whole card shares it"]
+
+
+def test_of_a_card_in_mig_mode_slots_and_places_are_the_limit_and_not_its_memory() -> None:
+    card = node().gpu("M", memory=9000, mode="mig", slots=1, profiles=A100_40GB)
+    reserved = '[{{"gpuUUID":"M","profile":"1g.5gb","placement":{{"start":{},"size":1}}}}]'
+    holders = [
+        gpu_pod(f"p{at}").on("n1", "M,NVIDIA,4864,14:;").annotate((MIG_ALLOCATIONS, reserved.format(at)))
+        for at in (5, 6)
+    ]
+    assert texts(cluster(card).observe(*holders), OVERCOMMITTED) == ["2 of 1 slots granted"]
 
 
 # -- broken: the books do not agree with themselves

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tessera.core.ledger.holders import GrantState, HolderKind, kind_of, move_hold_uid, owner_of
+from tessera.core.ledger.holders import GrantState, HoldBook, HolderKind, kind_of, move_hold_uid, owner_of
 from tessera.core.ledger.ledger import Ledger
 from tessera.core.model.grants import Placement
 from tests.support.builders import cluster, gpu_pod, node
@@ -50,6 +50,7 @@ def test_a_hold_is_found_by_its_owner_and_by_the_pod_that_may_take_it() -> None:
     assert [holder.uid for holder in book.holds.meant_for(HolderKind.GANG, "b")] == [uid]
     book.release(uid)
     assert (book.holds.of_gang(GANG), book.holds.meant_for(HolderKind.GANG, "b")) == ([], [])
+    assert vars(book.holds) == vars(HoldBook()), "nothing is kept of gangs that are gone"
 
 
 def test_what_is_only_tried_is_no_hold_until_it_is_kept() -> None:
@@ -81,6 +82,7 @@ def test_a_place_over_pods_that_are_moved_is_free_once_they_have_left() -> None:
     book.hold(held, taker="waits", deadline=5.0, victims=frozenset({"moved"}))
     [holder] = book.holds.of_moves()
     assert (holder.state, book.is_free(holder)) == (GrantState.NOMINATED, False)
+    assert book.holds.has_moves
     book.release("moved")
     assert book.is_free(holder)
     book.release(holder.uid)
