@@ -412,34 +412,37 @@ def listed_as_equivalent() -> dict[tuple[str, str], str]:
     return {(row[0], " | ".join(row[1:-1])): row[-1] for row in rows}
 
 
-def functions(source: str) -> dict[int, int]:
-    """By line, the first line of the outermost function or method around it."""
-    found: dict[int, int] = {}
-    waiting: list[ast.stmt] = list(ast.parse(source).body)
-    for node in waiting:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            found.update(dict.fromkeys(range(first, (node.end_lineno or first) + 1), first))
-        elif isinstance(node, ast.ClassDef):
-            waiting += node.body
+def statements(source: str) -> dict[int, range]:
+    """By line of a function, the lines of the statement that it belongs to: of a compound one those of its head, and
+    for the head of a function all of it."""
+    found: dict[int, range] = {}
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
+    for node, is_inside in waiting:
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.stmt) and (is_inside or is_function):
+            body: Sequence[ast.stmt] = getattr(node, "body", ())
+            end = (node.end_lineno or node.lineno) + 1
+            head = range(node.lineno, body[0].lineno if body else end)
+            found.update(dict.fromkeys(head, range(node.lineno, end) if is_function else head))
+        waiting += [(each, is_inside or is_function) for each in ast.iter_child_nodes(node)]
     return found
 
 
 def survivors(name: str, mutants: Sequence[Mutant], reached: Sequence[Reached], jobs: int) -> Iterator[Mutant]:
     """The mutants of a module that its tests do not notice; several are tried at a time."""
-    file = str(SOURCES / f"{name}.py")
-    outermost = functions(Path(file).read_text(encoding="utf-8"))
-    callers: dict[int, list[Reached]] = {}
-    for each in sorted(reached, key=lambda each: each.took_s):
-        for line in {outermost.get(line, 0) for line in each.lines.get(file, ())}:
-            callers.setdefault(line, []).append(each)
-    everywhere = {each.item.nodeid: each for some in callers.values() for each in some}
-    callers[0] = sorted(everywhere.values(), key=lambda each: each.took_s)
+    file = SOURCES / f"{name}.py"
+    together = statements(file.read_text(encoding="utf-8"))
+    # The tests that are named after the module mostly notice first.
+    callers = sorted(
+        (each for each in reached if str(file) in each.lines),
+        key=lambda each: (file.stem not in each.item.path.stem, each.took_s),
+    )
     waiting, running = deque(mutants), dict[int, tuple[Mutant, float]]()
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.popleft()
-            tests = callers.get(outermost.get(mutant.line, 0), [])
+            lines = together.get(mutant.line)
+            tests = [each for each in callers if lines is None or not each.lines[str(file)].isdisjoint(lines)]
             limit_s = max(LEAST_PATIENCE_S, PATIENCE * sum(each.took_s for each in tests))
             child = run_tests(name, mutant.source, [each.item for each in tests])
             running[child] = mutant, time.monotonic() + limit_s

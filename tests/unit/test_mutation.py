@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools.mutation import GUARDED_BY, ROOT, SOURCES, Mutation, change, functions, listed_as_equivalent
+from tools.mutation import GUARDED_BY, ROOT, SOURCES, Mutation, change, listed_as_equivalent, statements
 
 
 def changes(source: str) -> list[str]:
@@ -135,9 +135,10 @@ def test_what_was_imported_from_a_module_changes_with_it(
     assert seen(imported)
 
 
-def test_a_line_belongs_to_the_outermost_function_with_its_decorators() -> None:
-    source = "a = 1\nclass A:\n  b = 2\n  @property\n  def c(self):\n    def d():\n      return 1\n    return d\n"
-    assert functions(source) == dict.fromkeys((4, 5, 6, 7, 8), 4)
+def test_a_line_belongs_to_its_statement_and_the_head_of_a_function_to_all_of_it() -> None:
+    source = "a = 1\nclass A:\n b = 2\n def c(\n  self, d=1\n ):\n  if (d and\n   a):\n   return (\n    d)\n"
+    whole, head, result = range(4, 11), range(7, 9), range(9, 11)
+    assert statements(source) == {4: whole, 5: whole, 6: whole, 7: head, 8: head, 9: result, 10: result}
 
 
 def test_every_module_and_every_test_of_the_table_is_there() -> None:
