@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import or_
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tessera.core.fit.device_rules import UNLIMITED, Rules
@@ -28,35 +26,18 @@ from tessera.core.ledger.holders import (
     IllegalHolderTransition,
     gang_hold_uid,
 )
-from tessera.core.ledger.holdings import Holding, PodFacts, holdings
-from tessera.core.ledger.nominations import NominationBook, Part, quota_use, shares_of, with_nominations
+from tessera.core.ledger.holdings import PodFacts, holdings
+from tessera.core.ledger.node_entry import NodeEntry
+from tessera.core.ledger.nominations import NominationBook, quota_use
 from tessera.core.ledger.transaction import Transaction, TransactionError
 from tessera.core.model.arrays import CardArrays
 from tessera.core.model.devices import NOTHING, Device, NodeFacts
 from tessera.core.model.grants import NO_USE, Placement, Use, spans_of
 from tessera.core.model.misfits import UNREGISTERED, Misfit
-from tessera.core.model.node_info import Card, NodeInfo
+from tessera.core.model.node_info import NodeInfo
 from tessera.core.model.requests import HostRequest, PodRequest
 
 Version = tuple[int, int, int]
-
-
-@dataclass(slots=True)
-class NodeEntry:
-    """A node: its cards once it registered, and its pods even before that."""
-
-    facts: NodeFacts | None = None
-    devices: dict[str, Device] = field(default_factory=dict)
-    cards: dict[str, Card] = field(default_factory=dict)
-    pods: dict[str, Holder] = field(default_factory=dict)
-    unread: dict[str, str] = field(default_factory=dict)
-    """pods whose allocation cannot be read, and why"""
-
-    @property
-    def problem(self) -> str:
-        """Why the node as a whole takes nothing new."""
-        own = self.facts.problem if self.facts else ""
-        return own or (self.unread[min(self.unread)] if self.unread else "")
 
 
 class LedgerListener(Protocol):
@@ -114,21 +95,15 @@ class Ledger:
     def observe_node(self, facts: NodeFacts) -> None:
         """A node registered, or its registration changed."""
         self._check_settled()
-        node = self._nodes.setdefault(facts.name, NodeEntry())
+        node = self._nodes.setdefault(facts.name, NodeEntry(self.rules))
         if node.facts == facts:
             return
         if node.facts is None:
             self._names = None
-        node.facts = facts
         self.facts_revision += 1
         self.card_count -= len(node.devices)
-        node.cards = {device.uuid: Card(device, cordoned=device.uuid in facts.cordoned) for device in facts.devices}
-        node.devices = {device.uuid: device for device in facts.devices}
+        node.register(facts)
         self.card_count += len(node.devices)
-        for entry in node.pods.values():
-            entry.holdings = holdings(entry.facts, node.devices, self.rules)
-        for entry in node.pods.values():
-            self._charge(node, entry)
         for nomination in self.nominations.on_node(facts.name):
             nomination.holdings = holdings(nomination.facts, node.devices, self.rules)
         self._refresh(facts.name, node)
@@ -143,10 +118,8 @@ class Ledger:
             return
         self.card_count -= len(node.devices)
         self.facts_revision += 1
-        node.facts, node.cards, node.devices = None, {}, {}
+        node.forget()
         self._names = None
-        for entry in node.pods.values():
-            entry.holdings = {}
         for nomination in self.nominations.on_node(name):
             nomination.holdings = {}
         self.arrays.remove(name)
@@ -233,10 +206,10 @@ class Ledger:
         facts = replace(node.facts, problem=node.problem)
         cards = {uuid: card.copy() for uuid, card in node.cards.items()}
         pods = {uid: replace(entry) for uid, entry in node.pods.items()}
-        self._nodes[name] = copied = NodeEntry(facts, node.devices, cards, pods)
+        self._nodes[name] = copied = NodeEntry(self.rules, facts, node.devices, cards, pods)
         for entry in [pods.pop(uid) for uid in without]:
             self._charge_quota(entry.facts, sign=-1)
-            self._uncharge(copied, entry)
+            copied.uncharge(entry)
         self.card_count += len(node.devices)
         self._pods.update(pods)
         self._names = None
@@ -369,7 +342,7 @@ class Ledger:
         own = self.nominations.get(nominee) if nominee else None
         if own is None or own.facts.node != name:
             return NodeInfo(facts, tuple(node.cards.values()))
-        return NodeInfo(facts, tuple(self._current(name, node, card, nominee) for card in node.cards.values()))
+        return NodeInfo(facts, tuple(node.cards_with(self.nominations.on_node(name, without=nominee)).values()))
 
     def fit(self, pod: PodRequest, name: str) -> Placement | Misfit:
         """Where the pod goes on one node, by the plain rule, with what it is nominated for."""
@@ -509,7 +482,7 @@ class Ledger:
         node = self._nodes[name]
         del node.pods[uid]
         was_unread = node.unread.pop(uid, None) is not None
-        self._uncharge(node, entry)
+        node.uncharge(entry)
         if node.facts is not None:
             self._refresh(name, node, None if was_unread else list(entry.holdings))
         self._tidy(name, node)
@@ -521,7 +494,7 @@ class Ledger:
             self.holds.remove(entry)
         node = self._nodes.get(entry.node)
         if node is not None and node.facts is not None:
-            self._count_again(entry.node, node)
+            node.cards = node.cards_with(self.nominations.on_node(entry.node))
             self._refresh(entry.node, node)
         return entry
 
@@ -539,13 +512,13 @@ class Ledger:
         self._charge_quota(facts, sign=1)
         node = self._nodes.get(facts.node)
         if node is None:
-            node = self._nodes[facts.node] = NodeEntry()
+            node = self._nodes[facts.node] = NodeEntry(self.rules)
         node.pods[facts.uid] = entry
         if facts.problem:
             node.unread[facts.uid] = facts.problem
         if node.facts is not None:
             entry.holdings = holdings(facts, node.devices, self.rules)
-            self._charge(node, entry)
+            node.charge(entry)
             self._refresh(facts.node, node, None if facts.problem else list(entry.holdings))
 
     def _add_nomination(self, entry: Holder) -> None:
@@ -559,68 +532,10 @@ class Ledger:
         for vendor, containers in facts.grants.items():
             self.quotas.charge(facts.namespace, vendor, demand(facts.spans, enumerate(containers)), sign=sign)
 
-    def _charge(self, node: NodeEntry, entry: Holder) -> None:
-        for uuid, holding in entry.holdings.items():
-            card = node.cards[uuid]
-            card.used += holding.use.slots
-            card.used_memory += holding.use.memory
-            card.used_cores += holding.use.cores
-            card.mig += holding.mig
-            card.held = card.held or holding.held
-            card.tenants += (entry.facts.tenant(holding.vendor),)
-            self._count_masks(node, card)
-
-    def _uncharge(self, node: NodeEntry, entry: Holder) -> None:
-        uid = entry.facts.uid
-        for uuid, holding in entry.holdings.items():
-            card = node.cards[uuid]
-            card.used -= holding.use.slots
-            card.used_memory -= holding.use.memory
-            card.used_cores -= holding.use.cores
-            for slot in holding.mig:
-                mig = list(card.mig)
-                mig.remove(slot)
-                card.mig = tuple(mig)
-            card.tenants = tuple(tenant for tenant in card.tenants if tenant.uid != uid)
-            if holding.held:
-                card.held = self._held_by_others(node, uuid)
-            self._count_masks(node, card)
-
-    def _count_masks(self, node: NodeEntry, card: Card) -> None:
-        """Core ids do not add up: an id that two pods hold is one id."""
-        if self._has_core_masks(card):
-            held = (entry.holdings.get(card.device.uuid) for entry in node.pods.values())
-            card.used_cores = reduce(or_, (holding.use.cores for holding in held if holding is not None), 0)
-
-    def _held_by_others(self, node: NodeEntry, uuid: str) -> str:
-        reasons = (entry.holdings[uuid].held for entry in node.pods.values() if uuid in entry.holdings)
-        return next(filter(None, reasons), "")
-
-    def _count_again(self, name: str, node: NodeEntry) -> None:
-        """All cards from what pods hold and claim: with nominations, what a pod takes or frees does not just add up."""
-        for uuid, card in node.cards.items():
-            node.cards[uuid] = self._current(name, node, card, "")
-
-    def _current(self, name: str, node: NodeEntry, card: Card, nominee: str) -> Card:
-        """With the larger part of each nomination (`nominations`)."""
-        uuid, masks = card.device.uuid, self._has_core_masks(card)
-        shares = shares_of(uuid, _held(node))
-        parts, named = [], set[str]()
-        for nomination in self.nominations.on_node(name, without=nominee):
-            held = [share for share in shares if share.tenant.uid in nomination.victims - named]
-            parts.append(Part(held, shares_of(uuid, ((nomination.facts, nomination.holdings),))))
-            named |= nomination.victims
-        staying = [share for share in shares if share.tenant.uid not in named]
-        return with_nominations(card, staying, parts, core_masks=masks)
-
-    def _has_core_masks(self, card: Card) -> bool:
-        rules = self.rules.get(card.device.vendor)
-        return rules is not None and rules.core_masks
-
     def _refresh(self, name: str, node: NodeEntry, touched: list[str] | None = None) -> None:
         """Bring the arrays up to date: the whole node, or only the cards that one pod touched."""
-        if self.nominations and self.nominations.on_node(name):
-            self._count_again(name, node)
+        if self.nominations and (nominations := self.nominations.on_node(name)):
+            node.cards = node.cards_with(nominations)
             touched = None
         if touched is not None:
             if touched:  # a node without cards has no column
@@ -633,10 +548,6 @@ class Ledger:
     def _tidy(self, name: str, node: NodeEntry) -> None:
         if node.facts is None and not node.pods:
             del self._nodes[name]
-
-
-def _held(node: NodeEntry) -> Iterable[tuple[PodFacts, Mapping[str, Holding]]]:
-    return ((entry.facts, entry.holdings) for entry in node.pods.values())
 
 
 def _slot_key(slot: Any) -> tuple[str, int, int]:
