@@ -8,7 +8,8 @@ import pytest
 
 from tessera.core.ledger.holders import GrantState, HoldBook, HolderKind, kind_of, move_hold_uid, owner_of
 from tessera.core.ledger.ledger import Ledger
-from tessera.core.model.grants import Placement
+from tessera.core.model.grants import Placement, spans_of
+from tessera.core.model.requests import Role
 from tests.support.builders import cluster, gpu_pod, node
 
 HELD = gpu_pod("p", mem=100).on("n1", "n1-0,NVIDIA,100,0:;").facts()
@@ -35,6 +36,20 @@ def make_hold(book: Ledger, taker: str = "a") -> str:
 )
 def test_kind_and_owner_are_read_from_the_uids_of_old_journals_too(uid: str, kind: HolderKind, owner: str) -> None:
     assert (kind_of(HELD._replace(uid=uid)), owner_of(uid)) == (kind, owner)
+
+
+@pytest.mark.parametrize(
+    ("roles", "kind"),
+    [
+        ((), HolderKind.POD),
+        ((Role.APP,), HolderKind.POD),
+        ((Role.CLAIM,), HolderKind.CLAIM),
+        ((Role.CLAIM, Role.CLAIM), HolderKind.CLAIM),
+        ((Role.CLAIM, Role.APP), HolderKind.POD),
+    ],
+)
+def test_what_consists_of_requests_of_a_claim_alone_is_a_claim(roles: tuple[Role, ...], kind: HolderKind) -> None:
+    assert kind_of(HELD._replace(spans=spans_of(roles))) is kind
 
 
 def test_a_hold_is_found_by_its_owner_and_by_the_pod_that_may_take_it() -> None:
@@ -77,6 +92,7 @@ def test_a_nomination_is_no_place_that_can_be_taken_until_it_is_reserved() -> No
 
 def test_a_place_over_pods_that_are_moved_is_free_once_they_have_left() -> None:
     book = ledger()
+    assert not book.holds.has_moves
     book.observe_pod(HELD._replace(uid="moved"))
     held = HELD._replace(uid=move_hold_uid("moved"))
     book.hold(held, taker="waits", deadline=5.0, victims=frozenset({"moved"}))
