@@ -69,6 +69,28 @@ def test_a_card_whose_mode_and_reservations_disagree_takes_nothing_new(
     assert audit(world.ledger) == []
 
 
+@pytest.mark.parametrize(
+    ("allocated", "reservations", "texts"),
+    [
+        ("M,NVIDIA,9856,29:;", [], ["", "pod default/holder has no MIG reservation on a card in mode mig"]),
+        (
+            "G,NVIDIA,10,0:;",
+            [reservation("G")],
+            ["pod default/holder has a MIG reservation on a card in mode hami-core", ""],
+        ),
+        (
+            "G,NVIDIA,10,0:;",
+            [reservation("G", container=3)],
+            ["a MIG reservation on a card in mode hami-core", ""],
+        ),
+    ],
+)
+def test_what_is_in_doubt_is_said(allocated: str, reservations: list[str], texts: list[str]) -> None:
+    view = cluster(mixed()).observe(holding(allocated, *reservations)).ledger.node("n1")
+    assert view is not None
+    assert [card.held for card in view.cards] == texts
+
+
 def test_a_reservation_without_a_grant_still_occupies_its_place() -> None:
     world = cluster(mixed()).observe(holding("G,NVIDIA,10,0:;", reservation("M"), reservation("M", device=1, start=2)))
     view = world.ledger.node("n1")
