@@ -1,7 +1,7 @@
 """What preemption knows about bound pods and disruption budgets, as the API shows them.
 
-`core.victims` explains the traits. A pod whose eviction was accepted counts as leaving before a watch shows it, so
-that nothing is evicted twice; one whose eviction was refused is left alone for a while. Budgets are matched when a
+`core.search.victims` explains the traits. A pod whose eviction was accepted counts as leaving before a watch shows it,
+so that nothing is evicted twice; one whose eviction was refused is left alone for a while. Budgets are matched when a
 search looks at a pod, because few pods are ever looked at.
 """
 

@@ -4,7 +4,7 @@
                       |                            the victims have left
                       |                NOMINATED ------------------------------------.
                       |                 ^  |                                         |
-                      v  victims for it |  | renounced (`preemption`)               |
+                      v  victims for it |  | renounced (`preemption`)                |
                       |<----------------|--'                                         |
                       |-----------------'                                            v
                       |      the whole gang fits: a hold for every member            |
@@ -22,9 +22,9 @@
       |               v
       '------------ WHOLE
 
-A *hold* is a place in the ledger for one member (`core.holders`), which has the gang as its owner. A member takes its
-hold at its filter call (`holds`). There are holds for members that do not exist yet: the next one of that shape takes
-one.
+A *hold* is a place in the ledger for one member (`core.ledger.holders`), which has the gang as its owner. A member
+takes its hold at its filter call (`holds`). There are holds for members that do not exist yet: the next one of that
+shape takes one.
 
     WAITING       nothing is held (except for the gang whose turn it is, see `turns`); members are refused
     NOMINATED     every member is nominated for what victims still hold; members are refused

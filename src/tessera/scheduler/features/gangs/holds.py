@@ -1,8 +1,8 @@
 """The places in the ledger that are kept for members of gangs: how they are found, taken and released.
 
-The ledger's book has them (`core.holders`), with the gang as owner. A member takes its hold in one step of the event
-loop (the hold is released and the pod's own reservation made), so nothing can come between. Every plan sees what is
-held for other gangs, so two gangs never hold parts of each other. The account of the namespace (`accounts`) pays for
+The ledger's book has them (`core.ledger.holders`), with the gang as owner. A member takes its hold in one step of the
+event loop (the hold is released and the pod's own reservation made), so nothing can come between. Every plan sees what
+is held for other gangs, so two gangs never hold parts of each other. The account of the namespace (`accounts`) pays for
 everything that is held, until it ends or is bound.
 
 A plan has a hold for each member. If kube-scheduler does not allow the node of a member's hold, members that ask for

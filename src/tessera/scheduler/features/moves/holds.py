@@ -3,8 +3,8 @@
     (absent) ──▶ held in the ledger ──▶ taken by the next pod of the workload, or by the pod that waits for it
                         └─────────────▶ released: the move has ended, its time is over, or the term is
 
-The ledger's book of holds (`core.holders`) is the only record: a reservation for a successor; or a nomination over the
-pods that are moved away, for the pod that waits.
+The ledger's book of holds (`core.ledger.holders`) is the only record: a reservation for a successor; or a nomination
+over the pods that are moved away, for the pod that waits.
 """
 
 from __future__ import annotations
