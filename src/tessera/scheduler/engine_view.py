@@ -192,7 +192,7 @@ class EngineView:
             unfenced=engine.takeover.left,
             gangs_waiting=gangs.count(GangState.WAITING, GangState.NOMINATED),
             gangs_planned=gangs.count(GangState.PLANNED, GangState.COMPLETING),
-            gangs_bound=gangs.lifecycle.bound,
+            gangs_bound=gangs.barrier.bound,
             gangs_given_up=gangs.lifecycle.given_up,
             claims_allocated=claims.book.holding,
             claims_uncertain=claims.book.count(WriteState.UNCERTAIN),

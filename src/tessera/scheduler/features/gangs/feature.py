@@ -2,7 +2,7 @@
 
     filter of a member   the gang is planned whole, once (`lifecycle`); each member gets a hold of the plan, or one
                          common reason
-    bind of a member     waits until every required member has come, then all are written together (`lifecycle`)
+    bind of a member     waits until every required member has come, then all are written together (`barrier`)
     over time            a plan without progress is given up, and tried again (`rounds`); a starving gang gets its turn
                          (`turns`); one that may preempt is nominated for places of victims (`preemption`)
 
@@ -25,6 +25,7 @@ from tessera.core.search.gang_trial import Placed
 from tessera.core.search.selection import CandidateNames, Refused
 from tessera.scheduler.eviction.preemption_loop import finish_in_slices
 from tessera.scheduler.features.gangs.accounts import HoldAccounts
+from tessera.scheduler.features.gangs.barrier import GangBarrier
 from tessera.scheduler.features.gangs.gang import Alone, Gang, GangState, Member, MemberState
 from tessera.scheduler.features.gangs.holds import MEMBERS_AT_ONCE, GangHolds, NodeLabels
 from tessera.scheduler.features.gangs.lifecycle import GangLifecycle, gang_misfit, shared_claim_text
@@ -66,9 +67,8 @@ class Gangs(Feature):
         self.holds = holds = GangHolds(pipeline.selector, cycles, self.labels, accounts)
         outlook = GangOutlook(cycles)
         self.turns = turns = GangTurns(holds, cycles, outlook, settings)
-        self.lifecycle = lifecycle = GangLifecycle(
-            registry, holds, cycles, turns, outlook, settings=settings, observer=observer
-        )
+        self.lifecycle = lifecycle = GangLifecycle(holds, cycles, turns, outlook, settings=settings, observer=observer)
+        self.barrier = GangBarrier(lifecycle, registry, holds, cycles, settings)
         self.nominations = GangNominations(
             holds,
             cycles,
@@ -119,7 +119,7 @@ class Gangs(Feature):
 
     def on_pod_gone(self, uid: str) -> None:
         """The pod is gone, has failed, or belongs to no gang any more."""
-        self.lifecycle.leave_bind(uid)
+        self.barrier.leave_bind(uid)
         gang = self.registry.leave(uid)
         if gang is None:
             return
@@ -252,15 +252,13 @@ class Gangs(Feature):
     # -- bind
 
     async def permit(self, cycle: PodCycle) -> str:
-        return await self.lifecycle.enter_bind(
-            cycle.uid, "" if cycle.prepared is None else cycle.prepared.request.group
-        )
+        return await self.barrier.enter_bind(cycle.uid, "" if cycle.prepared is None else cycle.prepared.request.group)
 
     async def before_binding(self, cycle: PodCycle) -> str:
-        return await self.lifecycle.await_claims(cycle.uid)
+        return await self.barrier.await_claims(cycle.uid)
 
     def post_bind(self, cycle: PodCycle, error: str) -> None:
-        self.lifecycle.leave_bind(cycle.uid)
+        self.barrier.leave_bind(cycle.uid)
 
     # -- preemption
 
@@ -430,7 +428,7 @@ class Gangs(Feature):
         """Bring the state to what the API shows."""
         if gang.state is NOMINATED and (gang.members.count(MemberState.BOUND) or gang.present < gang.required):
             self.nominations.renounce(gang, "its members are others now")
-        self.lifecycle.observe(gang)
+        self.barrier.observe(gang)
 
     def _end_overdue(self, holder: Holder) -> None:
         """A nomination, or what is held for the rest of a gang that is bound in part."""

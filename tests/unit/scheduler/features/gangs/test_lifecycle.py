@@ -31,7 +31,7 @@ async def test_a_gang_is_bound_together() -> None:
     assert sorted(nodes_of(world, pods)) == ["n1", "n1", "n2", "n2"]
     assert world.agrees()
     assert state(world) is GangState.WHOLE
-    assert (gangs_of(world.engine).lifecycle.bound, gangs_of(world.engine).lifecycle.given_up) == (1, 0)
+    assert (gangs_of(world.engine).barrier.bound, gangs_of(world.engine).lifecycle.given_up) == (1, 0)
 
 
 @in_fake_time
@@ -99,7 +99,7 @@ async def test_members_that_never_come_are_given_up_and_next_time_all_must_exist
         "gang default/g: the plan was given up: 3 of 4 members exist, 3 of them came to be bound in time"
     }
     assert (held(world), world.api.calls) == (0, [])
-    assert (gangs_of(world.engine).lifecycle.bound, gangs_of(world.engine).lifecycle.given_up) == (0, 1)
+    assert (gangs_of(world.engine).barrier.bound, gangs_of(world.engine).lifecycle.given_up) == (0, 1)
     assert world.ledger.pods() == []
     assert world.reason(pods[0]) == "gang default/g: 3 of 4 members exist"
     assert held(world) == 0
