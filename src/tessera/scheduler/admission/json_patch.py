@@ -3,8 +3,9 @@
 The patch turns the original into the draft and touches nothing that is equal. Parts that both documents share (the same
 object in memory) are skipped, so the cost follows the changes. This module does not apply patches.
 
-The library jsonpatch compares by value, whatever is shared: it takes 40 to 80 times as long for recorded pods, longer
-than all of the webhook's budget of time, and seconds on the event loop for a pod with 20,000 variables.
+The library jsonpatch compares by value, whatever is shared. In processor time that is about 35 times as much for
+recorded pods (0.8 ms instead of 0.02 ms), and half a second of the event loop, instead of 4 ms, for one pod with 20,000
+variables, which any tenant may create.
 """
 
 from __future__ import annotations
