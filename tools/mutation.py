@@ -77,6 +77,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
     "scheduler/binder": ("unit/scheduler/test_binder.py", "unit/scheduler/test_binder_lost_answers.py",
                          "unit/scheduler/test_binder_turns.py", "unit/scheduler/test_binder_versions.py",
                          "unit/scheduler/test_takeover.py", "unit/scheduler/test_failpoints.py",
+                         "unit/scheduler/test_framework.py",
                          "model/test_regressions.py"),
     "scheduler/versioned_write": ("unit/scheduler/test_binder.py", "unit/scheduler/test_binder_lost_answers.py",
                                   "unit/scheduler/test_binder_versions.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -34,12 +35,28 @@ class Quarantine(Feature):
         self.bound += not error
 
 
+class Patience(Feature):
+    """Lets no pod be bound before it is told to."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.is_over = asyncio.Event()
+
+    async def permit(self, cycle: PodCycle) -> str:
+        await self.is_over.wait()
+        return ""
+
+
 class Plain(World):
     features = ()
 
 
 class Alone(World):
     features = (Quarantine,)
+
+
+class Waiting(World):
+    features = (Patience,)
 
 
 class BeforeOthers(World):
@@ -73,6 +90,22 @@ async def test_a_feature_is_one_class_and_one_line(kind: type[World]) -> None:
     assert await world.bound(plain) == ""
     assert await world.bound(marked) != "", "there is no room beside the other pod"
     assert world.engine.feature(Quarantine).bound == 1
+
+
+@in_fake_time
+async def test_a_pod_that_is_gone_when_it_is_permitted_is_not_bound() -> None:
+    world = Waiting(node("n1").gpus(1))
+    pod = gpu_pod("p")
+    world.create(pod)
+    assert world.chosen(pod) == "n1"
+    binding = asyncio.create_task(world.bound(pod))
+    await asyncio.sleep(1)
+    world.api.delete_pod("default/p")
+    world.watch()
+    world.engine.feature(Patience).is_over.set()
+    assert await binding == "pod default/p was deleted or bound meanwhile"
+    assert world.api.calls == []
+    assert world.chosen(gpu_pod("next")) == "n1"
 
 
 def test_a_plain_pod_asks_each_feature_one_question() -> None:
