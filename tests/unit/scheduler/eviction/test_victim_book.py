@@ -74,6 +74,24 @@ def test_only_what_is_new_about_a_pod_is_told() -> None:
     assert book.leaves("a")
 
 
+def test_what_was_known_of_a_pod_before_it_changed_is_forgotten() -> None:
+    book = Book(bound("a").with_priority(5))
+    book.spare("uid-a", "why", seconds=60)
+    book.put(bound("a").with_priority(7))
+    assert (book.lowest_priority, book.protection("a")) == (7, "")
+
+
+def test_each_change_of_a_budget_is_a_new_revision() -> None:
+    book, seen = Book(bound("a").labelled(app="web")), set[int]()
+    key, made = budget("web", 2, app="web")
+    seen.add(book.revision)
+    book.put_budget(key, made)
+    seen.add(book.revision)
+    book.drop_budget(key)
+    seen.add(book.revision)
+    assert len(seen) == 3
+
+
 def test_budgets_follow_the_labels_of_a_pod_and_come_and_go() -> None:
     book = Book(bound("a").labelled(app="web"), bound("b"))
     for made in (budget("web", 2, app="web"), budget("all", 0)):
