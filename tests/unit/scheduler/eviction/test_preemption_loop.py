@@ -146,6 +146,7 @@ async def test_what_fits_as_it_is_is_woken_and_not_looked_for_at_once() -> None:
 async def test_what_changes_under_every_search_is_looked_at_again_after_a_while() -> None:
     waiting = Waiting(settles=False)
     script = Scripted(waiting, FOUND)
+    await asyncio.sleep(30)
     running = asyncio.ensure_future(script.loop.run())
     script.unschedulable.refused.set()
     await asyncio.sleep(AGAIN_S / 2)
@@ -154,9 +155,30 @@ async def test_what_changes_under_every_search_is_looked_at_again_after_a_while(
     await asyncio.sleep(AGAIN_S)
     running.cancel()
     assert len(script.searched) == ATTEMPTS + 1
-    assert script.searched[-1] == pytest.approx(AGAIN_S, abs=0.1)
+    assert script.searched[-1] == pytest.approx(30 + AGAIN_S, abs=0.1)
     assert waiting.told[-2:] == ["nominated", "evicted"]
     assert script.unschedulable.room.is_set(), "the victims may be gone already"
+
+
+@in_fake_time
+async def test_after_slow_searches_for_what_changes_the_next_one_waits_longer() -> None:
+    waiting = Waiting(settles=False)
+    script = Scripted(waiting, FOUND, seconds=0.1)
+    assert await script.loop.nominate(waiting) is None
+    assert waiting.until == pytest.approx(script.now() + AGAIN_S + SEARCH_PAUSE * ATTEMPTS * 0.1)
+    assert waiting.is_due
+
+
+@in_fake_time
+async def test_a_preemptor_that_has_to_wait_is_served_when_it_is_due() -> None:
+    waiting = Waiting()
+    waiting.until = 3.0
+    script = Scripted(waiting, FOUND)
+    running = asyncio.ensure_future(script.loop.run())
+    script.unschedulable.refused.set()
+    await asyncio.sleep(10)
+    running.cancel()
+    assert script.searched == [pytest.approx(3.0, abs=0.1)]
 
 
 @in_fake_time
