@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -159,26 +160,12 @@ class EngineSource(PageSource):
         refusals = self._page.refusals
         for request, candidates in self.view.refused():
             origin, attempts = refusals.get(request.uid)
-            yield WaitingPod(
-                request.uid,
-                request.namespace,
-                request.name,
-                request,
-                candidates,
-                origin=origin,
-                attempts=attempts,
-            )
-        for pod, problem in self.view.awaiting_claims():
-            origin, attempts = refusals.get(pod.metadata.uid)
-            yield WaitingPod(
-                pod.metadata.uid,
-                pod.metadata.namespace,
-                pod.metadata.name,
-                None,
-                problem=bad_pod_text(problem),
-                origin=origin if attempts else _waiting_origin(pod, time.time()),
-                attempts=attempts,
-            )
+            pod = WaitingPod(request.uid, request.namespace, request.name, request, candidates)
+            yield replace(pod, origin=origin, attempts=attempts)
+        for found, problem in self.view.awaiting_claims():
+            metadata, (origin, attempts) = found.metadata, refusals.get(found.metadata.uid)
+            pod = WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=bad_pod_text(problem))
+            yield replace(pod, origin=origin if attempts else _waiting_origin(found, time.time()), attempts=attempts)
 
     def gang_since(self, gang: GangView) -> float | None:
         # Another process may have decided before this one met the gang.

@@ -84,7 +84,7 @@ SECURITY_HEADERS = (
 NO_STORE = b"Cache-Control: no-store\r\n"
 GZIP = b"Content-Encoding: gzip\r\n"
 MAX_VIEWERS = 64
-"""who wait for something new at once"""
+"""who ask for the state at once, nearly all of them to wait for something new"""
 WAIT_S = 15.0
 """for something new; a proxy may end a request that takes longer than 30 s"""
 MAX_QUESTIONS = 16

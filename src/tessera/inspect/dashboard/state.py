@@ -148,10 +148,10 @@ class LiveState:
         """Documents are complete and kept up to date for as long as the block lasts."""
         self.viewers += 1
         try:
-            if self._task is None or self._task.done():
+            if not self._is_closed and (self._task is None or self._task.done()):
                 self._is_complete = asyncio.Event()
                 self._task = asyncio.create_task(self._follow())
-            if not self._is_complete.is_set():
+            if self._task is not None and not self._is_complete.is_set():
                 complete = asyncio.create_task(self._is_complete.wait())
                 try:
                     await asyncio.wait([self._task, complete], return_when=asyncio.FIRST_COMPLETED)
