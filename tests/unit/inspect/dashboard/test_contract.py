@@ -11,7 +11,7 @@ import pytest
 
 from tessera.inspect.dashboard.source import RecordedSource
 from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
-from tests.support.builders import NOW, gpu_pod, node
+from tests.support.builders import gpu_pod, node
 from tests.support.journals import RecordedCluster
 from tests.support.page import Page, decoded, pods_of
 from tests.ui.described_cluster import small_cluster
@@ -145,8 +145,3 @@ async def test_what_if_has_the_same_form(real: Page, scripted: ScriptedPage, lim
     theirs = await asked(scripted, "api/whatif", text)
     assert form(ours) == form(theirs)
     assert ours["pods"][0]["fits"] is theirs["pods"][0]["fits"] is (limits is FITS)
-
-
-async def test_an_earlier_state_has_the_form_of_a_state(real: Page, scripted: ScriptedPage) -> None:
-    ours, theirs = await real.get(f"/api/state?time={NOW + 3}"), await asked(scripted, "api/state?time=1")
-    assert ours.keys() == theirs.keys()

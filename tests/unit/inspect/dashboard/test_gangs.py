@@ -79,7 +79,6 @@ async def test_a_gang_that_does_not_fit_is_one_row_with_the_whole_reason() -> No
     }
     assert "2 of 3 members fit" in row["why"]
     assert row["gang"]["members"] == [[f"train-{number}", "waits", ""] for number in range(3)]
-    await page.server.close()
 
 
 @in_fake_time
@@ -89,7 +88,6 @@ async def test_a_gang_whose_members_do_not_exist_or_are_gated_says_so() -> None:
     (row,) = await judged(page)
     assert (row["gang"]["exist"], row["gang"]["gated"], row["gang"]["fit"]) == (1, 1, None)
     assert "1 of 3 members exist" in row["why"]
-    await page.server.close()
 
 
 @in_fake_time
@@ -132,7 +130,6 @@ async def test_a_gang_that_is_bound_has_no_row_and_its_pods_name_it() -> None:
     state = await page.get("/api/state")
     assert state["waiting"] == {}
     assert [pod[6] for pod in pods_of(state).values()] == ["train", "train"]
-    await page.server.close()
 
 
 @in_fake_time
@@ -140,7 +137,6 @@ async def test_waiting_members_count_as_demand() -> None:
     page = of_snapshot(*members(3, 3, gpu=1, mem=7_000))
     await judged(page)
     assert sum(page.state.waiting.asked.values()) == 3
-    await page.server.close()
 
 
 # -- the scheduler's own page
@@ -158,7 +154,6 @@ async def test_the_scheduler_tells_its_own_reason_and_how_many_fit() -> None:
     assert "2 of 3 members fit" in row["why"]
     assert (row["gang"]["fit"], row["gang"]["until"]) == (2, None)
     assert row["since"] == NOW
-    await page.server.close()
 
 
 @in_fake_time
@@ -173,7 +168,6 @@ async def test_a_gang_waits_since_its_members_were_created_whichever_process_dec
     shown = of_scheduler(world, page)
     (row,) = await judged(shown)
     assert row["since"] == 60.0
-    await shown.server.close()
 
 
 @in_fake_time
@@ -190,7 +184,6 @@ async def test_places_that_are_held_name_their_gang_and_their_end() -> None:
     assert row["gang"]["until"] == PLAN_ENDS
     assert row["gang"]["members"] == [["g-0", "reserved", "n1"]]
     assert "0 of 2 members have come to be bound" in row["why"]
-    await page.server.close()
 
 
 @in_fake_time
@@ -212,7 +205,6 @@ async def test_a_nominated_pod_still_waits_and_its_claim_is_on_the_card() -> Non
     (claim,) = card[13]
     assert (claim["name"], claim["leaving"]) == ("high", ["uid-low"])
     assert claim["until"] == NOW + 300
-    await page.server.close()
 
 
 @in_fake_time
@@ -230,7 +222,6 @@ async def test_a_gang_that_others_leave_for_waits_and_claims_in_its_own_name() -
         ("g", True, row["gang"]["until"])
     ] * 2
     assert sorted(uid for claim in claims for uid in claim["leaving"]) == ["uid-a", "uid-b"]
-    await page.server.close()
 
 
 def test_the_gang_of_a_hold_is_read_from_its_uid() -> None:
@@ -258,7 +249,6 @@ async def test_the_past_shows_claims_and_tells_of_gangs_and_nominations() -> Non
     assert told["nominated"][2].startswith("for it 1 pod must leave: card 0")
     ((card,),) = [one["cards"] for one in (await page.get(f"/api/state?time={NOW + 99}"))["nodes"].values()]
     assert [claim["name"] for claim in card[13]] == ["high"]
-    await page.server.close()
 
 
 # -- what if
@@ -280,7 +270,6 @@ async def test_a_job_that_is_a_gang_is_tried_as_a_whole(parallelism: int, placed
     assert (gang_found["name"], gang_found["size"], gang_found["fits"]) == ("train", parallelism, placed > 0)
     assert f"{min(parallelism, 2)} " in gang_found["why"]
     assert len(found["pods"]) == placed, "of a gang that does not fit no member is placed"
-    await page.server.close()
 
 
 async def test_the_topology_of_a_gang_that_does_not_exist_yet_is_that_of_the_nodes() -> None:
@@ -289,4 +278,3 @@ async def test_the_topology_of_a_gang_that_does_not_exist_yet_is_that_of_the_nod
     body = job(2, 1, **{"tessera.io/gang-topology": "zone"}).encode()
     found = decoded(await page.ask("/api/whatif", method="POST", body=body))
     assert "all 2 members fit together, in 1 of zone: z" in found["gangs"][0]["why"]
-    await page.server.close()
