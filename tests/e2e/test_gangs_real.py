@@ -38,16 +38,42 @@ def bound(found: Cluster, manifests: list[Json]) -> int:
     return sum(bool(found.pod(name)["spec"].get("nodeName")) for name in names(manifests))
 
 
-async def test_a_gang_is_bound_when_its_last_member_exists_and_not_before(plane: ControlPlane) -> None:
-    members = gang("train", 12)
+async def test_a_gang_waits_for_its_last_member_for_a_gate_and_for_its_size(plane: ControlPlane) -> None:
+    """Three gangs in one cluster, because a refusal comes with a tick, for which all of them wait together."""
+    members, gated = gang("train", 12), gang("gated", 3)
+    gated[2]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    sized = [gpu_pod(f"sized-{i}", gpu=1, cores=100) for i in range(3)]
+    for member in sized:
+        member["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "sized"}
+    await make_pod_groups(plane)
     async with cluster(plane, nodes(), "--gang-timeout=1s") as found:
-        await found.create(*members[:11])
+        incomplete = [*members[:11], *gated, *sized[:2]]
+        await found.create(*incomplete)
         assert "gang " in await found.refused("train-0")
-        assert bound(found, members[:11]) == 0
+        words = "2 of 3 members exist"
+        await found.wait_for(lambda: _refusal(found, "gated-0", words), what="the refusal of the gated gang")
+        unknown = "its size is not known"
+        await found.wait_for(lambda: _refusal(found, "sized-0", unknown), what="the refusal without a size")
+        assert bound(found, incomplete) == 0
         small = gpu_pod("small", gpu=1, cores=100)
         await found.run(small)
         await found.delete("small")
         await found.gone("small")
+        assert bound(found, incomplete) == 0
+
+        kind = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup"}
+        group = {"metadata": {"name": "sized"}, "spec": {"minMember": 3}}
+        await found.api.create(POD_GROUPS["scheduling.x-k8s.io"].path(found.namespace), {**kind, **group})
+        await found.wait_for(lambda: _refusal(found, "sized-0", words), what="the refusal with the size")
+        assert bound(found, incomplete) == 0
+        await found.create(sized[2])
+        await found.running(*names(sized))
+        await found.api.patch(PODS.path(found.namespace, "gated-2"), {"spec": {"schedulingGates": None}})
+        await found.running(*names(gated))
+        assert bound(found, members[:11]) == 0
+
+        await found.delete(*names(sized), *names(gated))
+        await found.gone(*names(sized), *names(gated))
         assert bound(found, members[:11]) == 0
         await found.create(members[11])
         await found.running(*names(members))
@@ -104,19 +130,6 @@ async def test_a_gang_is_whole_in_the_end_wherever_the_scheduler_dies(
         assert found.wrong_slices() == []
 
 
-async def test_a_gated_member_is_not_planned_before_its_gate_is_gone(plane: ControlPlane) -> None:
-    members = gang("train", 3)
-    gated = {**members[2], "spec": {**members[2]["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
-    async with cluster(plane, nodes(), "--gang-timeout=1s") as found:
-        await found.create(*members[:2], gated)
-        assert "2 of 3 members exist" in await found.wait_for(
-            lambda: _refusal(found, "train-0", "2 of 3 members exist"), what="the refusal"
-        )
-        path = f"/api/v1/namespaces/{found.namespace}/pods/train-2"
-        await found.api.patch(path, {"spec": {"schedulingGates": None}})
-        await found.running(*names(members))
-
-
 async def test_a_starving_gang_gets_its_turn_though_smaller_pods_wait_for_the_same_cards(plane: ControlPlane) -> None:
     fillers, thieves = ([gpu_pod(f"{name}-{i}", gpu=1, cores=100) for i in range(12)] for name in ("filler", "thief"))
     members = gang("train", 8)
@@ -139,24 +152,6 @@ async def test_a_starving_gang_gets_its_turn_though_smaller_pods_wait_for_the_sa
         assert bound(found, thieves[:8]) == 0
         await found.delete(*names(members))
         await found.running(*names(thieves[:8]))
-
-
-async def test_the_size_of_a_gang_is_read_from_its_pod_group_object(plane: ControlPlane) -> None:
-    group = {"metadata": {"name": "train"}, "spec": {"minMember": 3}}
-    labelled = [gpu_pod(f"train-{i}", gpu=1, cores=100) for i in range(3)]
-    for member in labelled:
-        member["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "train"}
-    await make_pod_groups(plane)
-    async with cluster(plane, nodes(), "--gang-timeout=1s") as found:
-        await found.create(*labelled[:2])
-        assert "its size is not known" in await found.refused("train-0")
-        kind = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup"}
-        await found.api.create(POD_GROUPS["scheduling.x-k8s.io"].path(found.namespace), {**kind, **group})
-        words = "2 of 3 members exist"
-        await found.wait_for(lambda: _refusal(found, "train-0", words), what="the refusal")
-        assert bound(found, labelled[:2]) == 0
-        await found.create(labelled[2])
-        await found.running(*names(labelled))
 
 
 async def make_pod_groups(plane: ControlPlane) -> None:
