@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -271,20 +270,6 @@ async def test_kubelet_is_steered_to_the_planned_card() -> None:
 
 
 @in_real_time
-async def test_a_pod_that_did_not_pass_the_webhook_gets_its_slice_from_the_answer_even_among_others() -> None:
-    async with one_node() as plane:
-        node = plane.nodes["n"]
-        node.kubelet.pause()
-        carriers = [await bind(plane, f"p{number}", [[(1000 + number, 10)]]) for number in range(3)]
-        bare = await bind(plane, "bare", [[(7777, 33)], [(8888, 44)]], carries=False)
-        node.kubelet.resume()
-        await running(plane, "p0", "p1", "p2", "bare")
-        assert slice_seen(plane, bare) == expected([(7777, 33)])
-        assert slice_seen(plane, bare, "c1") == expected([(8888, 44)])
-        assert [slice_seen(plane, uid) for uid in carriers] == [expected([(1000 + n, 10)]) for n in range(3)]
-
-
-@in_real_time
 async def test_without_its_annotations_a_container_that_refers_to_them_sees_no_device() -> None:
     async with one_node() as plane:
         spec = {"containers": [container("c0", 1, 0, carries=True)]}
@@ -294,61 +279,6 @@ async def test_without_its_annotations_a_container_that_refers_to_them_sees_no_d
         await plane.client.bind("default", "p", uid=uid, node="n", annotations=written)
         await running(plane, "p")
         assert slice_seen(plane, uid)["NVIDIA_VISIBLE_DEVICES"] == ""
-
-
-# -- answer agents: the answer decides, so it is never guessed
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "mixed_up"),
-    [
-        ([[(1000, 1)]], [[(1000, 1)]], False),
-        ([[(1000, 1)]], [[(1000, 1), (2000, 2)]], False),
-        ([[(1000, 1)]], [[(2000, 2)]], True),
-    ],
-)
-@in_real_time
-async def test_an_answer_agent_refuses_where_two_slices_are_possible(
-    one: Slices, other: Slices, mixed_up: bool
-) -> None:
-    async with one_node("answer", shuffled=True) as plane:
-        node = plane.nodes["n"]
-        node.kubelet.pause()
-        first = await bind(plane, "a", one, carries=False)
-        second = await bind(plane, "b", other, carries=False)
-        await plane.wait_for(lambda: len(list(node.kubelet.waiting_pods())) == 2)
-        node.kubelet.resume()
-        if mixed_up:
-            await plane.wait_for(lambda: {plane.phase("default", name) for name in "ab"} == {"Failed", "Running"})
-            failed = next(name for name in "ab" if plane.phase("default", name) == "Failed")
-            assert "2 pods wait for 1 devices with different slices" in await rejected(plane, failed)
-            assert annotation(plane, failed, keys.BIND_PHASE) == "failed"
-        else:
-            await running(plane, "a", "b")
-            assert slice_seen(plane, first) == expected(one[0])
-            assert slice_seen(plane, second) == expected(other[0])
-
-
-@in_real_time
-async def test_a_wrong_pods_answer_shows_in_what_the_container_sees() -> None:
-    async with one_node("answer") as plane:
-        await bind(plane, "a", [[(1000, 1)]], carries=False)
-        await running(plane, "a")
-        plane.nodes["n"].faults.wrong_pod = True
-        uid = await bind(plane, "b", [[(2000, 2)]], carries=False)
-        await running(plane, "b")
-        assert slice_seen(plane, uid) == expected([(1000, 1)])
-
-
-@in_real_time
-async def test_a_wrong_pods_answer_cannot_hurt_a_container_that_carries_its_slice() -> None:
-    async with one_node("env") as plane:
-        await bind(plane, "a", [[(1000, 1)]])
-        await running(plane, "a")
-        plane.nodes["n"].faults.wrong_pod = True
-        uid = await bind(plane, "b", [[(2000, 2)]])
-        await running(plane, "b")
-        assert slice_seen(plane, uid) == expected([(2000, 2)])
 
 
 # -- HAMi's plugin
@@ -368,19 +298,6 @@ async def test_hamis_plugin_finds_its_pod_by_the_lock_and_releases_it() -> None:
         assert annotation(plane, "p", TO_ALLOCATE) == ";;;;;"
         assert slice_seen(plane, uid) == expected([(1000, 1)])
         assert slice_seen(plane, uid, "c2") == expected([(2000, 2), (3000, 2)])
-
-
-@in_real_time
-async def test_hamis_plugin_mixes_up_pods_without_a_lock() -> None:
-    async with one_node("hami", shuffled=True, seed=1) as plane:
-        node = plane.nodes["n"]
-        node.kubelet.pause()
-        uids = {name: await bind(plane, name, [[(1000 + i, 1)]], carries=False) for i, name in enumerate("abcdef")}
-        await plane.wait_for(lambda: len(list(node.kubelet.waiting_pods())) == 6)
-        node.kubelet.resume()
-        await plane.wait_for(lambda: all(plane.phase("default", name) in ("Running", "Failed") for name in uids))
-        got = {name: slice_seen(plane, uid) for name, uid in uids.items() if (uid, "c0") in node.containers}
-        assert any(view != expected([(1000 + "abcdef".index(name), 1)]) for name, view in got.items())
 
 
 @pytest.mark.parametrize(
@@ -443,30 +360,6 @@ async def test_a_deleted_pod_is_gone_after_its_time_and_its_devices_are_free() -
         assert "Requested: 1, Available: 0" in await rejected(plane, "early")
         await plane.wait_for(lambda: plane.pod("default", "p") is None, timeout=60)
         assert asyncio.get_running_loop().time() - began == pytest.approx(5, abs=0.01)
-        await bind(plane, "q", [[(1000, 1)]])
-        await running(plane, "q")
-
-
-@in_fake_time
-async def test_a_pod_stops_within_its_grace_period() -> None:
-    async with one_node() as plane:
-        plane.nodes["n"].pace.stop_s = 60.0
-        await bind(plane, "p", [[(1000, 1)]], terminationGracePeriodSeconds=2)
-        await running(plane, "p")
-        began = asyncio.get_running_loop().time()
-        await plane.delete_pod("default", "p")
-        await plane.wait_for(lambda: plane.pod("default", "p") is None, timeout=600)
-        assert asyncio.get_running_loop().time() - began == pytest.approx(2, abs=0.01)
-
-
-@in_real_time
-async def test_a_pod_deleted_by_force_is_forgotten_at_once() -> None:
-    async with one_node(cards=gpu_cards("n", 1, slots=1)) as plane:
-        uid = await bind(plane, "p", [[(1000, 1)]])
-        await running(plane, "p")
-        await plane.delete_pod("default", "p", grace_s=0)
-        node = plane.nodes["n"]
-        await plane.wait_for(lambda: uid not in {pod["metadata"]["uid"] for pod in node.kubelet.pods()})
         await bind(plane, "q", [[(1000, 1)]])
         await running(plane, "q")
 
@@ -579,14 +472,6 @@ async def test_a_plugin_that_is_down_leaves_its_registration_but_no_devices() ->
         assert (plane.node("n") or {})["status"]["allocatable"]["nvidia.com/gpu"] == "160"
         await bind(plane, "b", [[(1000, 1)]])
         await running(plane, "b")
-
-
-@in_real_time
-async def test_cards_can_be_exchanged_under_a_running_node() -> None:
-    async with one_node() as plane:
-        fewer = tuple(replace(card, memory=1024) for card in CARDS[:2])
-        await plane.nodes["n"].set_cards(fewer)
-        assert registered(plane) == fewer
 
 
 @in_real_time
