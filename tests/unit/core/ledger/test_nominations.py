@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tessera.core.fit.fit import fit_pod
 from tessera.core.fit.quota import QuotaFacts
 from tessera.core.ledger.audit import audit
-from tessera.core.ledger.holdings import PodFacts
+from tessera.core.ledger.holdings import Holding, PodFacts
 from tessera.core.ledger.ledger import Ledger
+from tessera.core.ledger.nominations import Part, Share, with_nominations
+from tessera.core.model.devices import Device
+from tessera.core.model.grants import Use
 from tessera.core.model.misfits import Misfit
+from tessera.core.model.node_info import Card, Tenant
 from tessera.vendors.node_reader import node_facts
 from tests.support.builders import PodBuilder, gpu_pod, node, vendors
 
@@ -54,6 +60,29 @@ def test_a_victim_that_stays_because_its_nomination_ended_takes_nothing_from_ano
     ledger.withdraw("uid-second")
     assert fits(ledger, gpu_pod("first", mem=14_000), nominee=True)
     assert audit(ledger) == []
+
+
+@pytest.mark.parametrize(
+    ("core_masks", "staying", "victim", "claimed", "cores"),
+    [
+        (False, 10, 30, 50, 60),
+        (False, 10, 50, 30, 60),
+        (False, 7, 3, 3, 10),
+        (True, 0b0001, 0b0010, 0b0110, 0b0111),
+        (True, 0b0001, 0b0110, 0b0010, 0b0111),
+        (True, 0b0011, 0b0011, 0b0011, 0b0011),
+    ],
+)
+def test_cores_add_up_beside_the_larger_part_and_core_ids_are_all_held(
+    core_masks: bool, staying: int, victim: int, claimed: int, cores: int
+) -> None:
+    pods, held, nominated = (
+        [Share(Tenant(uid), Holding(Use(1, 100 * number, number)))]
+        for uid, number in (("stays", staying), ("victim", victim), ("nominee", claimed))
+    )
+    card = with_nominations(Card(Device("G", "V")), pods, [Part(held, nominated)], core_masks=core_masks)
+    assert (card.used, card.used_memory, card.used_cores) == (2, 100 * (staying + max(victim, claimed)), cores)
+    assert [tenant.uid for tenant in card.tenants] == ["stays", "victim", "nominee"]
 
 
 def test_the_same_holds_for_quotas() -> None:
