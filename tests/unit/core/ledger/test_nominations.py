@@ -9,7 +9,7 @@ from tessera.core.fit.quota import QuotaFacts
 from tessera.core.ledger.audit import audit
 from tessera.core.ledger.holdings import Holding, PodFacts
 from tessera.core.ledger.ledger import Ledger
-from tessera.core.ledger.nominations import Part, Share, with_nominations
+from tessera.core.ledger.nominations import NominationBook, Part, Share, with_nominations
 from tessera.core.model.devices import Device
 from tessera.core.model.grants import Use
 from tessera.core.model.misfits import Misfit
@@ -70,7 +70,7 @@ def test_a_victim_that_stays_because_its_nomination_ended_takes_nothing_from_ano
         (False, 7, 3, 3, 10),
         (True, 0b0001, 0b0010, 0b0110, 0b0111),
         (True, 0b0001, 0b0110, 0b0010, 0b0111),
-        (True, 0b0011, 0b0011, 0b0011, 0b0011),
+        (True, 0b1000, 0b0010, 0b0110, 0b1110),
     ],
 )
 def test_cores_add_up_beside_the_larger_part_and_core_ids_are_all_held(
@@ -103,5 +103,6 @@ def test_placing_a_pod_ends_its_nomination() -> None:
     ledger.nominate(held("p", 10_000), frozenset())
     ledger.observe_pod(held("p", 10_000))
     assert not ledger.nominations.all()
+    assert vars(ledger.nominations) == vars(NominationBook()), "nothing is kept of nodes without nominations"
     [card] = ledger.node("n1").cards  # type: ignore[union-attr]
     assert card.used_memory == 10_000
