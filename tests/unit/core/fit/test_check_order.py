@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from tessera.core.fit import card_checks
+from tessera.core.model.devices import Device
 from tessera.core.model.misfits import CardMisfit, Misfit, Reason
+from tessera.core.model.node_info import Card
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node, pod
 
 ORDER = (
@@ -133,3 +136,12 @@ def test_cards_are_counted_by_reason_and_the_good_ones_as_too_few() -> None:
         "n1": "1/4 AllocatedCardsInsufficientRequest, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
         "1/4 CardTypeMismatch"
     }
+
+
+@pytest.mark.parametrize(("free", "refused"), [(100, False), (99, True)])
+def test_a_card_that_lacks_one_mib_or_one_core_is_refused_with_the_numbers(free: int, refused: bool) -> None:
+    card = Card(Device("G", "V", memory=1000, cores=200), used_memory=1000 - free, used_cores=200 - free)
+    memory = CardMisfit("G", Reason.CARD_INSUFFICIENT_MEMORY, asked=100, free=free, total=1000)
+    cores = CardMisfit("G", Reason.CARD_INSUFFICIENT_CORES, asked=100, free=free, total=200)
+    found = card_checks.refuse_memory(card, 100), card_checks.refuse_cores(card, 100)
+    assert found == ((memory, cores) if refused else (None, None))
