@@ -53,6 +53,7 @@ async def test_a_clean_stop_removes_the_socket_and_leaves_the_registration(tmp_p
         await node.plane.wait_for(lambda: "hami.io/node-nvidia-register" in node.annotations())
         assert await node.stop() == 0
         assert not os.path.lexists(socket)
+        await node.kubelet.until(lambda: node.kubelet.ended)
         assert node.kubelet.ended == [grpc.StatusCode.OK]
         assert "hami.io/node-nvidia-register" in node.annotations()
 
