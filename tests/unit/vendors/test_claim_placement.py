@@ -18,9 +18,10 @@ from tessera.core.search.advice import refusal_sentence
 from tessera.core.search.selection import Refused, Selector
 from tessera.node.fleet import Fleet
 from tessera.vendors.claims.allocations import allocation, claim_facts
-from tessera.vendors.claims.asks import BadClaim, claim_grants, read_claim, with_claims
+from tessera.vendors.claims.asks import MODE_COST, BadClaim, asks_for_instance, claim_grants, read_claim, with_claims
 from tessera.vendors.drafts import BadPod
 from tessera.wire.cel import AllOf
+from tessera.wire.cel.values import Meter
 from tessera.wire.resource_api import Allocation, ResourceClaim
 from tests.support import claims
 from tests.support.builders import pod as pod_builder
@@ -28,6 +29,8 @@ from tests.support.builders import vendors
 from tests.support.claim_placement import EMPTY, mig_fleet, place, written
 from tests.support.claims import agent, ask, attribute, claim, device_class, exactly
 from tests.support.sharing_modes import H200_MIB, A, B, C, card, fleet
+
+INSTANCE = f"{attribute('type')} == 'mig'"
 
 # -- placement
 
@@ -117,15 +120,21 @@ def test_selectors_choose_the_card() -> None:
 @pytest.mark.parametrize(
     ("asked", "profile"),
     [
-        (exactly(), "1g.18gb"),
-        (exactly(memory="20Gi"), "1g.35gb"),
-        (exactly(cores="30"), "3g.71gb"),
+        (exactly(INSTANCE), "1g.18gb"),
+        (exactly(INSTANCE, memory="20Gi"), "1g.35gb"),
+        (exactly(f"{attribute('mode')} == 'mig'", cores="30"), "3g.71gb"),
+        (exactly(f"has({attribute('profile')})"), "1g.18gb"),
+        (exactly("device.driver == 'gpu.tessera.io'", f"!({attribute('type')} in ['gpu'])"), "1g.18gb"),
         (exactly(f"{attribute('profile')} == '3g.71gb'"), "3g.71gb"),
         (exactly(f"{attribute('profile')} == '3g.71gb'", memory="100Gi"), None),
         (exactly(f"{attribute('type')} == 'gpu'"), None),
+        (exactly(), None),
+        (exactly(memory="4Gi"), None),
+        (exactly(f"{attribute('model')} == 'NVIDIA H200'", memory="4Gi"), None),
+        (exactly(f"has({attribute('nvlinkGroup')}) || {attribute('mode')} != 'mps'", memory="4Gi"), None),
     ],
 )
-def test_a_mig_card_gives_the_smallest_instance_that_matches(asked: dict[str, Any], profile: str | None) -> None:
+def test_a_claim_gets_an_instance_if_it_asks_for_one(asked: dict[str, Any], profile: str | None) -> None:
     answer = place(claim("c", gpu=asked), cards=mig_fleet(), settings=agent("mig"))
     if profile is None:
         assert isinstance(answer, Misfit)
@@ -134,6 +143,13 @@ def test_a_mig_card_gives_the_smallest_instance_that_matches(asked: dict[str, An
         (grant,) = answer.grants["NVIDIA"][0]
         assert grant.mig is not None
         assert grant.mig.profile == profile
+
+
+def test_what_a_selector_may_say_of_modes_is_bounded() -> None:
+    """It says so at a cost that few people would write; what says nothing of them costs nothing."""
+    costly = " || ".join(f"{attribute('mode')}.matches('m{'i?' * 20}g{n}')" for n in range(20))
+    assert not asks_for_instance([costly, f"{attribute('mode')} == 'mig'"], Meter(MODE_COST))
+    assert asks_for_instance([f"{attribute('model')} != ''", f"{attribute('mode')} == 'mig'"], Meter(MODE_COST))
 
 
 SAME_ROOT = {"matchAttribute": "resource.kubernetes.io/pcieRoot"}
@@ -181,8 +197,9 @@ def test_requests_share_a_card_unless_they_want_different_ones(constraints: list
 
 def test_instances_of_one_card_are_not_different_cards() -> None:
     different = [{"distinctAttribute": "gpu.tessera.io/uuid"}]
-    assert isinstance(place(claim("c", a=exactly(count=2)), cards=mig_fleet(), settings=agent("mig")), Placement)
-    asked = claim("c", a=exactly(count=2), constraints=different)
+    two = exactly(INSTANCE, count=2)
+    assert isinstance(place(claim("c", a=two), cards=mig_fleet(), settings=agent("mig")), Placement)
+    asked = claim("c", a=two, constraints=different)
     assert isinstance(place(asked, cards=mig_fleet(), settings=agent("mig")), Misfit)
 
 

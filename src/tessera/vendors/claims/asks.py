@@ -32,7 +32,8 @@ from tessera.vendors.drafts import BadPod
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.cel import AllOf, Selector, compile_selector
-from tessera.wire.cel.values import Failed, Value
+from tessera.wire.cel.compiler import Domains
+from tessera.wire.cel.values import Failed, Meter, TooCostly, Value
 from tessera.wire.errors import quoted
 from tessera.wire.golang import INT32_MAX
 from tessera.wire.objects import QuantityText
@@ -58,6 +59,10 @@ MAX_SELECTOR_TEXT, MAX_SELECTOR_PARTS = 16 << 10, 1_000
 """characters, and parts of expressions, in all different selectors of a pod's claims and their classes: reading them
 takes up to 20 ms"""
 OTHER_DRIVER = "other.invalid"
+CARD_MODES = (HAMI_CORE, MPS, WHOLE)
+"""of cards that are not divided into instances"""
+MODE_COST = 5_000
+"""of what the selectors of a claim say of sharing modes: at most 0.3 ms, and far more than people write"""
 
 
 def is_our_class(device_class: DeviceClass) -> bool:
@@ -66,23 +71,41 @@ def is_our_class(device_class: DeviceClass) -> bool:
     known = [each for each in selectors if isinstance(each, Selector)]
     if len(known) < len(selectors):
         return False
-    ours, others = _Unknown(DRIVER), _Unknown(OTHER_DRIVER)
+    ours, others = _PartlyKnown(driver=DRIVER), _PartlyKnown(driver=OTHER_DRIVER)
     may_be_ours = all(each.evaluate(ours) is not False for each in known)
     return may_be_ours and any(each.evaluate(others) is False for each in known)
 
 
-class _Unknown(dict[str, Value]):
-    """A device of which only the driver is known: whatever needs more has no value."""
-
-    def __init__(self, driver: str) -> None:
-        super().__init__(driver=driver)
+class _PartlyKnown(dict[str, Value]):
+    """A device, or its attributes: whatever needs more than is known has no value."""
 
     def __missing__(self, key: str) -> Value:
-        raise Failed(f"device.{key} is not known")
+        raise Failed(f"{key} is not known")
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or bool(self[str(key)])
 
 
 def _compiled(selector: DeviceSelector) -> Selector | str:
     return compile_selector(selector.cel.expression) if selector.cel is not None else "a selector that is not CEL"
+
+
+def asks_for_instance(texts: Iterable[str], meter: Meter) -> bool:
+    """Whether selectors ask for a MIG instance: they look at profiles, or exclude every card that is none. A claim that
+    does not say so gets none, as a pod without the annotation: an instance may be many times what it asks for."""
+    selectors = [found for found in map(compile_selector, texts) if isinstance(found, Selector)]
+    names = [each.look.names or frozenset() for each in selectors]
+    if any("profile" in each for each in names):
+        return True
+    telling = [each for each, read in zip(selectors, names, strict=True) if not read.isdisjoint(("type", "mode"))]
+    cards = [
+        _PartlyKnown(driver=DRIVER, attributes=Domains({DRIVER: _PartlyKnown(type="gpu", mode=mode)}))
+        for mode in CARD_MODES
+    ]
+    try:
+        return all(any(each.evaluate_within(card, meter) is False for each in telling) for card in cards)
+    except TooCostly:
+        return False
 
 
 class ClaimSelectors:
@@ -92,6 +115,7 @@ class ClaimSelectors:
     def __init__(self) -> None:
         self.parts: dict[str, int] = {}
         """by text"""
+        self.meter = Meter(MODE_COST)
         self._fault = ""
 
     def read(self, device_class: DeviceClass, asked: ExactRequest) -> tuple[str, ...] | str:
@@ -253,8 +277,11 @@ def _alternative(
     count = 1 if asked.count is None else asked.count
     if not 0 < count <= INT32_MAX:
         return BadClaim("", f"a count of {count}")
-    # A process talks to one MPS daemon, and each card has its own. An administrator's access is to cards.
-    modes = {HAMI_CORE, WHOLE} | (set() if count > 1 else {MPS}) | (set() if asked.admin_access else {MIG})
+    modes = set(CARD_MODES)
+    if count > 1:  # A process talks to one MPS daemon, and each card has its own.
+        modes.remove(MPS)
+    if asks_for_instance(texts, reading.meter) and not asked.admin_access:  # An administrator's access is to cards.
+        modes.add(MIG)
     accepts = Constraint(mode=",".join(sorted(modes)), filter=AllOf(DRIVER, texts))
     if asked.admin_access:
         request = Request(vendor=Nvidia.key, count=count, accepts=accepts)
