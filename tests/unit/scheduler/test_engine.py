@@ -46,7 +46,7 @@ class World:
     def retried(self, pod: PodBuilder) -> str | None:
         """What kube-scheduler sees change on the pod, if anything."""
         found = self.api.pods[f"default/{pod.name}"].annotations.get(keys.RETRY)
-        # Before the point is when the process began, after it the number of the waking.
+        # Before the point is the fence of the decider, after it the number of the waking.
         return found.partition(".")[2] if found is not None else None
 
     def make_room(self) -> None:
@@ -95,6 +95,20 @@ async def test_a_refused_pod_is_woken_when_there_is_room() -> None:
         here.make_room()
         await asyncio.sleep(1)
         assert here.retried(pod) == "1"
+
+
+@in_fake_time
+async def test_deciders_that_started_in_the_same_second_wake_a_pod_by_different_values() -> None:
+    pod, values = gpu_pod("p", mem=1000), list[str]()
+    for fence in ("1700000000-1f2e", "1700000000-3d4c"):
+        async with world() as here:
+            here.engine.tenure.begin(0, fence)
+            here.api.add_pod(pod)
+            here.filtered(pod)
+            here.make_room()
+            await asyncio.sleep(1)
+            values.append(here.api.pods["default/p"].annotations[keys.RETRY])
+    assert len(set(values)) == 2, "a patch that changes nothing wakes no pod"
 
 
 @in_fake_time

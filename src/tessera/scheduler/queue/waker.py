@@ -36,7 +36,7 @@ class Waker:
         self._unschedulable = pipeline.cycles.unschedulable
         self._wakes = methods(features, Feature.wake)
         self._on_wake_failed = (*methods(features, Feature.on_wake_failed), self._unschedulable.on_wake_failed)
-        self._began, self._count = int(pipeline.clock.now()), 0
+        self._count = 0
         self._again: asyncio.TimerHandle | None = None
         self._failed_rounds, self._has_failed = 0, False
         """rounds of wake-ups in a row that had failures, and whether this one has"""
@@ -76,8 +76,8 @@ class Waker:
         # kube-scheduler may ask before the patch is answered.
         self._pipeline.observer.on_woken(pod)
         try:
-            # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
-            value = f"{self._began}.{self._count}"
+            # A value that no other decider wrote: a patch that changes nothing would wake no pod.
+            value = f"{self._pipeline.tenure.fence}.{self._count}"
             await self._pipeline.api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: value})
         except KubeError as error:
             if is_not_found(error):
