@@ -126,7 +126,24 @@ def test_a_renewal_that_comes_late_is_not_taken_for_a_new_one_by_a_clock_that_wa
     machine = Machine()
     machine.see()
     machine.time, machine.skew = machine.time + 20.0, -16.0
-    machine.see(ago=4.0)  # It is 20 seconds old.
+    for _ in range(3):
+        machine.see()  # It may be 16 seconds old.
+        assert not machine.leads
+        machine.time += 1.0
+    machine.time += 15.0
+    machine.see()
+    assert machine.leads, "what is renewed so late was renewed after the clock was set"
+
+
+def test_a_renewal_is_at_most_as_much_older_as_the_clock_was_set_back() -> None:
+    machine = Machine()
+    machine.see()
+    machine.time, machine.skew = machine.time + 5.0, -6.0
+    machine.see(ago=0.5)
+    assert machine.leads
+    machine.time += 3.4
+    assert machine.leads
+    machine.time += 0.2
     assert not machine.leads
 
 
@@ -162,6 +179,46 @@ def test_a_renewal_goes_on_with_the_tenure_and_a_gap_or_another_holder_ends_it()
     machine.time += 15.0
     machine.see(transitions=2)
     assert machine.watch.tenure() not in (None, first, second)
+
+
+def test_a_renewal_right_after_the_lease_ran_out_is_a_new_tenure() -> None:
+    machine = Machine()
+    machine.see()
+    first = machine.watch.tenure()
+    machine.time += 10.5
+    machine.see()
+    assert machine.watch.tenure() not in (None, first)
+
+
+def test_a_lease_that_ran_out_is_taken_by_the_next_in_turn_without_a_wait() -> None:
+    machine = Machine()
+    machine.see("host-2_y")
+    machine.time += 10.0
+    machine.see(transitions=1)
+    assert machine.leads
+
+
+def test_a_lease_that_ran_out_and_is_taken_out_of_turn_counts_later() -> None:
+    machine = Machine()
+    machine.see("host-2_y")
+    machine.time += 10.0
+    machine.see()
+    assert not machine.leads
+
+
+def test_the_last_holder_may_believe_in_the_longest_duration_that_its_lease_had() -> None:
+    machine = Machine()
+    machine.see("host-2_y", seconds=60)
+    machine.time += 1.0
+    machine.see("host-2_y")
+    machine.see()
+    for _ in range(8):
+        machine.time += 4.9
+        machine.see()
+        assert not machine.leads
+    machine.time += 1.0
+    machine.see()
+    assert machine.leads
 
 
 def test_a_lease_that_is_given_up_is_taken_without_a_wait() -> None:
