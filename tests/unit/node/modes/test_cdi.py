@@ -312,7 +312,7 @@ def test_the_hook_is_named_where_it_is_seen(tmp_path: Path, where: str | None) -
     assert found(tmp_path, cdi_hook=hook).hook == ("" if where is None else str(hook))
 
 
-# -- cDI spec files: whole, true to the cards, and nobody else's
+# -- CDI spec files: whole, true to the cards, and only those of the agent
 
 
 @pytest.fixture

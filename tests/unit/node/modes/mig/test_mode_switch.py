@@ -186,7 +186,7 @@ async def test_a_switch_that_failed_is_not_the_agents(node: Node) -> None:
     assert modes(node) == (True, False)
 
 
-# -- mIG goes with the mode, but never from under a pod, a process, or somebody else's instance
+# -- MIG goes with the mode, but never from under a pod, a process, or an instance that the agent did not make
 
 
 async def made(node: Node, *claims: Assignment) -> None:
