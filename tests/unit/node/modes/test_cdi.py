@@ -430,7 +430,7 @@ async def test_the_files_follow_the_cards_and_instances_of_the_sharing_mode(
     assert (own.paths.cdi / GPU).exists(), "a container that restarts while the agent is away still finds its card"
 
 
-# -- cDI specs go with their strategy: the agent's own, and only while they are as the agent wrote them
+# -- CDI specs go with their strategy: the agent's own, and only while they are as the agent wrote them
 
 
 async def written(root: Path) -> Path:
